@@ -1,0 +1,95 @@
+"""What a node's GPUs looked like at one moment: frozen snapshots in our own nouns.
+
+Every value that the driver did not give is None, never 0. `nvml.py` builds these, everything else
+only reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class ProcessKind(StrEnum):
+    """Which of NVML's lists a process came from."""
+
+    COMPUTE = "compute"
+    GRAPHICS = "graphics"
+    MPS = "mps"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process as NVML lists it on one GPU.
+
+    Attributes:
+        pid: in the PID namespace of the driver, the host's.
+        kind: the list it came from.
+        memory_bytes: None where the driver does not tell.
+        utilization_ratio: 0 only where the driver said so, or said NOT_FOUND for a process that its
+            list shows alive on a card that supports samples; None where it cannot be measured.
+    """
+
+    pid: int
+    kind: ProcessKind
+    memory_bytes: int | None = None
+    utilization_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        index: NVML's index now; not stable over reboots.
+        uuid: NVML's UUID; identifies the card.
+        name: product name.
+        pci_bus_id: such as 00000000:3B:00.0.
+        up: whether it answers; a lost card has no values.
+        processes: None where the list could not be read; an empty tuple says that there is none.
+        *_bytes: bytes; *_ratio: 0 to 1; *_celsius, *_watts, *_joules, *_hertz: base units.
+        throttle: reason -> active.
+        ecc_errors: kind (corrected, uncorrected) -> count since the driver was loaded.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    pci_bus_id: str = ""
+    up: bool = True
+    utilization_ratio: float | None = None
+    memory_activity_ratio: float | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    energy_joules: float | None = None
+    clocks_hertz: dict[str, float] = field(default_factory=dict)
+    throttle: dict[str, bool] = field(default_factory=dict)
+    ecc_errors: dict[str, int] = field(default_factory=dict)
+    mig_enabled: bool = False
+    processes: tuple[GpuProcess, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSnapshot:
+    """All GPUs of the node at one moment.
+
+    Attributes:
+        taken_at: Unix time at which reading began.
+        driver_version: as NVML gives it.
+        simulated: whether the driver is gpuwarden's simulation.
+        gpus: by index; lost ones included.
+        dropped: reason -> how many values were read but not believed in this snapshot.
+        complete: False if an unexpected error hid part of the node.
+    """
+
+    taken_at: float
+    driver_version: str
+    simulated: bool
+    gpus: tuple[Gpu, ...]
+    dropped: dict[str, int] = field(default_factory=dict)
+    complete: bool = True

@@ -1,0 +1,1 @@
+"""How jobs are ended, by the platform that owns them."""

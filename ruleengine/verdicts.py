@@ -1,0 +1,195 @@
+"""The nouns between gathering, judging and acting: facts about jobs, and three-valued verdicts.
+
+Everything here is frozen: evaluation and guards are pure functions of these, of the rules and of a
+time that is passed in, so that the live engine, replay and tests run the same code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Truth(Enum):
+    """Kleene's three values; UNKNOWN never acts."""
+
+    NO = 0.0
+    UNKNOWN = 0.5
+    YES = 1.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SignalKey:
+    """One query for the whole fleet: what is measured, how it is aggregated, over what window.
+
+    Attributes:
+        signal: name in `signals.SIGNALS`.
+        agg: min, max, avg, last, or `q` with a quantile such as q0.2.
+        window_seconds: length of the window; 0 for `last`.
+        samples: the last N scrapes instead of a length of time, or None.
+        promql: expression of a custom condition, or an empty string.
+    """
+
+    signal: str
+    agg: str
+    window_seconds: float = 0.0
+    samples: int | None = None
+    promql: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """A card that a job holds."""
+
+    uuid: str
+    index: str
+    name: str
+    memory_total_bytes: float | None = None
+    tenants: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the job's trainer says of itself; None where it says nothing or it is not fresh."""
+
+    run_id: str
+    model: str = ""
+    batch: int | None = None
+    imgsz: int | None = None
+    amp: bool | None = None
+    project: str = ""
+    phase: str | None = None
+    phase_since: float | None = None
+    checkpoint_time: float | None = None
+    resume_mode: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """One job (one attempt) at one moment. Times are Unix seconds.
+
+    Attributes:
+        job_id: the attempt.
+        instance: Prometheus target of its node.
+        user, source, framework: empty where not known.
+        interactive: a tty or a Jupyter kernel.
+        executables: (executable, cgroup) of each process that holds a GPU.
+        gpus: cards that it holds.
+        start_time, first_gpu_use: None where not known.
+        run: the trainer's word, or None.
+        processes: (pid, start time) as last exported.
+        activity: signal (log, heartbeat, cpu) -> last sign of life.
+        values: SignalKey -> card's UUID ("" for a value of the whole job) -> value.
+        fresh: whether the node's snapshot is current; if not, every condition is UNKNOWN.
+        not_fresh_reason: why not, in words.
+    """
+
+    job_id: str
+    instance: str
+    user: str = ""
+    source: str = ""
+    framework: str = ""
+    interactive: bool = False
+    executables: tuple[tuple[str, str], ...] = ()
+    gpus: tuple[GpuFacts, ...] = ()
+    start_time: float | None = None
+    first_gpu_use: float | None = None
+    run: RunFacts | None = None
+    processes: tuple[tuple[int, float], ...] = ()
+    activity: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    values: Mapping[SignalKey, Mapping[str, float]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    fresh: bool = True
+    not_fresh_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFacts:
+    """Everything one tick knows.
+
+    Attributes:
+        time: Unix time of every query.
+        jobs: by job_id.
+        expected_nodes: how many nodes should be lit.
+        lit_nodes: how many have a complete, current snapshot.
+        clock_skew_seconds: largest distance found between this machine, Prometheus and a node.
+        problems: why no job may be ended on these facts, in words; empty if they are whole.
+    """
+
+    time: float
+    jobs: Mapping[str, JobFacts]
+    expected_nodes: int
+    lit_nodes: int
+    clock_skew_seconds: float = 0.0
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One condition and what was found.
+
+    Attributes:
+        condition: the condition in words, such as `gpu_utilization max over 3 samples <= 5 %`.
+        truth: what follows.
+        measured: the deciding value in words, or an empty string.
+        reason: for UNKNOWN, a short machine-readable word (no_data, cold_start, phase, dark_node,
+            shared_card, no_profile, clock_skew, ...), else an empty string.
+        values: card's UUID or "" -> value, for the record.
+        expected: the expectation in words for a profile, else an empty string.
+    """
+
+    condition: str
+    truth: Truth
+    measured: str = ""
+    reason: str = ""
+    values: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    expected: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one rule says of one job.
+
+    Attributes:
+        rule_id: the rule.
+        job_id: the job.
+        truth: the rule's `when` after cold start, phases and the whitelist.
+        evidence: one entry per condition, in the rule's order.
+        protected: why the rule does not apply (`whitelist: <reason>`), or an empty string; the
+            truth is then NO.
+        self_report_only: the truth would be YES but for what the job says of itself; the time so
+            spent counts against `trust_for`.
+    """
+
+    rule_id: str
+    job_id: str
+    truth: Truth
+    evidence: tuple[Evidence, ...] = ()
+    protected: str = ""
+    self_report_only: bool = False
+
+    @property
+    def unknown_reasons(self) -> tuple[str, ...]:
+        """Machine-readable reasons of the conditions that could not be decided, sorted."""
+        return tuple(sorted({item.reason for item in self.evidence if item.reason}))
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a job uses its GPUs as it does, as far as the facts tell.
+
+    Attributes:
+        name: data-loading, hyperparameters, model, hardware, idle, or unknown.
+        because: the evidence in one sentence.
+        remedy: what the owner could do, in one sentence, or an empty string.
+    """
+
+    name: str
+    because: str
+    remedy: str = ""

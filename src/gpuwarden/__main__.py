@@ -1,0 +1,5 @@
+"""`python -m gpuwarden`, the same as the `gpuwarden` command."""
+
+from gpuwarden.cli import main
+
+main()

@@ -1,0 +1,405 @@
+"""Every metric of gpuwarden: the contract between the exporter, the engine, rules and dashboards.
+
+`gpu_` is a fact about hardware or a process on it, `yolo_` a fact about a training, `gpuwarden_`
+what this product does or concludes. Only the exporter exports the first two. Base units; `_total`
+on counters only; `_info` is 1; points in time are Unix timestamps. Not known is absent: never 0,
+never NaN.
+
+Joins: `on (instance, uuid)` for a card, `on (instance, job_id)` for a job on a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class MetricType(StrEnum):
+    """Prometheus' metric types that the product uses."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+class Source(StrEnum):
+    """Which program exports a metric."""
+
+    EXPORTER = "exporter"
+    ENGINE = "engine"
+
+
+PHASES = ("setup", "scan", "train", "validate", "checkpoint", "export", "done")
+"""Phases of a training, in their usual order; `train` includes waiting for data."""
+
+ACTIVITY_SIGNALS = ("log", "heartbeat", "cpu")
+"""What shows that a job is alive: output, the training loop's heartbeat, CPU time."""
+
+LABEL_NAMES_FORBIDDEN = frozenset({"job", "instance", "owner", "type"})
+"""`job` and `instance` belong to Prometheus; `owner` and `type` collide with common relabelling."""
+
+SCRAPE_JOB = "gpuwarden"
+"""Value of Prometheus' `job` label for the nodes' exporters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric family.
+
+    Attributes:
+        name: full name, with `_total` for counters.
+        type: gauge or counter.
+        unit: base unit, or an empty string for counts, states and info metrics.
+        labels: label names in the order of exposition.
+        help: one sentence that names the source and every conversion.
+        source: the program that exports it.
+    """
+
+    name: str
+    type: MetricType
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+    source: Source = Source.EXPORTER
+
+
+_G, _C = MetricType.GAUGE, MetricType.COUNTER
+_GPU = ("gpu", "uuid")
+_PROCESS = ("gpu", "uuid", "pid", "user", "job_id")
+_JOB = ("job_id",)
+_JOB_GPU = ("job_id", "gpu", "uuid")
+_RUN = ("job_id", "run_id")
+
+
+def _gpu(name: str, kind: MetricType, unit: str, text: str, *labels: str) -> Metric:
+    return Metric(name, kind, unit, (*_GPU, *labels), text)
+
+
+def _job(name: str, kind: MetricType, unit: str, text: str, *labels: str) -> Metric:
+    return Metric(name, kind, unit, (*_JOB, *labels), text)
+
+
+def _run(name: str, kind: MetricType, unit: str, text: str, *labels: str) -> Metric:
+    return Metric(name, kind, unit, (*_RUN, *labels), text)
+
+
+def _engine(name: str, kind: MetricType, unit: str, text: str, *labels: str) -> Metric:
+    return Metric(name, kind, unit, labels, text, Source.ENGINE)
+
+
+_GPUS = (
+    _gpu(
+        "gpu_info",
+        _G,
+        "",
+        "Identity of a GPU; 1. simulated is true where the driver is gpuwarden's simulation.",
+        "name",
+        "pci_bus_id",
+        "driver_version",
+        "simulated",
+    ),
+    _gpu("gpu_up", _G, "", "1 if the GPU answers NVML, 0 if it is lost or needs a reset."),
+    _gpu("gpu_processes", _G, "", "Processes that NVML lists on the GPU; 0 is said."),
+    _gpu("gpu_utilization_ratio", _G, "ratio", "Share of time a kernel ran (NVML utilization)."),
+    _gpu("gpu_memory_activity_ratio", _G, "ratio", "Share of time memory was read or written."),
+    _gpu("gpu_memory_total_bytes", _G, "bytes", "Memory of the GPU (NVML MemoryInfo v2)."),
+    _gpu("gpu_memory_used_bytes", _G, "bytes", "Allocated memory, without the driver's reserve."),
+    _gpu("gpu_memory_free_bytes", _G, "bytes", "Memory that can be allocated."),
+    _gpu("gpu_memory_reserved_bytes", _G, "bytes", "Memory that the driver keeps for itself."),
+    _gpu(
+        "gpu_memory_unattributed_bytes",
+        _G,
+        "bytes",
+        "Used memory that no listed process accounts for.",
+    ),
+    _gpu("gpu_temperature_celsius", _G, "celsius", "Temperature of the GPU's die."),
+    _gpu("gpu_power_watts", _G, "watts", "Power draw (NVML, milliwatts / 1000)."),
+    _gpu("gpu_power_limit_watts", _G, "watts", "Enforced power limit (NVML, milliwatts / 1000)."),
+    _gpu(
+        "gpu_energy_joules_total",
+        _C,
+        "joules",
+        "Energy since the driver was loaded (NVML, millijoules / 1000).",
+    ),
+    _gpu("gpu_clock_hertz", _G, "hertz", "Current clock (NVML, MHz x 1e6).", "clock"),
+    _gpu("gpu_throttle_active", _G, "", "1 while the reason lowers the clocks.", "reason"),
+    _gpu(
+        "gpu_ecc_errors_total", _C, "", "Volatile ECC errors since the driver was loaded.", "error"
+    ),
+    _gpu("gpu_xid_errors_total", _C, "", "XID errors seen since the exporter started.", "xid"),
+    _gpu("gpu_xid_last_timestamp_seconds", _G, "seconds", "When the XID was last seen.", "xid"),
+    _gpu("gpu_pcie_receive_bytes_total", _C, "bytes", "Bytes received over PCIe."),
+    _gpu("gpu_pcie_transmit_bytes_total", _C, "bytes", "Bytes sent over PCIe."),
+    _gpu(
+        "gpu_mig_info",
+        _G,
+        "",
+        "A MIG instance of the GPU; 1. Utilization per process does not exist on it.",
+        "mig_uuid",
+        "gpu_instance_id",
+        "compute_instance_id",
+        "profile",
+    ),
+    _gpu("gpu_mig_memory_total_bytes", _G, "bytes", "Memory of a MIG instance.", "mig_uuid"),
+    _gpu("gpu_mig_memory_used_bytes", _G, "bytes", "Used memory of a MIG instance.", "mig_uuid"),
+)
+
+_PROCESSES = (
+    Metric("gpu_process_memory_bytes", _G, "bytes", _PROCESS, "GPU memory of a process (NVML)."),
+    Metric(
+        "gpu_process_utilization_ratio",
+        _G,
+        "ratio",
+        _PROCESS,
+        "Share of time a kernel of the process ran; 0 only where the driver said so.",
+    ),
+    Metric(
+        "gpu_process_start_time_seconds",
+        _G,
+        "seconds",
+        _PROCESS,
+        "Start of the process (/proc, boot time + start ticks).",
+    ),
+)
+
+_JOBS = (
+    _job(
+        "gpu_job_info",
+        _G,
+        "",
+        "A job that uses or holds a GPU; 1. source tells where its identity comes from.",
+        "user",
+        "source",
+        "framework",
+        "interactive",
+    ),
+    _job(
+        "gpu_job_executable",
+        _G,
+        "",
+        "Executable (exe link) and cgroup of a process of the job that holds a GPU; 1. "
+        "executable is empty outside the host's mount namespace or where root does not own it.",
+        "executable",
+        "cgroup",
+    ),
+    Metric("gpu_job_holds_gpu", _G, "", _JOB_GPU, "The job holds the GPU; 1."),
+    Metric(
+        "gpu_job_utilization_ratio",
+        _G,
+        "ratio",
+        _JOB_GPU,
+        "Utilization of the GPU by the job: the card's for a sole tenant, else the sum of its "
+        "processes; absent where it cannot be measured.",
+    ),
+    Metric(
+        "gpu_job_memory_bytes",
+        _G,
+        "bytes",
+        _JOB_GPU,
+        "Memory of the GPU used by the job: the sum of its processes, 0 while held and unused.",
+    ),
+    _job("gpu_job_start_time_seconds", _G, "seconds", "Start of the job's root process."),
+    _job(
+        "gpu_job_first_gpu_use_timestamp_seconds",
+        _G,
+        "seconds",
+        "When a process of the job was first seen on a GPU.",
+    ),
+    _job(
+        "gpu_job_activity_timestamp_seconds",
+        _G,
+        "seconds",
+        "Last sign of life. cpu: its tree last used over 1 % of a core; first sight counts.",
+        "signal",
+    ),
+    _job("gpu_job_cpu_seconds_total", _C, "seconds", "CPU time of the job's process tree."),
+    _job("gpu_job_read_bytes_total", _C, "bytes", "Bytes read from storage (/proc/<pid>/io)."),
+    _job("gpu_job_io_wait_seconds_total", _C, "seconds", "Time blocked on I/O, sampled by state."),
+    _job("gpu_job_threads", _G, "", "Threads of the job's process tree."),
+    _job("gpu_job_loader_workers", _G, "", "Data loader worker processes of the job."),
+    _job("gpu_job_resident_memory_bytes", _G, "bytes", "Resident memory of the process tree."),
+    _job(
+        "gpu_job_pressure_seconds_total",
+        _C,
+        "seconds",
+        "Pressure stall time of the job's cgroup (PSI, some).",
+        "resource",
+    ),
+    _job("gpu_job_processes", _G, "", "Processes of the job by state.", "state"),
+    Metric(
+        "gpuwarden_node_pressure_seconds_total",
+        _C,
+        "seconds",
+        ("resource",),
+        "Pressure stall time of the node (PSI, some).",
+    ),
+)
+
+_RUNS = (
+    _run("yolo_info", _G, "", "A training; 1.", "model", "batch", "imgsz", "amp", "project"),
+    _run("yolo_phase", _G, "", "1 for the phase the training is in, 0 for the others.", "phase"),
+    _run("yolo_phase_start_timestamp_seconds", _G, "seconds", "When the current phase began."),
+    _run("yolo_phase_seconds_total", _C, "seconds", "Time spent in a phase, by the loop.", "phase"),
+    _run("yolo_epoch", _G, "", "Current epoch, from 0."),
+    _run("yolo_epochs_planned", _G, "", "Epochs that the training will run."),
+    _run("yolo_images_total", _C, "", "Images trained on in this attempt."),
+    _run("yolo_steps_total", _C, "", "Batches trained on in this attempt."),
+    _run("yolo_data_wait_seconds_total", _C, "seconds", "Time the loop waited for a batch."),
+    _run("yolo_loss", _G, "", "Running mean of a loss component in the epoch.", "component"),
+    _run("yolo_metric", _G, "", "Last validation metric.", "metric"),
+    _run("yolo_learning_rate", _G, "", "Learning rate of a parameter group.", "group"),
+    _run("yolo_nonfinite_loss_total", _C, "", "Batches whose loss was not finite."),
+    _run("yolo_gradient_norm", _G, "", "Gradient norm of the last optimizer step."),
+    _run("yolo_amp_scale", _G, "", "Loss scale of automatic mixed precision."),
+    _run("yolo_checkpoint_timestamp_seconds", _G, "seconds", "When state was last saved."),
+    _run(
+        "yolo_checkpoint_durable_timestamp_seconds",
+        _G,
+        "seconds",
+        "When state was last known to be on disk (fsync).",
+    ),
+    _run("yolo_checkpoint_bytes", _G, "bytes", "Size of the last saved state."),
+    _run("yolo_checkpoint_seconds_total", _C, "seconds", "Time the loop stood still for saving."),
+    _run("yolo_stop_latency_seconds", _G, "seconds", "From the request to leave to the exit."),
+    _run("yolo_replay_seconds_total", _C, "seconds", "Time spent replaying batches on resume."),
+    _run("yolo_upload_lag_seconds", _G, "seconds", "Age of the newest state not yet uploaded."),
+    _run("yolo_gpu_memory_peak_bytes", _G, "bytes", "Peak memory allocated by torch."),
+    _run("yolo_resume_mode", _G, "", "How exactly the training can be resumed; 1.", "mode"),
+)
+
+_EXPORTER = (
+    Metric("gpuwarden_nvml_up", _G, "", (), "1 if NVML is initialised, else 0."),
+    Metric(
+        "gpuwarden_snapshot_timestamp_seconds",
+        _G,
+        "seconds",
+        (),
+        "When the exported snapshot was taken; only with a complete and current one.",
+    ),
+    Metric("gpuwarden_collector_success", _G, "", ("collector",), "1 if the collector succeeded."),
+    Metric(
+        "gpuwarden_dropped_values_total",
+        _C,
+        "",
+        ("reason",),
+        "Values that were read but not exported, by reason.",
+    ),
+    Metric(
+        "gpuwarden_lost_gpu_seconds_total",
+        _C,
+        "seconds",
+        ("user", "reason"),
+        "GPU time of ended runs that no saved state covers.",
+    ),
+    Metric("gpuwarden_exporter_build_info", _G, "", ("version",), "Version of the exporter; 1."),
+)
+
+_ENGINE = (
+    _engine(
+        "gpuwarden_expected_throughput_images_per_second",
+        _G,
+        "",
+        "Throughput that the profile expects of the job; for graphs.",
+        "job_id",
+    ),
+    _engine(
+        "gpuwarden_expected_gpu_memory_bytes",
+        _G,
+        "bytes",
+        "GPU memory per card that the profile expects of the job; for graphs.",
+        "job_id",
+    ),
+    _engine(
+        "gpuwarden_expected_gpu_utilization_ratio",
+        _G,
+        "ratio",
+        "GPU utilization that the profile expects of the job; for graphs.",
+        "job_id",
+    ),
+    _engine("gpuwarden_user_info", _G, "", "User and team of the directory; 1.", "user", "team"),
+    _engine(
+        "gpuwarden_violation_active",
+        _G,
+        "",
+        "An open case: a rule whose `for` is met; 1. level is the highest stage reached.",
+        "rule",
+        "level",
+        "job_id",
+    ),
+    _engine(
+        "gpuwarden_violation_cause",
+        _G,
+        "",
+        "Probable cause of an open case; 1.",
+        "rule",
+        "job_id",
+        "cause",
+    ),
+    _engine(
+        "gpuwarden_protected",
+        _G,
+        "",
+        "A job that a rule would have judged, but the whitelist, a keep or a guard protects; 1.",
+        "rule",
+        "job_id",
+        "reason",
+    ),
+    _engine(
+        "gpuwarden_decisions_total",
+        _C,
+        "",
+        "Decisions by rule, action, mode and outcome.",
+        "rule",
+        "action",
+        "mode",
+        "outcome",
+    ),
+    _engine(
+        "gpuwarden_unknown_total",
+        _C,
+        "",
+        "Verdicts that could not be reached, by rule and reason.",
+        "rule",
+        "reason",
+    ),
+    _engine(
+        "gpuwarden_notices_total",
+        _C,
+        "",
+        "Attempts of the last hop by channel and outcome.",
+        "channel",
+        "outcome",
+    ),
+    _engine(
+        "gpuwarden_receipt_timestamp_seconds",
+        _G,
+        "seconds",
+        "When a step of a leave request was acknowledged.",
+        "job_id",
+        "step",
+    ),
+    _engine("gpuwarden_price_per_gpu_hour", _G, "", "Price of a GPU hour.", "model", "currency"),
+    _engine(
+        "gpuwarden_budget_gpu_hours", _G, "", "Budget of a team in GPU hours.", "team", "period"
+    ),
+    _engine("gpuwarden_booking_gpus", _G, "", "GPUs booked by a team now.", "team"),
+    _engine(
+        "gpuwarden_engine_tick_timestamp_seconds", _G, "seconds", "When the last tick completed."
+    ),
+    _engine("gpuwarden_engine_tick_seconds", _G, "seconds", "How long the last tick took."),
+    _engine("gpuwarden_engine_ticks_total", _C, "", "Ticks by outcome.", "outcome"),
+    _engine("gpuwarden_engine_enforcement_halted", _G, "", "1 while no job is ended.", "reason"),
+    _engine("gpuwarden_rules_reload_success", _G, "", "1 if the last reload was accepted."),
+    _engine("gpuwarden_rules_info", _G, "", "Hash of the rule set in force; 1.", "hash"),
+    _engine("gpuwarden_engine_build_info", _G, "", "Version of the engine; 1.", "version"),
+    _engine("gpu_idle_detected_total", _C, "", "Jobs found holding GPUs idle."),
+    _engine("gpu_released_success_total", _C, "", "Reclaims proven by NVML."),
+    _engine("gpu_release_failed_total", _C, "", "Reclaims that could not be proven."),
+    _engine(
+        "gpu_memory_freed_bytes_total", _C, "bytes", "Memory of ended processes, as NVML had it."
+    ),
+)
+
+CATALOGUE: dict[str, Metric] = {
+    metric.name: metric for metric in (*_GPUS, *_PROCESSES, *_JOBS, *_RUNS, *_EXPORTER, *_ENGINE)
+}
+"""Every metric by name, in order of exposition."""

@@ -1,0 +1,118 @@
+"""The `gpuwarden` command: components are loaded only when called, and say what they lack."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwarden import __version__
+from gpuwarden.errors import GpuwardenError, InvalidInput, MissingExtra
+
+try:
+    import click
+except ModuleNotFoundError:  # the base distribution has no dependencies
+    sys.stderr.write(
+        "gpuwarden: the command line needs a component: pip install 'gpuwarden[exporter]' on a "
+        "GPU node, 'gpuwarden[trainer]' beside ultralytics, "
+        "'gpuwarden[ruleengine]' for the engine\n"
+    )
+    raise SystemExit(2) from None
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Component:
+    module: str
+    attribute: str
+    extra: str
+    help: str
+
+
+_COMPONENTS = {
+    "exporter": _Component(
+        "gpuwarden.exporter.cli", "exporter", "exporter", "Serve a node's GPU metrics."
+    ),
+    "agent": _Component(
+        "gpuwarden.exporter.agent.cli", "agent", "exporter", "End processes on a node when told."
+    ),
+    "train": _Component(
+        "gpuwarden.trainer.cli", "train", "yolo", "Train as `yolo train` does, and never lose work."
+    ),
+    "engine": _Component(
+        "gpuwarden.ruleengine.cli", "engine", "ruleengine", "Judge jobs by rules, and act."
+    ),
+    "rules": _Component(
+        "gpuwarden.ruleengine.cli", "rules", "ruleengine", "Check and document rule files."
+    ),
+    "jobs": _Component(
+        "gpuwarden.ruleengine.cli", "jobs", "ruleengine", "Say what became of a job, and why."
+    ),
+    "keep": _Component(
+        "gpuwarden.ruleengine.cli", "keep", "ruleengine", "Ask the engine to leave a job alone."
+    ),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(_COMPONENTS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        component = _COMPONENTS.get(name)
+        if component is None:
+            return None
+        try:
+            module = importlib.import_module(component.module)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing == "gpuwarden":
+                raise
+            raise MissingExtra(name, missing, component.extra) from error
+        command: click.Command = getattr(module, component.attribute)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # The overview must not import a component (nor torch): their one-line help stands here.
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, item.help) for name, item in _COMPONENTS.items()])
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "GPUWARDEN"},
+)
+@click.version_option(__version__, prog_name="gpuwarden")
+def gpuwarden() -> None:
+    """Keep shared GPUs fair while teams train YOLO models on them.
+
+    Exit status: 0 done; 1 the answer is no; 2 wrong usage or input; 3 a needed service is missing;
+    130 interrupted. `gpuwarden train` has its own, see `gpuwarden train --help`.
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line and exit.
+
+    Args:
+        arguments: without the program's name; `sys.argv[1:]` by default.
+    """
+    try:
+        status = gpuwarden.main(args=arguments, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except InvalidInput as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+    except GpuwardenError as error:
+        click.echo(f"gpuwarden: {error}", err=True)
+        sys.exit(error.exit_code)
+    sys.exit(status if isinstance(status, int) else 0)
