@@ -1,0 +1,506 @@
+"""Processes as /proc shows them: who they are, where they belong, which of them form a job.
+
+A process is (pid, start ticks) on one boot; a pid alone is nobody. Everything here only reads, and
+everything read may be gone or have changed a moment later: each function says what it then gives.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat as stat_module
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PROC = Path("/proc")
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+MAX_PROCESSES = 200_000
+"""More processes than this are not read: the node has other troubles, and memory is finite."""
+MAX_DEPTH = 4096
+"""Ancestors that are followed at most; a race can show a loop."""
+MAX_ARGUMENT_BYTES = 64 * 1024
+MAX_FIELD_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process at one moment.
+
+    Attributes:
+        pid: in the PID namespace of the /proc that was read.
+        ppid: its parent, 0 where that is outside the namespace.
+        pgid: its process group.
+        session: its session, the pid of the session's leader.
+        tty: device number of its controlling terminal, 0 for none.
+        state: one letter of proc(5): R, S, D, T, t, Z, X, I.
+        start_ticks: clock ticks from boot to its start; with the boot id, pid and this name it.
+        uid: real user id: who is responsible, also for a set-user-id program.
+        comm: name, at most 15 bytes; a process chooses its own.
+        cgroup: v2 path or the most specific v1 path, an empty string where it cannot be read.
+        cpu_ticks: user and system time of all its threads.
+        threads: how many it has.
+        children_ticks: CPU time of its children that have ended and were waited for.
+        resident_bytes: resident memory.
+        blocked_ticks: time blocked on block I/O; stays 0 while delay accounting is off.
+    """
+
+    pid: int
+    ppid: int
+    pgid: int
+    session: int
+    tty: int
+    state: str
+    start_ticks: int
+    uid: int
+    comm: str
+    cgroup: str
+    cpu_ticks: int
+    threads: int
+    children_ticks: int = 0
+    resident_bytes: int = 0
+    blocked_ticks: int = 0
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """(pid, start ticks): unlike the pid alone, not reused within a boot."""
+        return (self.pid, self.start_ticks)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it runs no more: a zombie, or dead."""
+        return self.state in ("Z", "X", "x")
+
+
+# ---------------------------------------------------------------------------------------------
+# Reading
+
+
+def read_process(pid: int, proc: Path = PROC) -> Process | None:
+    """Read one process.
+
+    Its identity is checked again after everything is read, so that no value belongs to a process
+    that took over the pid meanwhile.
+
+    Returns:
+        The process, or None if there is none.
+
+    Raises:
+        OSError: /proc refuses (hidepid), which is not the same as "gone".
+    """
+    found = _read(f"{proc}/{pid}", known=None)
+    if found is None:
+        return None
+    again = _read_bytes(f"{proc}/{pid}/stat")
+    if again is None or _start_ticks(again) != found.start_ticks:
+        return None
+    return found
+
+
+def read_all(
+    proc: Path = PROC, *, known: Mapping[int, Process] | None = None
+) -> dict[int, Process]:
+    """Read every process, by pid; those that end meanwhile or may not be seen are left out.
+
+    Args:
+        proc: where procfs is mounted.
+        known: an earlier answer. What seldom changes (uid, cgroup) is taken from it for the same
+            process, which saves two of three reads; leave out of it what must be fresh.
+    """
+    known = known or {}
+    found: dict[int, Process] = {}
+    with os.scandir(proc) as entries:
+        for entry in entries:
+            if not entry.name.isdecimal():
+                continue
+            if len(found) >= MAX_PROCESSES:
+                break
+            pid = int(entry.name)
+            try:
+                process = _read(f"{proc}/{pid}", known=known.get(pid))
+            except OSError:
+                continue
+            if process is not None:
+                found[pid] = process
+    return found
+
+
+def _read(folder: str, *, known: Process | None) -> Process | None:
+    content = _read_bytes(f"{folder}/stat")
+    if content is None:
+        return None
+    # The name may itself hold parentheses, spaces and line feeds: the last parenthesis ends it.
+    opened, closed = content.find(b"("), content.rfind(b")")
+    fields = content[closed + 2 :].split()
+    if opened < 0 or closed < opened or len(fields) < 22:
+        return None
+    start_ticks = int(fields[19])
+    if known is not None and known.start_ticks == start_ticks:
+        uid, cgroup = known.uid, known.cgroup
+    else:
+        status = _read_bytes(f"{folder}/status")
+        if status is None:
+            return None
+        uid = _real_uid(status)
+        cgroup = own_cgroup(_read_bytes(f"{folder}/cgroup") or b"")
+    return Process(
+        pid=int(content[:opened]),
+        ppid=int(fields[1]),
+        pgid=int(fields[2]),
+        session=int(fields[3]),
+        tty=int(fields[4]),
+        state=fields[0].decode(),
+        start_ticks=start_ticks,
+        uid=uid,
+        comm=content[opened + 1 : closed].decode(errors="replace"),
+        cgroup=cgroup,
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        threads=int(fields[17]),
+        children_ticks=int(fields[13]) + int(fields[14]),
+        resident_bytes=max(0, int(fields[21])) * PAGE_BYTES,
+        blocked_ticks=int(fields[39]) if len(fields) > 39 else 0,
+    )
+
+
+def _read_bytes(path: str, limit: int = MAX_FIELD_BYTES) -> bytes | None:
+    """At most `limit` bytes of a file of /proc, or None where the process is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = os.read(descriptor, limit)
+            # procfs gives a page at a time for some files
+            while len(content) < limit and (part := os.read(descriptor, limit - len(content))):
+                content += part
+            return content
+        finally:
+            os.close(descriptor)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _start_ticks(content: bytes) -> int | None:
+    fields = content[content.rfind(b")") + 2 :].split()
+    return int(fields[19]) if len(fields) > 19 else None
+
+
+def _real_uid(status: bytes) -> int:
+    # "Name:" comes first and is escaped by the kernel, so that no name can fake this line.
+    at = status.find(b"\nUid:")
+    return int(status[at + 5 :].split(maxsplit=1)[0]) if at >= 0 else -1
+
+
+def boot_id(proc: Path = PROC) -> str:
+    """Identity of this boot, a UUID in lower case."""
+    return (proc / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def boot_time(proc: Path = PROC) -> float:
+    """Unix time of boot; follows the wall clock when that is set."""
+    for line in (proc / "stat").read_text().splitlines():
+        if line.startswith("btime "):
+            return float(line.split()[1])
+    raise OSError(f"{proc}/stat has no btime line")
+
+
+def start_time(process: Process, proc: Path = PROC, *, booted: float | None = None) -> float:
+    """Unix time at which a process started.
+
+    Args:
+        process: the process.
+        proc: where procfs is mounted.
+        booted: `boot_time` where the caller has it, which saves a read per process.
+    """
+    return (boot_time(proc) if booted is None else booted) + process.start_ticks / CLOCK_TICKS
+
+
+def executable(pid: int, proc: Path = PROC) -> str | None:
+    """What a process runs, if that can be believed.
+
+    A name counts only if it means on the host what it says and no user could have put it there:
+    the process is in the host's mount namespace, the file is still there, belongs to root, and
+    only root may write it. A script's executable is its interpreter.
+
+    Returns:
+        The path; an empty string where it does not count; None where it cannot be found out.
+    """
+    folder = proc / str(pid)
+    try:
+        if (folder / "ns/mnt").stat().st_ino != _host_mount_namespace(proc):
+            return ""
+        path = (folder / "exe").readlink()
+        about = (folder / "exe").stat()
+    except OSError:
+        return None
+    writable = about.st_mode & (stat_module.S_IWGRP | stat_module.S_IWOTH)
+    if about.st_uid != 0 or writable or not stat_module.S_ISREG(about.st_mode):
+        return ""
+    try:
+        named = path.stat()
+    except OSError:
+        return ""
+    same = (named.st_dev, named.st_ino) == (about.st_dev, about.st_ino)
+    return str(path) if same and str(path).isprintable() else ""
+
+
+def _host_mount_namespace(proc: Path) -> int:
+    try:
+        return (proc / "1/ns/mnt").stat().st_ino
+    except OSError:
+        # Without the right to look at pid 1, our own namespace stands for the host's.
+        return (proc / "self/ns/mnt").stat().st_ino
+
+
+def arguments(pid: int, proc: Path = PROC) -> tuple[str, ...]:
+    """Command line of a process, for classification only: it may hold names and secrets.
+
+    At most 64 KiB are read; bytes that are not UTF-8 are replaced. Empty where it cannot be read.
+    """
+    try:
+        content = _read_bytes(f"{proc}/{pid}/cmdline", MAX_ARGUMENT_BYTES)
+    except OSError:
+        return ()
+    if not content:
+        return ()
+    return tuple(item.decode(errors="replace") for item in content.rstrip(b"\0").split(b"\0"))
+
+
+# ---------------------------------------------------------------------------------------------
+# Cgroups and what platforms make of them
+
+
+class PlatformKind(StrEnum):
+    """Who started a process."""
+
+    NONE = "none"
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a cgroup path tells of its process.
+
+    Attributes:
+        kind: the platform.
+        id: Slurm's raw job id or SLUID, or the pod's uid with dashes; empty for no platform. Slurm
+            reuses an id for another cluster and another attempt: it does not name a job alone.
+        container: id of the container, or an empty string.
+    """
+
+    kind: PlatformKind = PlatformKind.NONE
+    id: str = ""
+    container: str = ""
+
+
+# Anchored at the top: a user may create cgroups of any name, but only below a slice of their own.
+_SLURM = re.compile(
+    r"/slurm(?:_[A-Za-z0-9._-]+)?/uid_[0-9]+/job_(?P<v1>[0-9]{1,12})(?:/|$)"
+    r"|(?:/system\.slice)?/(?:[A-Za-z0-9.-]+_)?slurmstepd\.scope"
+    r"/(?:job_(?P<v2>[0-9]{1,12})|(?P<sluid>s[0-9A-HJKMNP-TV-Z]{13}))(?:/|$)"
+)
+_POD = re.compile(
+    r"(?:^|[/:-])kubepods[^:]*?[/-]pod"
+    r"(?P<uid>[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
+    r"|[0-9a-f]{32})(?:\.slice)?(?=[/:]|$)"
+)
+_CONTAINER = re.compile(r"[/:-](?P<id>[0-9a-f]{64})(?:\.scope)?(?:/|$)")
+
+
+def platform_of(cgroup: str) -> Platform:
+    """Platform of a process, by its cgroup; NONE where the path names none."""
+    # What is below a user's slice was named by that user (delegation, rootless containers).
+    if cgroup.startswith("/user.slice"):
+        return Platform()
+    slurm = _SLURM.match(cgroup)
+    if slurm is not None:
+        return Platform(PlatformKind.SLURM, slurm["v1"] or slurm["v2"] or slurm["sluid"])
+    pod, container = _POD.search(cgroup), _CONTAINER.search(cgroup)
+    inside = container["id"] if container is not None else ""
+    if pod is not None:
+        return Platform(PlatformKind.KUBERNETES, pod["uid"].replace("_", "-"), inside)
+    return Platform(container=inside)
+
+
+def own_cgroup(content: bytes) -> str:
+    """The path that says most of `/proc/<pid>/cgroup`.
+
+    A path that names a platform, else the v2 path, else (v1) the longest; a path of the root group
+    is `/`, and no line at all gives an empty string.
+    """
+    unified, others = "", []
+    for line in content.decode(errors="replace").splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if hierarchy == "0" and not controllers:
+            unified = path
+        elif path:
+            others.append(path)
+    paths = [unified, *sorted(others, key=len, reverse=True)]
+    for path in paths:
+        if platform_of(path).kind is not PlatformKind.NONE:
+            return path
+    if unified and unified != "/":
+        return unified
+    return max(paths, key=len)
+
+
+# ---------------------------------------------------------------------------------------------
+# Jobs of no platform: a tree below a launcher
+
+_SHELLS = frozenset({"ash", "bash", "csh", "dash", "fish", "ksh", "sh", "tcsh", "zsh"})
+
+DEFAULT_LAUNCHERS = frozenset(
+    {
+        # sessions and managers of services
+        "systemd",
+        "(sd-pam)",
+        "init",
+        "sshd",
+        "sshd-session",
+        "login",
+        "su",
+        "sudo",
+        "cron",
+        "crond",
+        "atd",
+        "supervisord",
+        # terminals that outlive a connection
+        "tmux",
+        "tmux: server",
+        "screen",
+        "SCREEN",
+        "mosh-server",
+        "zellij",
+        # notebook servers and remote editors: each of their kernels or terminals is a job. The
+        # kernel cuts names to 15 bytes.
+        "jupyter-lab",
+        "jupyter-noteboo",
+        "jupyter-server",
+        "jupyter-kernelg",
+        "jupyterhub",
+        "jupyterhub-sing",
+        "code-server",
+        # platforms and containers
+        "slurmd",
+        "slurmstepd",
+        "containerd-shim",
+        "docker-init",
+        "tini",
+        "dumb-init",
+        "conmon",
+        "runc",
+        "crun",
+        "kubelet",
+    }
+)
+"""Names of processes that start jobs but are part of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launchers:
+    """Which processes start jobs without being part of them.
+
+    Attributes:
+        comms: names as /proc shows them, at most 15 bytes.
+    """
+
+    comms: frozenset[str] = DEFAULT_LAUNCHERS
+
+    @classmethod
+    def with_extra(cls, comms: Iterable[str]) -> Launchers:
+        """The usual launchers and those of a node's settings; names are cut as the kernel does."""
+        cut = (comm.encode()[:15].decode(errors="ignore") for comm in comms)
+        return cls(DEFAULT_LAUNCHERS.union(comm for comm in cut if comm))
+
+    def includes(self, process: Process) -> bool:
+        """Whether a process is a launcher."""
+        return process.pid <= 2 or process.comm in self.comms or is_interactive_shell(process)
+
+
+def is_interactive_shell(process: Process) -> bool:
+    """Whether a process is a shell that leads the session of its own terminal."""
+    return process.comm in _SHELLS and process.tty != 0 and process.session == process.pid
+
+
+def job_root(processes: Mapping[int, Process], pid: int, *, launchers: Launchers) -> Process:
+    """Find the process that names a job.
+
+    It is the highest ancestor of the same uid and cgroup below a launcher.
+
+    Args:
+        processes: all processes, by pid.
+        pid: a process of the job, in `processes`.
+        launchers: what starts jobs on this node.
+
+    Raises:
+        KeyError: `pid` is not in `processes`.
+    """
+    process = root = processes[pid]
+    for _ in range(MAX_DEPTH):
+        parent = processes.get(root.ppid)
+        if (
+            parent is None
+            or parent.uid != process.uid
+            or parent.cgroup != process.cgroup
+            # A child is never older than its parent: this "parent" took over the pid.
+            or parent.start_ticks > root.start_ticks
+            or launchers.includes(parent)
+        ):
+            return root
+        root = parent
+    return root
+
+
+def descendants(processes: Mapping[int, Process], root_pid: int) -> tuple[int, ...]:
+    """Pids below a process, parents before their children; without the process itself."""
+    return tuple(descendants_of(children_by_parent(processes), root_pid))
+
+
+def children_by_parent(processes: Mapping[int, Process]) -> dict[int, list[int]]:
+    """Parent's pid -> pids of its children."""
+    children: dict[int, list[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.ppid, []).append(process.pid)
+    return children
+
+
+def descendants_of(children: Mapping[int, list[int]], root_pid: int) -> list[int]:
+    """`descendants` for callers that ask more than once: with `children_by_parent` at hand."""
+    found: list[int] = []
+    seen = {root_pid}
+    waiting = [root_pid]
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in seen:
+                seen.add(pid)
+                found.append(pid)
+                waiting.append(pid)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------
+# Names of jobs
+
+_PROC_JOB = re.compile(r"proc-([0-9a-f]{8})-([1-9][0-9]{0,9})-([0-9]{1,19})")
+
+
+def proc_job_id(root: Process, boot: str) -> str:
+    """Name of a job of no platform: its root on this boot.
+
+    Args:
+        root: the job's root.
+        boot: `boot_id`.
+    """
+    return f"proc-{boot[:8]}-{root.pid}-{root.start_ticks}"
+
+
+def parse_proc_job_id(job_id: str) -> tuple[str, int, int] | None:
+    """(first 8 digits of the boot id, pid, start ticks) of a `proc_job_id`, or None."""
+    match = _PROC_JOB.fullmatch(job_id)
+    return (match[1], int(match[2]), int(match[3])) if match is not None else None
