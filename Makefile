@@ -1,0 +1,42 @@
+# Thin: every target is one command that can also be run by hand.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup demo test test-all check format dashboards schema bench dist clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: ## install what is missing: Debian packages, .venv
+	@$(PYTHON) tools/bootstrap.py
+
+demo: setup ## the main job on a simulated node; KEEP=1 leaves everything up
+	@$(BIN)/python -m demo $(if $(KEEP),--keep)
+
+test: setup check ## lint, types, layers, and every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-all: test ## test, and what takes longer
+	@$(BIN)/python -m demo
+
+check: setup ## lint, types and layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: setup ## format the sources
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+dashboards: setup ## write grafana/dashboards from code
+	@$(BIN)/python -m grafana.build
+
+schema: setup ## write the JSON Schema of rule files
+	@$(BIN)/gpuwarden rules schema > ruleengine/schema.json
+
+dist: setup ## build wheel and sdist
+	@$(BIN)/pip wheel -q --no-deps -w dist .
+
+clean: ## remove what the targets made
+	rm -rf .venv .demo build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

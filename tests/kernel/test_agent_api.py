@@ -1,0 +1,135 @@
+"""The agent's API: strict where it commands, lenient where it reports."""
+
+import dataclasses
+import json
+
+import pytest
+
+from gpuwarden import agent_api
+from gpuwarden.agent_api import (
+    Action,
+    ActionReport,
+    ActionRequest,
+    ActionState,
+    ApiError,
+    NodeInfo,
+    Outcome,
+    ProcessRef,
+    Proof,
+    SignalledProcess,
+)
+
+REQUEST = ActionRequest(
+    decision_id="idle-held:proc-0b5d2cf2-77-9:1",
+    epoch=3,
+    node="gpu-1",
+    boot_id="0b5d2cf2-93a7-4d1f-8a53-3b1f9a2f0a11",
+    job_id="proc-0b5d2cf2-77-9",
+    action=Action.TERMINATE,
+    grace=60.0,
+    expires=1_700_000_030.0,
+    run_id="wheat-7",
+    reason="memory held, nothing happens",
+    seen=(ProcessRef(77, start_ticks=9), ProcessRef(78, start_time=1_700_000_000.5)),
+    gpus=("GPU-1",),
+)
+REPORT = ActionReport(
+    decision_id=REQUEST.decision_id,
+    job_id=REQUEST.job_id,
+    action=Action.TERMINATE,
+    state=ActionState.FINISHED,
+    outcome=Outcome.RECLAIMED,
+    steps={"journalled": 1.0, "sigterm": 2.0, "proven": 5.5},
+    processes=(SignalledProcess(77, 9, "SIGTERM", 30_000_000_000),),
+    proof=Proof(
+        gone=True,
+        memory_freed=30_000_000_000,
+        device_used_before={"GPU-1": 31},
+        device_used_after={"GPU-1": 1},
+        seconds=2.5,
+    ),
+)
+
+
+def test_messages_survive_a_round_trip() -> None:
+    """Request, report and node information are read back as they were written."""
+    info = NodeInfo("gpu-1", REQUEST.boot_id, ("0123456789abcdef",))
+    assert ActionRequest.decode(REQUEST.encode()) == REQUEST
+    assert ActionReport.decode(REPORT.encode()) == REPORT
+    assert NodeInfo.decode(info.encode()) == info
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"version": 2}, "version"),
+        ({"action": "nuke"}, "action"),
+        ({"grace": -1}, "grace is negative"),
+        ({"grace": "60s"}, "grace"),
+        ({"expires": None}, "expires"),
+        ({"epoch": True}, "epoch"),
+        ({"job_id": 7}, "job_id"),
+        ({"decision_id": "a b"}, "decision_id"),
+        ({"then": "forget"}, "then"),
+        ({"at": "never"}, "at"),
+        ({"seen": [7]}, "seen"),
+        ({"seen": [{"pid": -1}]}, "pid"),
+        ({"force": True}, "unknown field 'force'"),
+    ],
+    ids=str,
+)
+def test_a_command_that_is_not_understood_whole_is_refused(
+    fields: dict[str, object], names: str
+) -> None:
+    """A field that a node does not know could change what the command means."""
+    body = json.dumps({**json.loads(REQUEST.encode()), **fields}).encode()
+    with pytest.raises(ApiError, match=names):
+        ActionRequest.decode(body)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b" " * 300_000])
+def test_a_body_that_is_not_an_object_is_refused(body: bytes) -> None:
+    """Malformed bodies are one kind of error."""
+    with pytest.raises(ApiError):
+        ActionRequest.decode(body)
+
+
+def test_a_report_of_a_newer_agent_is_understood() -> None:
+    """The engine reads what it knows of an answer and ignores the rest."""
+    body = json.dumps({**json.loads(REPORT.encode()), "colour": "red"}).encode()
+    assert ActionReport.decode(body) == REPORT
+
+
+def test_the_signature_covers_every_field() -> None:
+    """No field can be altered without altering what was signed."""
+    signed = agent_api.signing_bytes(REQUEST.encode())
+    others = {
+        "decision_id": "x",
+        "epoch": 4,
+        "node": "gpu-2",
+        "boot_id": "b",
+        "job_id": "j",
+        "action": Action.INSPECT,
+        "grace": 1.0,
+        "expires": 2.0,
+        "run_id": None,
+        "then": "requeue",
+        "at": "epoch",
+        "reason": "r",
+        "seen": (),
+        "gpus": (),
+    }
+    assert set(others) == {field.name for field in dataclasses.fields(ActionRequest)}
+    for name, value in others.items():
+        altered = dataclasses.replace(REQUEST, **{name: value})
+        assert agent_api.signing_bytes(altered.encode()) != signed
+
+
+def test_the_signature_header_is_read_back_or_refused() -> None:
+    """Key id and signature have exactly one notation."""
+    signature = "A" * 86 + "=="
+    value = agent_api.render_signature(agent_api.key_id(b"k" * 32), signature)
+    assert agent_api.parse_signature(value) == (agent_api.key_id(b"k" * 32), signature)
+    for wrong in ("", "key_id=1, signature=2", value + " ", value.upper()):
+        with pytest.raises(ApiError):
+            agent_api.parse_signature(wrong)
