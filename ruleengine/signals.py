@@ -1,0 +1,196 @@
+"""Signals: what a rule can measure, and the PromQL that measures it for the whole fleet.
+
+The gates are inside each query, so that a row is a known value and an absent row is UNKNOWN:
+enough samples in the window, and a youngest sample of the **raw** series that is at most two
+scrapes old (`up == 1` and a value prove nothing: after a crash Prometheus serves both, stale).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwarden import durations
+from gpuwarden.ruleengine.quantities import Unit
+
+if TYPE_CHECKING:
+    from gpuwarden.ruleengine.verdicts import SignalKey
+
+MIN_COVERAGE = 0.8
+"""Share of the scrapes of a window that must be there."""
+FRESH_SCRAPES = 2.0
+"""A sample older than this many scrapes is not fresh."""
+MIN_TRAIN_SHARE = 0.2
+"""A rate while training needs at least this share of the window in the phase `train`."""
+
+_RUN = "on (instance, job_id, run_id)"
+
+
+@dataclass(frozen=True, slots=True)
+class SignalSpec:
+    """What is known of a signal.
+
+    Attributes:
+        name: as rules write it.
+        unit: of its values and limits.
+        metric: the raw series whose samples are counted and whose age is checked.
+        help: one sentence for the reference.
+        per_gpu: one value for each card of a job, else one for the job.
+        device: measured on the card whoever uses it; UNKNOWN for either job on a shared card.
+        self_report: comes from the trainer, so that the job itself could make it up.
+        rate: derived from a counter over the window; takes no aggregate.
+        divisor: expression per card (instance, uuid) that the value is divided by, or empty.
+        training: a counter of the run, per second of the phase `train`.
+    """
+
+    name: str
+    unit: Unit
+    metric: str
+    help: str
+    per_gpu: bool = False
+    device: bool = False
+    self_report: bool = False
+    rate: bool = False
+    divisor: str = ""
+    training: bool = False
+
+
+_MEMORY_TOTAL = "max by (instance, uuid) (gpu_memory_total_bytes)"
+
+_ALL = (
+    SignalSpec(
+        "gpu_utilization",
+        Unit.RATIO,
+        "gpu_job_utilization_ratio",
+        "Utilization of a card by the job; absent where it cannot be measured (MIG).",
+        per_gpu=True,
+    ),
+    SignalSpec(
+        "gpu_memory",
+        Unit.BYTES,
+        "gpu_job_memory_bytes",
+        "Memory of a card that the job holds.",
+        per_gpu=True,
+    ),
+    SignalSpec(
+        "gpu_memory_share",
+        Unit.RATIO,
+        "gpu_job_memory_bytes",
+        "Memory of a card that the job holds, as a share of the card's.",
+        per_gpu=True,
+        divisor=_MEMORY_TOTAL,
+    ),
+    SignalSpec(
+        "card_utilization",
+        Unit.RATIO,
+        "gpu_utilization_ratio",
+        "Utilization of the card, whoever uses it.",
+        per_gpu=True,
+        device=True,
+    ),
+    SignalSpec(
+        "card_memory_share",
+        Unit.RATIO,
+        "gpu_memory_used_bytes",
+        "Memory used on the card, whoever uses it, as a share of the card's.",
+        per_gpu=True,
+        device=True,
+        divisor=_MEMORY_TOTAL,
+    ),
+    SignalSpec(
+        "card_memory_activity",
+        Unit.RATIO,
+        "gpu_memory_activity_ratio",
+        "Share of time in which the card's memory was read or written.",
+        per_gpu=True,
+        device=True,
+    ),
+    SignalSpec(
+        "card_power",
+        Unit.WATTS,
+        "gpu_power_watts",
+        "Power draw of the card.",
+        per_gpu=True,
+        device=True,
+    ),
+    SignalSpec(
+        "card_power_share",
+        Unit.RATIO,
+        "gpu_power_watts",
+        "Power draw of the card as a share of its enforced limit.",
+        per_gpu=True,
+        device=True,
+        divisor="max by (instance, uuid) (gpu_power_limit_watts)",
+    ),
+    SignalSpec(
+        "card_temperature",
+        Unit.CELSIUS,
+        "gpu_temperature_celsius",
+        "Temperature of the card.",
+        per_gpu=True,
+        device=True,
+    ),
+    SignalSpec(
+        "job_cpu_cores",
+        Unit.CORES,
+        "gpu_job_cpu_seconds_total",
+        "CPU cores that the job's process tree uses.",
+        rate=True,
+    ),
+    SignalSpec(
+        "job_read_rate",
+        Unit.BYTES_PER_SECOND,
+        "gpu_job_read_bytes_total",
+        "Bytes per second that the job reads from storage.",
+        rate=True,
+    ),
+    SignalSpec(
+        "job_io_wait",
+        Unit.CORES,
+        "gpu_job_io_wait_seconds_total",
+        "Processes of the job blocked on I/O, on average.",
+        rate=True,
+    ),
+    SignalSpec(
+        "job_loader_workers",
+        Unit.COUNT,
+        "gpu_job_loader_workers",
+        "Data loader worker processes of the job.",
+    ),
+    SignalSpec(
+        "job_resident_memory",
+        Unit.BYTES,
+        "gpu_job_resident_memory_bytes",
+        "Resident memory of the job's process tree.",
+    ),
+    SignalSpec(
+        "throughput",
+        Unit.IMAGES_PER_SECOND,
+        "yolo_images_total",
+        "Images per second while training; validation does not dilute it, a hung trainer has 0.",
+        self_report=True,
+        rate=True,
+        training=True,
+    ),
+    SignalSpec(
+        "step_rate",
+        Unit.STEPS_PER_SECOND,
+        "yolo_steps_total",
+        "Batches per second while training.",
+        self_report=True,
+        rate=True,
+        training=True,
+    ),
+    SignalSpec(
+        "data_wait_share",
+        Unit.RATIO,
+        "yolo_data_wait_seconds_total",
+        "Share of the training time in which the loop waited for a batch.",
+        self_report=True,
+        rate=True,
+        training=True,
+    ),
+)
+
+SIGNALS: dict[str, SignalSpec] = {spec.name: spec for spec in _ALL}
+"""Every signal by name."""
