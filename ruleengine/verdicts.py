@@ -44,18 +44,35 @@ class SignalKey:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """A card that a job holds."""
+    """A card that a job holds.
+
+    Attributes:
+        uuid: NVML's UUID.
+        index: NVML's index on its node.
+        name: product name, or empty where not known.
+        memory_total_bytes: None where not known.
+        tenants: jobs that hold it.
+        throttle: reasons that lower its clocks now, sorted.
+        instance: Prometheus target of its node.
+    """
 
     uuid: str
     index: str
     name: str
     memory_total_bytes: float | None = None
     tenants: int = 1
+    throttle: tuple[str, ...] = ()
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the job's trainer says of itself; None where it says nothing or it is not fresh."""
+    """What the job's trainer says of itself; None where it says nothing or it is not fresh.
+
+    Attributes:
+        conflict: two jobs claim the run, or the job claims two: nothing else here is believed.
+        checkpoint_time: of the newest state known to be on disk, else of the newest saved.
+    """
 
     run_id: str
     model: str = ""
@@ -67,6 +84,7 @@ class RunFacts:
     phase_since: float | None = None
     checkpoint_time: float | None = None
     resume_mode: str | None = None
+    conflict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +93,10 @@ class JobFacts:
 
     Attributes:
         job_id: the attempt.
-        instance: Prometheus target of its node.
+        instance: Prometheus target of its node; of a job on several nodes, the first by name.
+        instances: of all its nodes, sorted.
         user, source, framework: empty where not known.
+        team: by the operator's directory; empty where not known.
         interactive: a tty or a Jupyter kernel.
         executables: (executable, cgroup) of each process that holds a GPU.
         gpus: cards that it holds.
@@ -107,6 +127,8 @@ class JobFacts:
     )
     fresh: bool = True
     not_fresh_reason: str = ""
+    team: str = ""
+    instances: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +142,8 @@ class FleetFacts:
         lit_nodes: how many have a complete, current snapshot.
         clock_skew_seconds: largest distance found between this machine, Prometheus and a node.
         problems: why no job may be ended on these facts, in words; empty if they are whole.
+        cards: every card, as a subject for rules with `target: gpu`; by its UUID, which is also
+            the `job_id` of these facts. A card is never ended.
     """
 
     time: float
@@ -128,6 +152,7 @@ class FleetFacts:
     lit_nodes: int
     clock_skew_seconds: float = 0.0
     problems: tuple[str, ...] = ()
+    cards: Mapping[str, JobFacts] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
