@@ -1,0 +1,107 @@
+"""prometheus.yml, its rules and the pages that its alerts point at."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.servers import binary
+
+from gpuwarden.catalogue import CATALOGUE
+
+ROOT = Path(__file__).parents[2]
+ALERTING = ROOT / "alerting"
+HEALTH = yaml.safe_load((ALERTING / "rules" / "health.yml").read_text())
+RECORDING = yaml.safe_load((ALERTING / "rules" / "recording.yml").read_text())
+ALERTS = [rule for group in HEALTH["groups"] for rule in group["rules"]]
+RECORDED = [rule for group in RECORDING["groups"] for rule in group["rules"]]
+TESTS = sorted((ALERTING / "rules" / "tests").glob("*.yml"))
+
+FOREIGN = frozenset(
+    {
+        "up",
+        "alertmanager_notification_requests_failed_total",
+        "prometheus_notifications_alertmanagers_discovered",
+        "prometheus_rule_evaluation_failures_total",
+    }
+)
+"""Metrics of Prometheus and Alertmanager themselves that the health rules read."""
+
+
+def promtool(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run promtool in alerting/."""
+    return subprocess.run(
+        [binary(("promtool",)), *words],
+        cwd=ALERTING,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_prometheus_takes_the_configuration() -> None:
+    """`promtool check config` finds no fault in prometheus.yml and every file it names."""
+    done = promtool("check", "config", "prometheus.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 rule files found" in done.stdout
+
+
+@pytest.mark.parametrize("path", TESTS, ids=[path.stem for path in TESTS])
+def test_rules_fire_when_they_should_and_not_otherwise(path: Path) -> None:
+    """`promtool test rules` passes, the cases that must not fire included."""
+    done = promtool("test", "rules", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_rule_has_a_test() -> None:
+    """Each alert and each recorded series is named in a test file."""
+    words = set(re.findall(r"[\w:]+", "\n".join(path.read_text() for path in TESTS)))
+    rules = {rule["alert"] for rule in ALERTS} | {rule["record"] for rule in RECORDED}
+    assert rules <= words
+
+
+def test_every_alert_says_what_it_means_and_what_to_do() -> None:
+    """Each alert has a severity, texts and a runbook of its name; no runbook is left over."""
+    pages = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "docs/runbooks").glob("*")}
+    for alert in ALERTS:
+        assert alert["labels"]["service"] == "gpuwarden"
+        assert alert["labels"]["severity"] in {"page", "warn", "none"}
+        assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
+        page = pages.pop(alert["annotations"]["runbook_url"])
+        assert page.read_text().startswith(f"# {alert['alert']}\n")
+    assert pages == {}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ALERTS + RECORDED,
+    ids=[rule.get("alert") or rule["record"] for rule in ALERTS + RECORDED],
+)
+def test_rules_read_metrics_that_exist(rule: dict) -> None:
+    """A rule reads the catalogue, another recorded series, or a known series of the servers."""
+    expression = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]', "", rule["expr"])
+    # the label lists of on (...), by (...) and group_left (...) are no metrics
+    expression = re.sub(r"\b(on|by|group_left)\s*\([^)]*\)", "", expression)
+    names = set(re.findall(r"[a-z][\w:]*[_:][\w:]*|\bup\b", expression)) - {
+        "label_replace",
+        "avg_over_time",
+        "count_over_time",
+        "max_over_time",
+        "min_over_time",
+    }
+    recorded = {rule["record"] for rule in RECORDED}
+    assert names <= set(CATALOGUE) | recorded | FOREIGN
+
+
+def test_scrape_jobs_bear_the_names_that_the_rules_ask_for() -> None:
+    """Every `job` that a rule selects is a scrape job of prometheus.yml."""
+    config = yaml.safe_load((ALERTING / "prometheus.yml").read_text())
+    jobs = {scrape["job_name"] for scrape in config["scrape_configs"]}
+    asked = {
+        name for rule in ALERTS + RECORDED for name in re.findall(r'job="([^"]+)"', rule["expr"])
+    }
+    assert asked == jobs
