@@ -7,11 +7,12 @@ scrapes old (`up == 1` and a value prove nothing: after a crash Prometheus serve
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
-from gpuwarden.ruleengine.quantities import Unit
+from gpuwarden.ruleengine.quantities import Unit, Window
 
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.verdicts import SignalKey
@@ -194,3 +195,61 @@ _ALL = (
 
 SIGNALS: dict[str, SignalSpec] = {spec.name: spec for spec in _ALL}
 """Every signal by name."""
+
+
+def window_length(key: SignalKey, scrape_interval: float) -> float:
+    """How far back a query looks, in seconds; 0 for `last`."""
+    if key.agg == "last":
+        return 0.0
+    return Window(key.window_seconds, key.samples).length(scrape_interval)
+
+
+def min_samples(key: SignalKey, scrape_interval: float) -> int:
+    """How many samples a window must hold for its value to be known."""
+    if key.samples is not None:
+        return key.samples
+    expected = int(key.window_seconds / scrape_interval)
+    return max(1, math.floor(MIN_COVERAGE * expected))
+
+
+def query(key: SignalKey, *, scrape_interval: float) -> str:
+    """The PromQL of a signal for the whole fleet, gates included.
+
+    Args:
+        key: what to measure.
+        scrape_interval: of the nodes, in seconds.
+
+    Returns:
+        An expression whose rows are known values; what is absent is UNKNOWN. Rows have the labels
+        (instance, job_id, uuid) for a signal of a job on a card, (instance, uuid) for one of the
+        card, (instance, job_id) for one of the job, (job_id) for one of the training.
+    """
+    if key.promql:
+        return key.promql
+    spec = SIGNALS[key.signal]
+    on = f"{_RUN} " if spec.training else ""
+    fresh = f"{FRESH_SCRAPES * scrape_interval:g}"
+    gates = f"and {on}timestamp({spec.metric}) >= time() - {fresh}"
+    if key.agg == "last":
+        value = spec.metric
+    else:
+        window = f"[{durations.render(window_length(key, scrape_interval))}]"
+        count = min_samples(key, scrape_interval)
+        gates = f"and {on}count_over_time({spec.metric}{window}) >= {count} {gates}"
+        value = _aggregate(spec, key.agg, window)
+    if spec.divisor:
+        value = f"({value} / on (instance, uuid) group_left () {spec.divisor})"
+    return f"max by (job_id) ({value} {gates})" if spec.training else f"{value} {gates}"
+
+
+def _aggregate(spec: SignalSpec, agg: str, window: str) -> str:
+    if spec.training:
+        # Time spent outside `train` must not dilute a rate; a hung trainer stays in it and has 0.
+        trained = f'(avg_over_time(yolo_phase{{phase="train"}}{window}) >= {MIN_TRAIN_SHARE:g})'
+        value = f"(rate({spec.metric}{window}) / {_RUN} {trained})"
+        return f"clamp_max({value}, 1)" if spec.unit is Unit.RATIO else value
+    if spec.rate:
+        return f"rate({spec.metric}{window})"
+    if agg.startswith("q"):
+        return f"quantile_over_time({float(agg[1:]):g}, {spec.metric}{window})"
+    return f"{agg}_over_time({spec.metric}{window})"

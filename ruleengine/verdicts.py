@@ -144,6 +144,7 @@ class FleetFacts:
         problems: why no job may be ended on these facts, in words; empty if they are whole.
         cards: every card, as a subject for rules with `target: gpu`; by its UUID, which is also
             the `job_id` of these facts. A card is never ended.
+        failed: custom expressions that could not be evaluated -> why.
     """
 
     time: float
@@ -153,6 +154,7 @@ class FleetFacts:
     clock_skew_seconds: float = 0.0
     problems: tuple[str, ...] = ()
     cards: Mapping[str, JobFacts] = field(default_factory=lambda: MappingProxyType({}))
+    failed: Mapping[SignalKey, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,520 @@
+"""Gathering: what one tick knows of the fleet, from queries that all carry the same time.
+
+One query for each distinct signal, window and aggregate, whatever the number of cards and rules,
+and a fixed number of inventory queries. Nothing is decided here; what is missing stays missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpuwarden.catalogue import SCRAPE_JOB
+from gpuwarden.errors import GpuwardenError, TemporaryError
+from gpuwarden.ruleengine import signals
+from gpuwarden.ruleengine.conditions import All, Any_, Not, ProfileCondition, Promql, Signal
+from gpuwarden.ruleengine.prometheus import QueryRefused
+from gpuwarden.ruleengine.verdicts import (
+    FleetFacts,
+    GpuFacts,
+    JobFacts,
+    RunFacts,
+    SignalKey,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpuwarden.ruleengine.conditions import Condition
+    from gpuwarden.ruleengine.model import RuleSet
+    from gpuwarden.ruleengine.prometheus import Sample, Source
+
+MAX_SKEW_SECONDS = 5.0
+"""Clocks further apart than this make a node's, or the whole tick's, facts unusable."""
+MAX_DARK_SHARE = 0.1
+"""With more of the expected nodes dark, nothing is ended."""
+SNAPSHOT_INTERVAL_SECONDS = 2.0
+"""How often an exporter takes its snapshot; a snapshot up to twice as old is current."""
+HELD_FOR = "1h"
+"""For how long a dark node's jobs are still known by what they held."""
+CAUSE_WINDOW_SECONDS = 300.0
+"""The longest window over which causes are looked for."""
+PARALLEL_QUERIES = 8
+
+_CAUSE_SIGNALS = (
+    "gpu_utilization",
+    "gpu_memory",
+    "throughput",
+    "data_wait_share",
+    "job_cpu_cores",
+    "job_io_wait",
+)
+
+_LIT = "timestamp(gpuwarden_snapshot_timestamp_seconds) >= time() - {fresh}"
+_REMEMBERED = (
+    "{metric} or last_over_time({metric}[" + HELD_FOR + "]) unless on (instance) (" + _LIT + ")"
+)
+
+
+def needed_keys(rules: RuleSet) -> set[SignalKey]:
+    """Every query that the rules need, and those that tell causes."""
+    keys: set[SignalKey] = set()
+    for rule in rules.rules:
+        keys |= set(condition_keys(rule.when))
+    windows = [key.window_seconds for key in keys if key.window_seconds]
+    # Rules with short windows would be explained too late by a long one.
+    window = min(CAUSE_WINDOW_SECONDS, max(windows, default=CAUSE_WINDOW_SECONDS))
+    return keys | {SignalKey(name, "avg", window) for name in _CAUSE_SIGNALS}
+
+
+def condition_keys(condition: Condition) -> Iterable[SignalKey]:
+    """The queries behind one condition and those below it."""
+    match condition:
+        case Signal() | Promql():
+            yield condition.key
+        case ProfileCondition():
+            yield from condition.keys
+        case All():
+            for part in condition.all:
+                yield from condition_keys(part)
+        case Any_():
+            for part in condition.any:
+                yield from condition_keys(part)
+        case Not():
+            yield from condition_keys(condition.not_)
+        case _:
+            return
+
+
+async def gather(
+    source: Source,
+    rules: RuleSet,
+    *,
+    time: float,
+    scrape_interval: float,
+    expected_nodes: int | None = None,
+    teams: Mapping[str, str] | None = None,
+) -> FleetFacts:
+    """Gather the facts of one tick.
+
+    Args:
+        source: Prometheus, or a replay of it.
+        rules: what will be judged.
+        time: Unix time of every query.
+        scrape_interval: of the nodes, in seconds.
+        expected_nodes: how many nodes should be lit; counted from `up` where not given.
+        teams: user -> team, of the operator's directory.
+
+    Returns:
+        The facts; a custom expression that fails is named in `failed`, and its values are absent.
+
+    Raises:
+        ServiceUnavailable: the tick knows too little to judge anything; nothing should change.
+        QueryRefused: a query of our own is refused, say because its series are ambiguous.
+    """
+    gate = asyncio.Semaphore(PARALLEL_QUERIES)
+
+    async def ask(query: str) -> list[Sample]:
+        async with gate:
+            return await source.instant(query, time)
+
+    async def ask_custom(key: SignalKey) -> list[Sample] | str:
+        try:
+            return await ask(signals.query(key, scrape_interval=scrape_interval))
+        except (QueryRefused, TemporaryError) as error:
+            if not key.promql:
+                raise
+            return str(error)
+
+    inventory_queries = _inventory_queries(scrape_interval)
+    keys = sorted(needed_keys(rules))
+    try:
+        async with asyncio.TaskGroup() as group:
+            skew = group.create_task(source.clock_skew())
+            inventory = {
+                name: group.create_task(ask(text)) for name, text in inventory_queries.items()
+            }
+            values = {key: group.create_task(ask_custom(key)) for key in keys}
+    except BaseExceptionGroup as errors:
+        # Callers know our tree, not groups: one server fails for one reason, many times over.
+        ours = errors.subgroup(GpuwardenError)
+        if ours is None:
+            raise
+        raise ours.exceptions[0] from errors
+    return _Fleet(
+        time=time,
+        rows={name: task.result() for name, task in inventory.items()},
+        answers={key: task.result() for key, task in values.items()},
+        skew=skew.result(),
+        fresh=signals.FRESH_SCRAPES * scrape_interval,
+        expected=expected_nodes,
+        teams=teams or {},
+    ).facts()
+
+
+def _inventory_queries(scrape_interval: float) -> dict[str, str]:
+    """Name -> PromQL of what the fleet consists of."""
+    fresh = f"{signals.FRESH_SCRAPES * scrape_interval:g}"
+    plain = (
+        "gpu_job_executable",
+        "gpu_memory_total_bytes",
+        "gpu_job_start_time_seconds",
+        "gpu_job_first_gpu_use_timestamp_seconds",
+        "gpu_job_activity_timestamp_seconds",
+        "gpu_process_start_time_seconds",
+        "yolo_info",
+        "yolo_phase_start_timestamp_seconds",
+        "yolo_checkpoint_timestamp_seconds",
+        "yolo_checkpoint_durable_timestamp_seconds",
+        "gpuwarden_snapshot_timestamp_seconds",
+    )
+    remembered = ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info")
+    return {
+        **{metric: metric for metric in plain},
+        **{metric: _REMEMBERED.format(metric=metric, fresh=fresh) for metric in remembered},
+        "yolo_phase": "yolo_phase == 1",
+        "yolo_resume_mode": "yolo_resume_mode == 1",
+        "gpu_throttle_active": "gpu_throttle_active == 1",
+        "scraped": "timestamp(gpuwarden_snapshot_timestamp_seconds)",
+        "expected": f'count(up{{job="{SCRAPE_JOB}"}})',
+    }
+
+
+_Card = tuple[str, str]
+"""(instance, uuid)."""
+
+
+@dataclass
+class _Draft:
+    """One job while its rows are put together."""
+
+    instances: set[str] = field(default_factory=set)
+    labels: dict[str, str] = field(default_factory=dict)
+    cards: set[_Card] = field(default_factory=set)
+    executables: set[tuple[str, str]] = field(default_factory=set)
+    start: float | None = None
+    first_use: float | None = None
+    processes: set[tuple[int, float]] = field(default_factory=set)
+    activity: dict[str, float] = field(default_factory=dict)
+    runs: dict[str, RunFacts] = field(default_factory=dict)
+    values: dict[SignalKey, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass
+class _Fleet:
+    """One tick's rows, and how they become facts."""
+
+    time: float
+    rows: dict[str, list[Sample]]
+    answers: dict[SignalKey, list[Sample] | str]
+    skew: float
+    fresh: float
+    expected: int | None
+    teams: Mapping[str, str]
+
+    def facts(self) -> FleetFacts:
+        dark, skews = self._nodes()
+        drafts = self._drafts()
+        cards = self._cards(drafts)
+        failed = {key: rows for key, rows in self.answers.items() if isinstance(rows, str)}
+        device = self._values(drafts, cards)
+        self._mark_conflicts(drafts, dark)
+        lit = len(skews) - len(set(dark) & set(skews))
+        expected = self.expected
+        if expected is None:
+            expected = int(self.rows["expected"][0].value) if self.rows["expected"] else 0
+        jobs = {
+            job_id: self._job(job_id, draft, cards=cards, dark=dark)
+            for job_id, draft in sorted(drafts.items())
+        }
+        usable = [abs(skew) for node, skew in skews.items() if node not in dark]
+        worst = max([abs(self.skew), *usable])
+        return FleetFacts(
+            time=self.time,
+            jobs=jobs,
+            expected_nodes=expected,
+            lit_nodes=lit,
+            clock_skew_seconds=worst,
+            problems=tuple(_problems(expected, lit, worst)),
+            cards=self._card_subjects(cards, device, dark),
+            failed=failed,
+        )
+
+    # -- nodes
+
+    def _nodes(self) -> tuple[dict[str, str], dict[str, float]]:
+        """Instances that are not fresh with the reason, and the clock skew of those that speak."""
+        scraped = {row.labels.get("instance", ""): row.value for row in self.rows["scraped"]}
+        taken = self.rows["gpuwarden_snapshot_timestamp_seconds"]
+        skews: dict[str, float] = {}
+        dark: dict[str, str] = {}
+        for row in taken:
+            node = row.labels.get("instance", "")
+            at = scraped.get(node, -math.inf)
+            age = at - row.value
+            skew = min(0.0, age) or max(0.0, age - 2 * SNAPSHOT_INTERVAL_SECONDS)
+            skews[node] = skew
+            if at < self.time - self.fresh:
+                dark[node] = "dark_node"
+            elif abs(skew) > MAX_SKEW_SECONDS:
+                dark[node] = "clock_skew"
+        known = {
+            row.labels.get("instance", "")
+            for name in ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info")
+            for row in self.rows[name]
+        }
+        return dark | dict.fromkeys(known - set(skews), "dark_node"), skews
+
+    # -- jobs
+
+    def _drafts(self) -> dict[str, _Draft]:
+        drafts: dict[str, _Draft] = defaultdict(_Draft)
+
+        def each(name: str, take: Callable[[_Draft, Sample], None]) -> None:
+            for row in self.rows[name]:
+                job_id = row.labels.get("job_id", "")
+                if job_id and math.isfinite(row.value):
+                    draft = drafts[job_id]
+                    draft.instances.add(row.labels.get("instance", ""))
+                    take(draft, row)
+
+        each("gpu_job_holds_gpu", lambda draft, row: draft.cards.add(_card(row)))
+        each("gpu_job_info", lambda draft, row: draft.labels.update(row.labels))
+        each("gpu_job_executable", _take_executable)
+        each("gpu_job_start_time_seconds", _take_start)
+        each("gpu_job_first_gpu_use_timestamp_seconds", _take_first_use)
+        each("gpu_job_activity_timestamp_seconds", _take_activity)
+        each("gpu_process_start_time_seconds", _take_process)
+        each("yolo_info", _take_run)
+        each("yolo_phase", _take_phase)
+        each("yolo_phase_start_timestamp_seconds", _take_phase_start)
+        # The durable one comes second, so that it stands where both exist.
+        each("yolo_checkpoint_timestamp_seconds", _take_checkpoint)
+        each("yolo_checkpoint_durable_timestamp_seconds", _take_checkpoint)
+        each("yolo_resume_mode", _take_resume_mode)
+        return drafts
+
+    def _mark_conflicts(self, drafts: dict[str, _Draft], dark: Mapping[str, str]) -> None:
+        """A run claimed by two jobs, or a job with two runs: nobody is believed."""
+        claims: dict[str, set[str]] = defaultdict(set)
+        for job_id, draft in drafts.items():
+            for run_id in draft.runs:
+                if not draft.instances <= set(dark):
+                    claims[run_id].add(job_id)
+        for draft in drafts.values():
+            torn = len(draft.runs) > 1 or any(len(claims[run_id]) > 1 for run_id in draft.runs)
+            if torn:
+                first = min(draft.runs)
+                draft.runs = {first: RunFacts(run_id=first, conflict=True)}
+                for key in [key for key in draft.values if _self_report(key)]:
+                    del draft.values[key]
+
+    def _cards(self, drafts: Mapping[str, _Draft]) -> dict[_Card, GpuFacts]:
+        tenants: dict[_Card, int] = defaultdict(int)
+        for draft in drafts.values():
+            for card in draft.cards:
+                tenants[card] += 1
+        total = {_card(row): row.value for row in self.rows["gpu_memory_total_bytes"]}
+        throttle: dict[_Card, set[str]] = defaultdict(set)
+        for row in self.rows["gpu_throttle_active"]:
+            throttle[_card(row)].add(row.labels.get("reason", ""))
+        info = {_card(row): row.labels for row in self.rows["gpu_info"]}
+        index = {_card(row): row.labels.get("gpu", "") for row in self.rows["gpu_job_holds_gpu"]}
+        return {
+            card: GpuFacts(
+                uuid=card[1],
+                index=info.get(card, {}).get("gpu", index.get(card, "")),
+                name=info.get(card, {}).get("name", ""),
+                memory_total_bytes=total.get(card),
+                tenants=tenants.get(card, 0),
+                throttle=tuple(sorted(throttle.get(card, ()))),
+                instance=card[0],
+            )
+            for card in sorted(set(info) | set(tenants))
+        }
+
+    def _job(
+        self,
+        job_id: str,
+        draft: _Draft,
+        *,
+        cards: Mapping[_Card, GpuFacts],
+        dark: Mapping[str, str],
+    ) -> JobFacts:
+        instances = tuple(sorted(draft.instances))
+        reasons = sorted({dark[node] for node in instances if node in dark})
+        user = draft.labels.get("user", "")
+        return JobFacts(
+            job_id=job_id,
+            instance=instances[0] if instances else "",
+            instances=instances,
+            user=user,
+            team=self.teams.get(user, ""),
+            source=draft.labels.get("source", ""),
+            framework=draft.labels.get("framework", ""),
+            interactive=draft.labels.get("interactive", "") == "true",
+            executables=tuple(sorted(draft.executables)),
+            gpus=tuple(cards[card] for card in sorted(draft.cards)),
+            start_time=draft.start,
+            first_gpu_use=draft.first_use,
+            run=next(iter(draft.runs.values()), None),
+            processes=tuple(sorted(draft.processes)),
+            activity=draft.activity,
+            values=draft.values,
+            fresh=not reasons,
+            not_fresh_reason=reasons[0] if reasons else "",
+        )
+
+    # -- values
+
+    def _values(
+        self, drafts: Mapping[str, _Draft], cards: Mapping[_Card, GpuFacts]
+    ) -> dict[_Card, dict[SignalKey, dict[str, float]]]:
+        """Hand every value to its jobs; returns what belongs to the cards themselves."""
+        holders: dict[_Card, list[_Draft]] = defaultdict(list)
+        for draft in drafts.values():
+            for card in draft.cards:
+                holders[card].append(draft)
+        device: dict[_Card, dict[SignalKey, dict[str, float]]] = {card: {} for card in cards}
+        for key, rows in self.answers.items():
+            known = [row for row in rows if not isinstance(row, str) and math.isfinite(row.value)]
+            spec = signals.SIGNALS.get(key.signal)
+            if spec is not None and spec.device:
+                for row in known:
+                    card = _card(row)
+                    device.setdefault(card, {})[key] = {card[1]: row.value}
+                    for draft in holders[card]:
+                        draft.values.setdefault(key, {})[card[1]] = row.value
+            else:
+                self._job_values(drafts, key, known)
+        return device
+
+    @staticmethod
+    def _job_values(drafts: Mapping[str, _Draft], key: SignalKey, rows: Sequence[Sample]) -> None:
+        spec = signals.SIGNALS.get(key.signal)
+        per_gpu = spec is not None and spec.per_gpu
+        seen: dict[str, int] = defaultdict(int)
+        for row in rows:
+            job_id = row.labels.get("job_id", "")
+            draft = drafts.get(job_id)
+            if draft is None:
+                continue
+            into = draft.values.setdefault(key, {})
+            if per_gpu:
+                into[row.labels.get("uuid", "")] = row.value
+            else:
+                # A job on several nodes has one row for each: together they are the job's.
+                into[""] = into.get("", 0.0) + row.value
+            seen[job_id] += 1
+        if per_gpu:
+            return
+        for job_id, count in seen.items():
+            # Of an expression, only its author knows which of two rows is meant; of a node's
+            # measure, the sum is known only when every node gave its part.
+            single = spec is None or spec.training
+            if count != (1 if single else len(drafts[job_id].instances)):
+                del drafts[job_id].values[key]
+
+    def _card_subjects(
+        self,
+        cards: Mapping[_Card, GpuFacts],
+        device: Mapping[_Card, Mapping[SignalKey, Mapping[str, float]]],
+        dark: Mapping[str, str],
+    ) -> dict[str, JobFacts]:
+        return {
+            card[1]: JobFacts(
+                job_id=card[1],
+                instance=card[0],
+                instances=(card[0],),
+                gpus=(replace(facts, tenants=1),),
+                values=device.get(card, {}),
+                fresh=card[0] not in dark,
+                not_fresh_reason=dark.get(card[0], ""),
+            )
+            for card, facts in cards.items()
+        }
+
+
+def _problems(expected: int, lit: int, skew: float) -> Iterable[str]:
+    if expected <= 0:
+        yield "no node is expected: set expected_nodes, or check the scrape job"
+    elif expected - lit > MAX_DARK_SHARE * expected:
+        yield f"{expected - lit} of {expected} nodes are dark"
+    if skew > MAX_SKEW_SECONDS:
+        yield f"clocks are {skew:.0f} s apart"
+
+
+def _card(row: Sample) -> _Card:
+    return (row.labels.get("instance", ""), row.labels.get("uuid", ""))
+
+
+def _self_report(key: SignalKey) -> bool:
+    spec = signals.SIGNALS.get(key.signal)
+    return spec is not None and spec.self_report
+
+
+def _take_executable(draft: _Draft, row: Sample) -> None:
+    draft.executables.add((row.labels.get("executable", ""), row.labels.get("cgroup", "")))
+
+
+def _take_start(draft: _Draft, row: Sample) -> None:
+    # Of several nodes: the latest, so that no node's part is judged too early.
+    draft.start = row.value if draft.start is None else max(draft.start, row.value)
+
+
+def _take_first_use(draft: _Draft, row: Sample) -> None:
+    draft.first_use = row.value if draft.first_use is None else max(draft.first_use, row.value)
+
+
+def _take_activity(draft: _Draft, row: Sample) -> None:
+    signal = row.labels.get("signal", "")
+    draft.activity[signal] = max(row.value, draft.activity.get(signal, -math.inf))
+
+
+def _take_process(draft: _Draft, row: Sample) -> None:
+    pid = row.labels.get("pid", "")
+    if pid.isdecimal():
+        draft.processes.add((int(pid), row.value))
+
+
+def _take_run(draft: _Draft, row: Sample) -> None:
+    labels = row.labels
+    amp = {"true": True, "false": False}.get(labels.get("amp", "").lower())
+    run_id = labels.get("run_id", "")
+    draft.runs[run_id] = RunFacts(
+        run_id=run_id,
+        model=labels.get("model", ""),
+        batch=_whole(labels.get("batch", "")),
+        imgsz=_whole(labels.get("imgsz", "")),
+        amp=amp,
+        project=labels.get("project", ""),
+    )
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) <= 9 else None
+
+
+def _amend(draft: _Draft, row: Sample, change: Callable[[RunFacts], RunFacts]) -> None:
+    run = draft.runs.get(row.labels.get("run_id", ""))
+    if run is not None:
+        draft.runs[run.run_id] = change(run)
+
+
+def _take_phase(draft: _Draft, row: Sample) -> None:
+    _amend(draft, row, lambda run: replace(run, phase=row.labels.get("phase", "")))
+
+
+def _take_phase_start(draft: _Draft, row: Sample) -> None:
+    _amend(draft, row, lambda run: replace(run, phase_since=row.value))
+
+
+def _take_checkpoint(draft: _Draft, row: Sample) -> None:
+    _amend(draft, row, lambda run: replace(run, checkpoint_time=row.value))
+
+
+def _take_resume_mode(draft: _Draft, row: Sample) -> None:
+    _amend(draft, row, lambda run: replace(run, resume_mode=row.labels.get("mode", "")))

@@ -1,0 +1,189 @@
+"""Prometheus' query API; answers that are partial or late are errors, never data."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import httpx
+
+from gpuwarden.clock import SystemClock
+from gpuwarden.errors import PermanentError, ServiceUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from gpuwarden.clock import Clock
+
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
+"""10,000 cards answer in 1.5 MB; an answer beyond this is a mistaken query."""
+
+
+class QueryRefused(PermanentError):
+    """Prometheus understood the request and refuses the query itself (HTTP 400 or 422)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One row of an answer.
+
+    Attributes:
+        labels: without `__name__`.
+        value: may be NaN or infinite, as Prometheus had it.
+    """
+
+    labels: Mapping[str, str]
+    value: float
+
+
+class Source(Protocol):
+    """Where facts come from: the live server, or a replay."""
+
+    async def instant(self, query: str, time: float) -> list[Sample]:
+        """Evaluate a query at one moment."""
+
+    async def clock_skew(self) -> float:
+        """Seconds that the server's clock is ahead of ours; negative if behind."""
+
+
+class PrometheusClient:
+    """A client of one server, with kept connections. Use it as an async context manager."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 10.0,
+        client: httpx.AsyncClient | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare a client; nothing is sent yet.
+
+        Args:
+            url: such as http://127.0.0.1:9090, with a path prefix if there is one.
+            timeout: seconds for one query, on both sides.
+            client: a client with credentials or TLS settings of its own; it is closed with this.
+            clock: this machine's clock.
+        """
+        self._url = url.rstrip("/")
+        self._timeout = timeout
+        self._clock = clock or SystemClock()
+        self._client = client or httpx.AsyncClient(timeout=timeout, follow_redirects=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def instant(self, query: str, time: float) -> list[Sample]:
+        """Evaluate a query at one moment.
+
+        Args:
+            query: PromQL that gives a vector or a scalar.
+            time: Unix time.
+
+        Raises:
+            ServiceUnavailable: no answer, an error of the server, or a partial answer.
+            QueryRefused: the query itself is wrong or too dear.
+        """
+        return await self._query(query, {"time": f"{time:.3f}"})
+
+    async def clock_skew(self) -> float:
+        """How far the server's clock is from ours.
+
+        Returns:
+            Seconds that it is ahead; 0 where the difference is within the round trip.
+
+        Raises:
+            ServiceUnavailable: as for `instant`.
+        """
+        before = self._clock.wall()
+        rows = await self._query("time()", {})
+        after = self._clock.wall()
+        if not rows:
+            raise ServiceUnavailable(f"{self._url}: time() has no value")
+        theirs = rows[0].value
+        if theirs > after:
+            return theirs - after
+        return min(0.0, theirs - before)
+
+    async def _query(self, query: str, extra: Mapping[str, str]) -> list[Sample]:
+        form = {"query": query, "timeout": f"{self._timeout:g}s", **extra}
+        status, body = await self._post(form)
+        try:
+            answer = json.loads(body)
+        except ValueError as error:
+            message = f"{self._url} answered {status} with something that is not JSON"
+            raise ServiceUnavailable(message) from error
+        if not isinstance(answer, dict):
+            raise ServiceUnavailable(f"{self._url} answered {status} with something unexpected")
+        if answer.get("status") != "success":
+            message = f"{self._url}: {answer.get('errorType')}: {answer.get('error')}"
+            if status in (400, 422) and answer.get("errorType") in ("bad_data", "execution"):
+                raise QueryRefused(f"{message} (in: {_shortened(query)})")
+            raise ServiceUnavailable(message)
+        self._refuse_partial(answer)
+        return self._rows(answer.get("data"))
+
+    async def _post(self, form: Mapping[str, str]) -> tuple[int, bytes]:
+        body = bytearray()
+        url = f"{self._url}/api/v1/query"
+        try:
+            async with self._client.stream(
+                "POST", url, data=dict(form), timeout=self._timeout
+            ) as response:
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > MAX_ANSWER_BYTES:
+                        raise ServiceUnavailable(f"{self._url}: the answer is too large")
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise ServiceUnavailable(f"Prometheus at {self._url}: {reason}") from error
+        return response.status_code, bytes(body)
+
+    def _refuse_partial(self, answer: Mapping[str, Any]) -> None:
+        """Thanos and VictoriaMetrics answer with what they have when a part of them is down."""
+        warnings = answer.get("warnings") or ()
+        serious = [text for text in warnings if not str(text).startswith("PromQL info:")]
+        if answer.get("isPartial") is True or serious:
+            why = "; ".join(str(text) for text in serious) or "isPartial"
+            raise ServiceUnavailable(f"{self._url} gave a partial answer: {why}")
+
+    def _rows(self, data: object) -> list[Sample]:
+        kind = data.get("resultType") if isinstance(data, dict) else None
+        result = data.get("result") if isinstance(data, dict) else None
+        if kind in ("matrix", "string"):
+            raise QueryRefused(f"the query gives a {kind}, not one value for each row")
+        if not isinstance(result, list) or kind not in ("scalar", "vector"):
+            raise ServiceUnavailable(f"{self._url} gave an answer of an unexpected shape")
+        try:
+            if kind == "scalar":
+                return [Sample({}, float(result[1]))]
+            return [_sample(row) for row in result]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ServiceUnavailable(f"{self._url} gave an unexpected answer: {error}") from error
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    labels = {str(name): str(text) for name, text in row["metric"].items() if name != "__name__"}
+    # A native histogram has no `value`; as a row without a number it is unknown.
+    value = row.get("value")
+    return Sample(labels, float(value[1]) if value is not None else math.nan)
+
+
+def _shortened(query: str) -> str:
+    flat = " ".join(query.split())
+    return flat if len(flat) <= 120 else f"{flat[:117]}..."
