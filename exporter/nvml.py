@@ -1,0 +1,575 @@
+"""NVML, spoken in our nouns: from return codes to snapshots.
+
+Each return code belongs to one of a few classes, and each class has one consequence:
+
+- life cycle (uninitialised, driver not loaded, versions differ): nothing is known, and
+  DriverUnavailable is raised
+- lost (off the bus, needs a reset): this card is down, the others are not concerned
+- feature (not supported, function missing): the value does not exist; absent, and no fault
+- permission, and everything else: absent, and counted
+
+0 is said only where the driver said it: see `_utilization`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.clock import SystemClock
+from gpuwarden.errors import DriverUnavailable, InvalidInput
+from gpuwarden.exporter import drivers
+from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwarden.clock import Clock
+
+MAX_PID = 2**22
+"""Linux's largest pid; more in a list is the trace of a struct that was read at wrong offsets."""
+SAMPLE_PERIOD_SECONDS = 1.0
+"""Longest time between two samples of a process; a shorter window may hold none of a busy one."""
+FIRST_WINDOW_SECONDS = 2.0
+CLOCK_TOLERANCE_SECONDS = 5.0
+BUSY_RATIO = 0.1
+"""A card busier than this without a sample of any process cannot tell who is idle."""
+
+_MAX_TRIES = 4
+_MAX_ROWS = 65536
+_CLOSE_SECONDS = 0.5
+
+_LISTS = (
+    (ProcessKind.COMPUTE, "nvmlDeviceGetComputeRunningProcesses"),
+    (ProcessKind.MPS, "nvmlDeviceGetMPSComputeRunningProcesses"),
+    (ProcessKind.GRAPHICS, "nvmlDeviceGetGraphicsRunningProcesses"),
+)
+_CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2), ("video", 3))
+# Bits of NVML's clocks event reasons; idleness (bit 0) lowers clocks, but it is no throttling.
+_THROTTLE = (
+    ("application_clocks", 0x2),
+    ("sw_power_cap", 0x4),
+    ("hw_slowdown", 0x8),
+    ("sync_boost", 0x10),
+    ("sw_thermal", 0x20),
+    ("hw_thermal", 0x40),
+    ("hw_power_brake", 0x80),
+    ("display_clocks", 0x100),
+)
+_ECC = (("corrected", 0), ("uncorrected", 1))
+
+
+def open_gpus(specification: str) -> Nvml:
+    """Prepare the driver that a `--gpus` flag names; nothing is loaded but a simulation.
+
+    Args:
+        specification: `nvml`, or `simulated:FILE` with a scenario file.
+
+    Raises:
+        InvalidInput: the flag or the scenario is wrong.
+        MissingExtra: the simulation's header is not installed.
+        PermanentError: the simulation cannot be compiled.
+    """
+    if specification == "nvml":
+        return Nvml()
+    kind, _, file = specification.partition(":")
+    if kind != "simulated" or not file:
+        raise InvalidInput(
+            f"--gpus {specification!r} is neither nvml nor simulated:FILE with a scenario file"
+        )
+    # Production nodes never need the simulation's module.
+    from gpuwarden.exporter import simulated  # noqa: PLC0415
+
+    scenario = Path(file).resolve()
+    simulated.read(scenario)
+    return Nvml(simulated.build(), scenario=scenario)
+
+
+@dataclass(slots=True)
+class _Card:
+    """What is kept of a card between two snapshots."""
+
+    uuid: str
+    name: str
+    pci_bus_id: str
+    last_sample: int = 0
+    rows: dict[ProcessKind, Any] = field(default_factory=dict)
+    samples: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    total: int | None = None
+    used: int | None = None
+    free: int | None = None
+    reserved: int | None = None
+
+
+class Nvml:
+    """A driver. Its calls may hang for as long as the driver does: give it a thread of its own.
+
+    One call is made at a time; `close` gives up on a driver that hangs.
+    """
+
+    def __init__(
+        self,
+        library: Path | None = None,
+        *,
+        scenario: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare; nothing is loaded yet.
+
+        Args:
+            library: the driver's library; None: the system's.
+            scenario: scenario file, for gpuwarden's simulated library.
+            clock: the driver stamps samples with wall time.
+        """
+        self._driver = drivers.Driver(library, scenario=scenario)
+        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._lock = threading.Lock()
+        self._cards: dict[str, _Card] = {}
+        self._uuids: dict[int, str] = {}
+        self._whole = True
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the driver is gpuwarden's simulation; known once it is open."""
+        return self._driver.simulated
+
+    @property
+    def opened(self) -> bool:
+        """Whether the driver is initialised."""
+        return self._driver.opened
+
+    def open(self) -> None:
+        """Load and initialise the driver; does nothing where that is done.
+
+        Raises:
+            DriverUnavailable: it cannot be loaded or initialised.
+        """
+        with self._lock:
+            if not self._driver.opened:
+                self._cards = {}
+                self._uuids = {}
+                self._driver.open()
+
+    def close(self) -> None:
+        """Shut the driver down; a driver that hangs is left to the end of the process."""
+        if self._lock.acquire(timeout=_CLOSE_SECONDS):
+            try:
+                self._driver.close()
+            finally:
+                self._lock.release()
+
+    # -----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> DeviceSnapshot:
+        """Read every card.
+
+        Raises:
+            DriverUnavailable: the driver is gone; `open` it again.
+        """
+        with self._session():
+            taken_at = self._clock.wall()
+            gpus = [self._gpu(*place) for place in self._enumerate()]
+            return DeviceSnapshot(
+                taken_at=taken_at,
+                driver_version=self._driver.version,
+                simulated=self._driver.simulated,
+                gpus=tuple(gpus),
+                dropped=dict(self._driver.dropped),
+                complete=self._whole,
+            )
+
+    def process_list(self) -> dict[str, tuple[GpuProcess, ...]]:
+        """Processes on each card by UUID, without their utilization.
+
+        A card whose list cannot be read is not in the answer: that nobody is known there is no
+        proof that nobody is there.
+
+        Raises:
+            DriverUnavailable: the driver is gone.
+        """
+        with self._session():
+            found = {}
+            for _, card, handle in self._enumerate():
+                if handle is None:
+                    continue
+                try:
+                    processes = self._processes(card, handle)
+                except drivers.Lost:
+                    continue
+                if processes is not None:
+                    found[card.uuid] = processes
+            return found
+
+    def memory_used(self) -> dict[str, int]:
+        """Bytes used on each card by UUID; cards that do not tell are not in the answer.
+
+        Raises:
+            DriverUnavailable: the driver is gone.
+        """
+        with self._session():
+            found = {}
+            for _, card, handle in self._enumerate():
+                if handle is None:
+                    continue
+                try:
+                    used = self._memory(handle).used
+                except drivers.Lost:
+                    continue
+                if used is not None:
+                    found[card.uuid] = used
+            return found
+
+    @contextmanager
+    def _session(self) -> Iterator[None]:
+        with self._lock:
+            if not self._driver.opened:
+                raise DriverUnavailable("NVML is not open", 1)
+            self._driver.dropped = Counter()
+            self._whole = True
+            try:
+                yield
+            except DriverUnavailable:
+                self._driver.close()
+                raise
+
+    # -----------------------------------------------------------------------------------------
+    # Cards
+
+    def _enumerate(self) -> list[tuple[int, _Card, Any]]:
+        """(index, card, handle) of every card; the handle is None for one that is lost.
+
+        Done anew each time: cards come, go and change their index under a running exporter.
+        """
+        count = ctypes.c_uint()
+        code = self._driver.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        if code != drivers.SUCCESS:
+            raise DriverUnavailable(drivers.remedy(code, "cards cannot be counted"), code)
+        found: list[tuple[int, _Card, Any]] = []
+        for index in range(min(count.value, 1024)):
+            handle = ctypes.c_void_p()
+            code = self._driver.call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+            if code in drivers.PERMISSION:
+                # The count includes cards that this container may not use; they are not ours.
+                continue
+            try:
+                if code != drivers.SUCCESS:
+                    found.append((index, self._lost_card(index, code), None))
+                    continue
+                found.append((index, self._card(index, handle), handle))
+            except drivers.Lost:
+                found.append((index, self._lost_card(index, drivers.GPU_IS_LOST), None))
+        return found
+
+    def _lost_card(self, index: int, code: int) -> _Card:
+        if code not in drivers.LOST:
+            self._driver.dropped["enumeration"] += 1
+            self._whole = False
+        known = self._cards.get(self._uuids.get(index, ""))
+        return known if known is not None else _Card(uuid="", name="", pci_bus_id="")
+
+    def _card(self, index: int, handle: Any) -> _Card:
+        uuid = self._driver.text("nvmlDeviceGetUUID", handle, 96)
+        if not uuid:
+            self._driver.dropped["enumeration"] += 1
+            self._whole = False
+        known = self._cards.get(uuid)
+        if known is None:
+            known = _Card(
+                uuid=uuid,
+                name=self._driver.text("nvmlDeviceGetName", handle, 96),
+                pci_bus_id=self._pci_bus_id(handle),
+            )
+            self._cards[uuid] = known
+        self._uuids[index] = uuid
+        return known
+
+    def _pci_bus_id(self, handle: Any) -> str:
+        info = drivers.PciInfo()
+        if not self._driver.read("nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(info)):
+            return ""
+        return drivers.printable(info.busId)
+
+    def _gpu(self, index: int, card: _Card, handle: Any) -> Gpu:
+        lost = Gpu(
+            index=index, uuid=card.uuid, name=card.name, pci_bus_id=card.pci_bus_id, up=False
+        )
+        if handle is None:
+            return lost
+        try:
+            mig = self._mig_enabled(handle)
+            memory = self._memory(handle)
+            busy, activity = self._rates(handle)
+            processes = self._processes(card, handle)
+            if processes:
+                processes = self._with_utilization(card, handle, processes, busy=busy, mig=mig)
+            return Gpu(
+                index=index,
+                uuid=card.uuid,
+                name=card.name,
+                pci_bus_id=card.pci_bus_id,
+                utilization_ratio=busy,
+                memory_activity_ratio=activity,
+                temperature_celsius=self._temperature(handle),
+                power_watts=self._scaled("nvmlDeviceGetPowerUsage", handle),
+                power_limit_watts=self._scaled("nvmlDeviceGetEnforcedPowerLimit", handle),
+                energy_joules=self._scaled(
+                    "nvmlDeviceGetTotalEnergyConsumption", handle, wide=True
+                ),
+                clocks_hertz=self._clocks(handle),
+                throttle=self._throttle(handle),
+                ecc_errors=self._ecc_errors(handle),
+                mig_enabled=mig,
+                processes=processes,
+                memory_total_bytes=memory.total,
+                memory_used_bytes=memory.used,
+                memory_free_bytes=memory.free,
+                memory_reserved_bytes=memory.reserved,
+            )
+        except drivers.Lost:
+            return lost
+
+    def _mig_enabled(self, handle: Any) -> bool:
+        now, pending = ctypes.c_uint(), ctypes.c_uint()
+        arguments = (handle, ctypes.byref(now), ctypes.byref(pending))
+        return self._driver.read("nvmlDeviceGetMigMode", *arguments) and now.value == 1
+
+    def _rates(self, handle: Any) -> tuple[float | None, float | None]:
+        rates = drivers.UTILIZATION()
+        if not self._driver.read("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates)):
+            return None, None
+        return self._ratio(rates.gpu), self._ratio(rates.memory)
+
+    def _ratio(self, percent: int) -> float | None:
+        if percent > 100:
+            self._driver.dropped["invalid_value"] += 1
+            return None
+        return percent / 100
+
+    def _memory(self, handle: Any) -> _Memory:
+        info = drivers.MEMORY_V2()
+        info.version = drivers.MEMORY_V2_VERSION
+        code = self._driver.call("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(info))
+        reserved: int | None = int(info.reserved)
+        if code in drivers.FEATURE:
+            # Drivers before R510 have no second version; what they reserve is not known then.
+            info = drivers.MEMORY_V1()
+            if not self._driver.read("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(info)):
+                return _Memory()
+            reserved = None
+        elif code in drivers.LOST:
+            raise drivers.Lost
+        elif code != drivers.SUCCESS:
+            self._count_failure(code)
+            return _Memory()
+        total, used, free = int(info.total), int(info.used), int(info.free)
+        if total == 0 or used > total or free > total or (reserved or 0) > total:
+            self._driver.dropped["invalid_value"] += 1
+            return _Memory()
+        return _Memory(total=total, used=used, free=free, reserved=reserved)
+
+    def _count_failure(self, code: int) -> None:
+        reason = "permission" if code in drivers.PERMISSION else "nvml_error"
+        self._driver.dropped[reason] += 1
+
+    def _temperature(self, handle: Any) -> float | None:
+        celsius = ctypes.c_uint()
+        # Deprecated since R580, but all older drivers have only this one.
+        code = self._driver.call("nvmlDeviceGetTemperature", handle, 0, ctypes.byref(celsius))
+        if code == drivers.SUCCESS:
+            value = int(celsius.value)
+        else:
+            reading = drivers.TEMPERATURE()
+            reading.version = drivers.TEMPERATURE_VERSION
+            reading.sensorType = 0
+            if not self._driver.read("nvmlDeviceGetTemperatureV", handle, ctypes.byref(reading)):
+                return None
+            value = int(reading.temperature)
+        if not -50 < value < 200:
+            self._driver.dropped["invalid_value"] += 1
+            return None
+        return float(value)
+
+    def _scaled(self, name: str, handle: Any, *, wide: bool = False) -> float | None:
+        """A value that NVML gives in thousandths."""
+        value = self._driver.number(name, handle, wide=wide)
+        if value is None:
+            return None
+        if value >= (2**62 if wide else 2**31 - 16):
+            self._driver.dropped["invalid_value"] += 1
+            return None
+        return value / 1000
+
+    def _clocks(self, handle: Any) -> dict[str, float]:
+        found = {}
+        for name, kind in _CLOCKS:
+            megahertz = self._driver.number("nvmlDeviceGetClockInfo", handle, kind)
+            if megahertz is not None and megahertz < 100_000:
+                found[name] = megahertz * 1e6
+        return found
+
+    def _throttle(self, handle: Any) -> dict[str, bool]:
+        reasons = self._driver.number("nvmlDeviceGetCurrentClocksEventReasons", handle, wide=True)
+        if reasons is None:
+            reasons = self._driver.number(
+                "nvmlDeviceGetCurrentClocksThrottleReasons", handle, wide=True
+            )
+        return {} if reasons is None else {name: bool(reasons & bit) for name, bit in _THROTTLE}
+
+    def _ecc_errors(self, handle: Any) -> dict[str, int]:
+        found = {}
+        for name, kind in _ECC:
+            count = self._driver.number("nvmlDeviceGetTotalEccErrors", handle, kind, 0, wide=True)
+            if count is None:
+                break
+            found[name] = count
+        return found
+
+    # -----------------------------------------------------------------------------------------
+    # Processes
+
+    def _processes(self, card: _Card, handle: Any) -> tuple[GpuProcess, ...] | None:
+        """Processes on a card, each once; None where a list cannot be read or believed."""
+        found: dict[int, GpuProcess] = {}
+        refused = 0
+        for kind, name in _LISTS:
+            rows = self._rows(card, handle, kind, name=name)
+            if rows is None:
+                return None
+            for row in rows:
+                pid, memory = int(row.pid), _available(int(row.usedGpuMemory))
+                if not 0 < pid <= MAX_PID:
+                    refused += 1
+                    continue
+                known = found.get(pid)
+                if known is None:
+                    found[pid] = GpuProcess(pid=pid, kind=kind, memory_bytes=memory)
+                elif memory is not None and memory > (known.memory_bytes or 0):
+                    found[pid] = GpuProcess(pid=pid, kind=known.kind, memory_bytes=memory)
+        if refused:
+            self._driver.dropped["pid"] += refused
+        if refused > len(found):
+            # Mostly nonsense: the rows have another size than we read them with.
+            self._driver.dropped["process_table"] += 1
+            self._whole = False
+            return None
+        return tuple(found[pid] for pid in sorted(found))
+
+    def _rows(self, card: _Card, handle: Any, kind: ProcessKind, *, name: str) -> Any | None:
+        rows = card.rows.get(kind)
+        if rows is None:
+            rows = card.rows[kind] = (drivers.PROCESS_INFO * 64)()
+        for _ in range(_MAX_TRIES):
+            count = ctypes.c_uint(len(rows))
+            code = self._driver.call(f"{name}_v3", handle, ctypes.byref(count), rows)
+            if code in drivers.FEATURE:
+                count.value = len(rows)
+                code = self._driver.call(f"{name}_v2", handle, ctypes.byref(count), rows)
+            if code == drivers.SUCCESS:
+                return rows[: min(count.value, len(rows))]
+            if code != drivers.INSUFFICIENT_SIZE:
+                break
+            # Processes may start between two tries: ask for more than there were.
+            size = min(max(count.value, len(rows)) * 2, _MAX_ROWS)
+            rows = card.rows[kind] = (drivers.PROCESS_INFO * size)()
+        if code in drivers.LOST:
+            raise drivers.Lost
+        if code in drivers.FEATURE:
+            # A card may have no list of graphics or MPS; without the first one it has none at all.
+            return None if kind is ProcessKind.COMPUTE else ()
+        self._count_failure(code)
+        self._whole = False
+        return None
+
+    def _with_utilization(
+        self,
+        card: _Card,
+        handle: Any,
+        processes: tuple[GpuProcess, ...],
+        *,
+        busy: float | None,
+        mig: bool,
+    ) -> tuple[GpuProcess, ...]:
+        """The processes with what the driver says of their load.
+
+        A listed process without a sample did nothing: NVML keeps samples of busy ones only, and
+        says NOT_FOUND where it has none. That holds only where samples work, so: not with MIG, not
+        after any other error, and not on a card that is busy by nobody's samples.
+        """
+        samples = None if mig else self._samples(card, handle)
+        if samples is None:
+            return processes
+        if busy is not None and busy >= BUSY_RATIO and not samples:
+            self._driver.dropped["contradiction"] += len(processes)
+            return processes
+        return tuple(
+            GpuProcess(
+                pid=process.pid,
+                kind=process.kind,
+                memory_bytes=process.memory_bytes,
+                utilization_ratio=samples.get(process.pid, 0.0),
+            )
+            for process in processes
+        )
+
+    def _samples(self, card: _Card, handle: Any) -> dict[int, float] | None:
+        """Utilization by pid since the last snapshot, or None where samples do not work."""
+        now = self._clock.wall()
+        since = card.last_sample or round((now - FIRST_WINDOW_SECONDS) * 1e6)
+        # However short ago the last snapshot was: a window holds at least one sample period.
+        since = min(since, round((now - SAMPLE_PERIOD_SECONDS) * 1e6))
+        rows = self._sample_rows(card, handle, since)
+        if rows is None:
+            return None
+        newest: dict[int, tuple[int, float]] = {}
+        latest = round((now + CLOCK_TOLERANCE_SECONDS) * 1e6)
+        for row in rows:
+            taken, percent = int(row.timeStamp), int(row.smUtil)
+            if taken <= since:
+                self._driver.dropped["stale_sample"] += 1
+            elif taken > latest or percent > 100 or not 0 < row.pid <= MAX_PID:
+                self._driver.dropped["invalid_sample"] += 1
+            else:
+                card.last_sample = max(card.last_sample, taken)
+                if taken >= newest.get(int(row.pid), (0, 0.0))[0]:
+                    newest[int(row.pid)] = (taken, percent / 100)
+        return {pid: ratio for pid, (_, ratio) in newest.items()}
+
+    def _sample_rows(self, card: _Card, handle: Any, since: int) -> Any | None:
+        if card.samples is None:
+            card.samples = (drivers.PROCESS_SAMPLE * 128)()
+        for _ in range(_MAX_TRIES):
+            count = ctypes.c_uint(len(card.samples))
+            code = self._driver.call(
+                "nvmlDeviceGetProcessUtilization",
+                handle,
+                card.samples,
+                ctypes.byref(count),
+                ctypes.c_ulonglong(since),
+            )
+            if code == drivers.SUCCESS:
+                return card.samples[: min(count.value, len(card.samples))]
+            if code == drivers.NOT_FOUND:
+                return ()
+            if code != drivers.INSUFFICIENT_SIZE:
+                break
+            size = min(max(count.value, len(card.samples)) * 2, _MAX_ROWS)
+            card.samples = (drivers.PROCESS_SAMPLE * size)()
+        if code in drivers.LOST:
+            raise drivers.Lost
+        if code not in drivers.FEATURE:
+            self._count_failure(code)
+        return None
+
+
+def _available(memory: int) -> int | None:
+    """NVML says all bits set (or, signed, their half) where it does not know."""
+    return None if memory >= 2**63 - 1 else memory
