@@ -1,0 +1,337 @@
+"""Takes actions on, once each, and remembers what became of them, also over its own restarts."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gpuwarden.agent_api import Action, ActionReport, ActionRequest, ActionState, Outcome
+from gpuwarden.errors import RefusedAction
+from gpuwarden.exporter.agent.authorisations import Rejected
+from gpuwarden.exporter.agent.journal import Journal, JournalError, Record
+from gpuwarden.exporter.agent.ladder import Interrupted, Ladder, finish
+from gpuwarden.exporter.agent.settings import MAXIMUM_GRACE_SECONDS, MINIMUM_GRACE_SECONDS
+from gpuwarden.exporter.processes import parse_proc_job_id, read_process
+from gpuwarden.job_files import LeaveRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuwarden.exporter.agent.targets import Target
+
+MAX_AT_ONCE = 16
+"""Actions that may be under way at the same time; further ones are refused, not queued."""
+_HOUR = 3600.0
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Actions:
+    """The actions of this node. Safe for threads."""
+
+    def __init__(self, journal: Journal, ladder: Ladder, *, terminates_per_hour: int) -> None:
+        self._journal = journal
+        self._ladder = ladder
+        self._clock = ladder.clock
+        self._requests = ladder.requests
+        self._per_hour = terminates_per_hour
+        self._lock = threading.RLock()
+        self._threads: dict[str, threading.Thread] = {}
+        # Held processes of ladders under way: no process is in two of them.
+        self._busy: dict[str, frozenset[tuple[int, int]]] = {}
+
+    # -----------------------------------------------------------------------------------------
+    # The API's side
+
+    def find(self, decision_id: str) -> ActionReport | None:
+        """The report of a decision, or None where it was never taken on."""
+        with self._lock:
+            record = self._journal.find(decision_id)
+        return None if record is None else record.report
+
+    def submit(self, request: ActionRequest) -> ActionReport:
+        """Take an authorised request on; answers at once.
+
+        A decision that is known, and a `terminate` of an attempt that is being or has been ended,
+        are answered by the report there is, and nothing is done a second time.
+
+        Raises:
+            Rejected: another engine has taken over, or the decision's name is taken.
+        """
+        with self._lock:
+            known = self._known(request)
+            if known is not None:
+                return known
+            if request.epoch < self._journal.epoch:
+                raise Rejected(
+                    403,
+                    "stale_epoch",
+                    f"an engine of epoch {self._journal.epoch} has spoken; {request.epoch} is over",
+                )
+            record = _record(request, self._clock.wall())
+            if len(self._threads) >= MAX_AT_ONCE:
+                return finish(
+                    record, Outcome.REFUSED, "busy", f"{MAX_AT_ONCE} actions are under way"
+                ).report
+            try:
+                self._journal.append("accepted", record, time=self._clock.wall())
+            except JournalError as error:
+                return finish(record, Outcome.REFUSED, "journal", str(error)).report
+            self._start(record, lambda: self._carry_out(request, record))
+            return record.report
+
+    def _known(self, request: ActionRequest) -> ActionReport | None:
+        known = self._journal.find(request.decision_id)
+        if known is not None:
+            if (known.report.job_id, known.report.action) != (request.job_id, request.action):
+                raise Rejected(
+                    409,
+                    "decision_reused",
+                    f"{request.decision_id} is {known.report.action} of {known.report.job_id}",
+                )
+            return known.report
+        if request.action is not Action.TERMINATE:
+            return None
+        first = self._journal.attempt(request.job_id) or self._under_way(request.job_id)
+        if first is None:
+            return None
+        try:
+            self._journal.alias(request.decision_id, first.decision_id, time=self._clock.wall())
+        except JournalError as error:
+            # Only the name is lost; the attempt itself is on disk.
+            _log.error("journal", error=str(error), decision_id=request.decision_id)
+        return first.report
+
+    def _under_way(self, job_id: str) -> Record | None:
+        """A `terminate` that has been taken on and not yet begun."""
+        for name in self._threads:
+            record = self._journal.records.get(name)
+            if (
+                record is not None
+                and record.report.job_id == job_id
+                and record.report.action is Action.TERMINATE
+                and not record.finished
+            ):
+                return record
+        return None
+
+    # -----------------------------------------------------------------------------------------
+    # Over restarts
+
+    def recover(self) -> None:
+        """Take up what an earlier agent process left; to be called once, before any `submit`."""
+        with self._lock:
+            for record in self._journal.unfinished():
+                if record.begun is None:
+                    self._save(
+                        "finished",
+                        finish(
+                            record,
+                            Outcome.FAILED,
+                            "restarted",
+                            "the agent was restarted before it came to this: ask again",
+                        ),
+                    )
+                else:
+                    _log.warning("taking up", decision_id=record.decision_id)
+                    self._start(record, self._resumption(record))
+
+    def _resumption(self, record: Record) -> Callable[[], None]:
+        return lambda: self._ladder.resume(record, self._save)
+
+    def sweep(self) -> None:
+        """Remove leave requests that are over; to be called now and then."""
+        for run_id, request in self._requests.pending():
+            with self._lock:
+                record = self._journal.find(request.decision_id)
+            if record is not None and not record.finished:
+                continue
+            if self._requests.is_over(request) or (
+                record is not None and self._has_left(record.report.job_id)
+            ):
+                try:
+                    self._requests.withdraw(run_id, request.decision_id)
+                except RefusedAction as error:
+                    _log.warning("leave request", error=str(error))
+
+    def _has_left(self, job_id: str) -> bool:
+        """Whether the root of a job of this node is known to be gone."""
+        parsed = parse_proc_job_id(job_id)
+        if parsed is None:
+            return False
+        try:
+            process = read_process(parsed[1], self._ladder.resolver.proc)
+        except OSError:
+            return False
+        return process is None or process.start_ticks != parsed[2] or process.ended
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Stop: every ladder continues what it stopped, and stays open in the journal."""
+        self._ladder.wake.set()
+        with self._lock:
+            threads = list(self._threads.values())
+        for thread in threads:
+            thread.join(timeout)
+
+    # -----------------------------------------------------------------------------------------
+    # The threads' side
+
+    def _start(self, record: Record, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Interrupted:
+                _log.warning("left for the next start", decision_id=record.decision_id)
+            except Exception as error:  # noqa: BLE001 (the thread's last resort: reported below)
+                _log.exception("action failed", decision_id=record.decision_id)
+                self._fail(record.decision_id, error)
+            finally:
+                with self._lock:
+                    self._threads.pop(record.decision_id, None)
+                    self._busy.pop(record.decision_id, None)
+
+        # A daemon: a driver or disk that hangs must not keep the agent from ending.
+        thread = threading.Thread(target=run, name=record.decision_id, daemon=True)
+        self._threads[record.decision_id] = thread
+        thread.start()
+
+    def _fail(self, decision_id: str, error: Exception) -> None:
+        with self._lock:
+            record = self._journal.records[decision_id]
+            if not record.finished:
+                self._save("finished", finish(record, Outcome.FAILED, "internal", repr(error)))
+
+    def _save(self, event: str, record: Record) -> None:
+        """Journal a step. An outcome is the outcome even if it cannot be written."""
+        with self._lock:
+            try:
+                self._journal.append(event, record, time=self._clock.wall())
+            except JournalError as error:
+                if not record.finished:
+                    raise
+                _log.error("journal", error=str(error), decision_id=record.decision_id)
+                self._journal.remember(record)
+        report = record.report
+        _log.info(
+            event,
+            decision_id=report.decision_id,
+            job_id=report.job_id,
+            action=report.action.value,
+            outcome=report.outcome and report.outcome.value,
+            reason=report.reason,
+        )
+
+    def _carry_out(self, request: ActionRequest, record: Record) -> None:
+        try:
+            _check_grace(request.grace)
+            if request.action is Action.TERMINATE:
+                self._terminate(request, record)
+            elif request.action is Action.INSPECT:
+                self._save("finished", self._inspect(request, record))
+            else:
+                self._save("finished", self._ask(request, record))
+        except RefusedAction as error:
+            self._save("finished", finish(record, Outcome.REFUSED, error.reason, str(error)))
+        except JournalError as error:
+            self._save("finished", finish(record, Outcome.REFUSED, "journal", str(error)))
+
+    def _terminate(self, request: ActionRequest, record: Record) -> None:
+        with self._ladder.resolver.resolve(request) as target:
+            self._ladder.climb(self._begin(record, target), target, self._save)
+
+    def _begin(self, record: Record, target: Target) -> Record:
+        """Journal the ladder as begun: from here on nobody else ends this attempt."""
+        now = self._clock.wall()
+        processes = frozenset(identity.key for identity in target.group.identities)
+        steps = {"verified": now, "journalled": now}
+        begun = dataclasses.replace(
+            record,
+            report=dataclasses.replace(record.report, state=ActionState.ACTING, steps=steps),
+            begun=now,
+            cgroup=target.scope.cgroup,
+            dedicated=target.scope.dedicated,
+            root=target.root,
+            members=target.group.identities,
+            holdings=target.holdings,
+            device_used=target.device_used,
+        )
+        with self._lock:
+            if any(not processes.isdisjoint(others) for others in self._busy.values()):
+                raise RefusedAction("busy", "a process of the job is being ended with another job")
+            if self._journal.begun_since(now - _HOUR) >= self._per_hour:
+                raise RefusedAction(
+                    "rate_limit", f"{self._per_hour} jobs were ended within an hour on this node"
+                )
+            self._ladder.resolver.guards.check_kill_switch()
+            self._save("begun", begun)
+            self._busy[record.decision_id] = processes
+        return begun
+
+    def _inspect(self, request: ActionRequest, record: Record) -> Record:
+        with self._ladder.resolver.resolve(request) as target:
+            report = dataclasses.replace(
+                record.report,
+                steps={"verified": self._clock.wall()},
+                processes=target.touched(target.group.identities, {}),
+            )
+        return finish(dataclasses.replace(record, report=report), Outcome.DONE)
+
+    def _ask(self, request: ActionRequest, record: Record) -> Record:
+        """Write or withdraw a leave request."""
+        run_id = request.run_id
+        if run_id is None:
+            return finish(
+                record, Outcome.UNDELIVERABLE, "no_run", "the job has no run that could be asked"
+            )
+        if request.action is Action.CANCEL:
+            if self._requests.withdraw(run_id):
+                return finish(record, Outcome.DONE)
+            return finish(
+                record, Outcome.UNDELIVERABLE, "no_request", f"{run_id} has no leave request"
+            )
+        self._ladder.resolver.guards.check_kill_switch()
+        keep = request.action is Action.REQUEST_CHECKPOINT
+        now = self._clock.wall()
+        self._requests.write(
+            run_id,
+            LeaveRequest(
+                decision_id=request.decision_id,
+                leave_by=now + request.grace,
+                at=request.at,
+                then="continue" if keep else request.then,
+                reason=request.reason,
+            ),
+        )
+        report = dataclasses.replace(record.report, steps={"leave_requested": now})
+        return finish(dataclasses.replace(record, report=report), Outcome.DONE)
+
+
+def _check_grace(grace: float) -> None:
+    if not MINIMUM_GRACE_SECONDS <= grace <= MAXIMUM_GRACE_SECONDS:
+        raise RefusedAction(
+            "grace",
+            f"a grace of {grace:g} s is outside of {MINIMUM_GRACE_SECONDS:g} to "
+            f"{MAXIMUM_GRACE_SECONDS:g} s",
+        )
+
+
+def _record(request: ActionRequest, now: float) -> Record:
+    return Record(
+        report=ActionReport(
+            decision_id=request.decision_id,
+            job_id=request.job_id,
+            action=request.action,
+            state=ActionState.ACCEPTED,
+        ),
+        epoch=request.epoch,
+        boot_id=request.boot_id,
+        run_id=request.run_id,
+        grace=request.grace,
+        at=request.at,
+        then=request.then,
+        reason=request.reason,
+        accepted=now,
+    )

@@ -1,0 +1,225 @@
+"""The agent's HTTP API, and the life of its process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from gpuwarden import agent_api
+from gpuwarden.agent_api import NodeInfo
+from gpuwarden.clock import SystemClock
+from gpuwarden.errors import InvalidInput
+from gpuwarden.exporter.agent.actions import Actions
+from gpuwarden.exporter.agent.authorisations import Authoriser, Rejected
+from gpuwarden.exporter.agent.guards import Guards
+from gpuwarden.exporter.agent.handles import Wake
+from gpuwarden.exporter.agent.journal import Journal
+from gpuwarden.exporter.agent.keys import KeyRing
+from gpuwarden.exporter.agent.ladder import Ladder
+from gpuwarden.exporter.agent.proofs import BoundedDevices
+from gpuwarden.exporter.agent.requests import LeaveRequests
+from gpuwarden.exporter.agent.targets import Resolver
+from gpuwarden.exporter.nvml import open_gpus
+from gpuwarden.exporter.processes import Launchers, boot_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import Request
+
+    from gpuwarden.exporter.agent.settings import AgentSettings
+
+BODY_SECONDS = 10.0
+SWEEP_SECONDS = 30.0
+CONNECTIONS = 64
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The agent's endpoints.
+
+    Attributes:
+        actions: what is done.
+        authoriser: who may ask for it.
+    """
+
+    actions: Actions
+    authoriser: Authoriser
+
+    def application(self) -> Starlette:
+        """The ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/v1/node", self.node, methods=["GET"]),
+                Route("/v1/actions", self.submit, methods=["POST"]),
+                Route("/v1/actions/{decision_id}", self.report, methods=["GET"]),
+                Route("/-/healthy", self.healthy, methods=["GET"]),
+                Route("/-/ready", self.ready, methods=["GET"]),
+            ],
+            lifespan=self._lifespan,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        sweeper = asyncio.create_task(self._sweep())
+        try:
+            yield
+        finally:
+            sweeper.cancel()
+            await asyncio.gather(sweeper, return_exceptions=True)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await run_in_threadpool(self.actions.sweep)
+            except OSError as error:
+                _log.warning("leave requests not swept", error=str(error))
+
+    async def node(self, _request: Request) -> Response:
+        """Which node and boot this is, and which keys it accepts."""
+        key_ids = await run_in_threadpool(lambda: self.authoriser.keys.key_ids)
+        info = NodeInfo(self.authoriser.node, self.authoriser.boot_id, key_ids)
+        return _json(200, info.encode())
+
+    async def submit(self, request: Request) -> Response:
+        """Take an action on."""
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await _body(request)
+            signature = request.headers.get(agent_api.SIGNATURE_HEADER)
+            asked = await run_in_threadpool(self.authoriser.read, body, signature)
+            report = await run_in_threadpool(self.actions.submit, asked)
+        except TimeoutError:
+            return _error(408, "timeout", f"the body took longer than {BODY_SECONDS:g} s")
+        except Rejected as error:
+            _log.warning(
+                "rejected",
+                error=error.error,
+                message=str(error),
+                client=request.client.host if request.client is not None else "",
+            )
+            return _error(error.status, error.error, str(error))
+        return _json(202, report.encode())
+
+    async def report(self, request: Request) -> Response:
+        """What became of an action."""
+        decision_id = request.path_params["decision_id"]
+        report = await run_in_threadpool(self.actions.find, decision_id)
+        if report is None:
+            return _error(404, "unknown_action", "this agent never took that decision on")
+        return _json(200, report.encode())
+
+    async def healthy(self, _request: Request) -> Response:
+        """Whether the process serves at all."""
+        return PlainTextResponse("gpuwarden agent is healthy\n")
+
+    async def ready(self, _request: Request) -> Response:
+        """Whether the agent could act if it were told to."""
+        if not await run_in_threadpool(lambda: self.authoriser.keys.key_ids):
+            return PlainTextResponse("no public key of an engine can be used\n", 503)
+        return PlainTextResponse("gpuwarden agent is ready\n")
+
+
+async def _body(request: Request) -> bytes:
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > agent_api.MAX_BODY_BYTES:
+            raise Rejected(
+                413, "too_large", f"the body is larger than {agent_api.MAX_BODY_BYTES} bytes"
+            )
+    return bytes(content)
+
+
+def _json(status: int, content: bytes) -> Response:
+    return Response(content, status, media_type="application/json")
+
+
+def _error(status: int, error: str, message: str) -> Response:
+    return _json(status, json.dumps({"error": error, "message": message}).encode())
+
+
+def run(settings: AgentSettings) -> None:
+    """Run an agent until SIGTERM or SIGINT.
+
+    Raises:
+        GpuwardenError: it cannot start; the message says what to do.
+    """
+    _raise_open_files()
+    clock, wake = SystemClock(), Wake()
+    keys = KeyRing(settings.keys)
+    try:
+        requests = LeaveRequests(settings.jobs, clock)
+    except OSError as error:
+        raise InvalidInput(
+            f"--jobs.directory {settings.jobs} cannot be used: {error.strerror}"
+        ) from error
+    driver = open_gpus(settings.gpus)
+    resolver = Resolver(
+        guards=Guards(protect=settings.protect, kill_switch=settings.kill_switch),
+        launchers=Launchers.with_extra(settings.launchers),
+        devices=BoundedDevices(driver),
+        host_pids=settings.gpus != "nvml",
+    )
+    ladder = Ladder(resolver, requests, clock, wake, proof_timeout=settings.proof_timeout)
+    journal = Journal(settings.journal)
+    actions = Actions(journal, ladder, terminates_per_hour=settings.terminates_per_hour)
+    try:
+        actions.recover()
+        _serve(Api(actions, Authoriser(keys, settings.node, boot_id(), clock)), settings)
+    finally:
+        actions.close()
+        journal.close()
+        driver.close()
+
+
+def _serve(api: Api, settings: AgentSettings) -> None:
+    config = uvicorn.Config(
+        api.application(),
+        host=settings.host,
+        port=settings.port,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ws="none",
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=2,
+    )
+    # uvicorn raises the signal again once it has stopped; this makes that an orderly end.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)
+    server = uvicorn.Server(config)
+    server.run()
+    if not server.started:
+        raise InvalidInput(
+            f"--web.listen-address {settings.host}:{settings.port} cannot be listened on: see the "
+            "log above"
+        )
+
+
+def _raise_open_files() -> None:
+    """One descriptor is held per process of a job; large jobs have thousands."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,230 @@
+"""`gpuwarden agent`: run a node's agent, and make the key pair by which the engine commands it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gpuwarden import durations, logs
+from gpuwarden.exporter.agent import settings
+from gpuwarden.exporter.agent.guards import DEFAULT_KILL_SWITCH
+from gpuwarden.job_files import DIRECTORY_VARIABLE, directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., None]")
+
+
+class _Duration(click.ParamType[float]):
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            return durations.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _run_options(command: F) -> F:
+    """Add the options of a running agent; plain `agent` and `agent run` have the same."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+_FILE = click.Path(path_type=Path)
+_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--web.listen-address",
+        "listen",
+        metavar="HOST:PORT",
+        default=settings.DEFAULT_LISTEN,
+        show_default=True,
+        help="Where the engine reaches this agent.",
+    ),
+    click.option(
+        "--web.tls-cert-file",
+        "tls_certificate",
+        type=_FILE,
+        help="Serve HTTPS with this certificate (PEM).",
+    ),
+    click.option("--web.tls-key-file", "tls_key", type=_FILE, help="Its private key (PEM)."),
+    click.option(
+        "--node",
+        metavar="NAME",
+        default=socket.gethostname,
+        show_default="the host's name",
+        help="This node's name, as requests must call it.",
+    ),
+    click.option(
+        "--keys",
+        type=_FILE,
+        metavar="DIR",
+        help="Folder of the engine's public keys (*.pub); read again when it changes.  [required]",
+    ),
+    click.option(
+        "--journal",
+        type=_FILE,
+        default=settings.DEFAULT_JOURNAL,
+        show_default=True,
+        help="What was done; an attempt is ended once only because it stands here.",
+    ),
+    click.option(
+        "--jobs.directory",
+        "jobs",
+        type=_FILE,
+        show_default=f"${DIRECTORY_VARIABLE} or /run/gpuwarden",
+        help="Leave requests are written to its folder requests/.",
+    ),
+    click.option(
+        "--gpus",
+        metavar="nvml|simulated:FILE",
+        default="nvml",
+        show_default=True,
+        help="The driver, or a simulated one by a scenario file.",
+    ),
+    click.option(
+        "--kill-switch",
+        type=_FILE,
+        default=DEFAULT_KILL_SWITCH,
+        show_default=True,
+        help="Nothing is signalled while this file exists.",
+    ),
+    click.option(
+        "--protect",
+        multiple=True,
+        metavar="NAME|PATH",
+        help="Never signal processes of this name (which anybody can take) or executable; "
+        "repeatable.",
+    ),
+    click.option(
+        "--attribution.launcher",
+        "launchers",
+        multiple=True,
+        metavar="COMM",
+        help="A further process name that starts jobs but is part of none; repeatable. Must equal "
+        "the exporter's.",
+    ),
+    click.option(
+        "--proof-timeout",
+        type=_Duration(),
+        default="30s",
+        show_default=True,
+        help="How long NVML may go on listing an ended process.",
+    ),
+    click.option(
+        "--limit.terminate-per-hour",
+        "terminates_per_hour",
+        type=click.IntRange(min=0),
+        default=12,
+        show_default=True,
+        help="Jobs that may be ended within any hour; 0 ends none.",
+    ),
+    click.option(
+        "--log.level",
+        "log_level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+    ),
+    click.option(
+        "--log.format",
+        "log_format",
+        type=click.Choice(["auto", "console", "json"]),
+        default="auto",
+        show_default=True,
+    ),
+)
+
+
+_FIRST_STEPS = """\b
+First make the keys, then run it:
+  gpuwarden agent keys --out /etc/gpuwarden/engine
+  gpuwarden agent --keys /etc/gpuwarden/keys
+"""
+
+
+@click.group(invoke_without_command=True, epilog=_FIRST_STEPS)
+@_run_options
+@click.pass_context
+def agent(context: click.Context, /, **options: Any) -> None:
+    """End processes on this node when the engine, by its signature, says so.
+
+    The agent finds a job's processes itself, asks them to leave, ends what stays, proves that NVML
+    has let go of them, and refuses what is not safe. It needs the right to signal (CAP_KILL, or
+    root) and the host's PID namespace.
+    """
+    if context.invoked_subcommand is None:
+        _run(**options)
+
+
+@agent.command()
+@_run_options
+def run(**options: Any) -> None:
+    """Run the agent; the same as plain `gpuwarden agent`."""
+    _run(**options)
+
+
+@agent.command()
+@click.option(
+    "--out",
+    type=_FILE,
+    metavar="DIR",
+    required=True,
+    help="Folder for engine.key and engine.pub; made if it is missing.",
+)
+def keys(out: Path) -> None:
+    """Make the key pair by which the engine commands its nodes.
+
+    Nothing is overwritten. To change keys without a gap: make a new pair, add its engine.pub to
+    every node under another name, give the engine the new engine.key, then remove the old .pub.
+    """
+    from gpuwarden.exporter.agent import keys as key_files  # noqa: PLC0415 (loads cryptography)
+
+    pair = key_files.generate(out)
+    click.echo(f"key id       {pair.key_id}")
+    click.echo(f"private key  {pair.private}  stays with the engine; nobody else may read it")
+    click.echo(f"public key   {pair.public}  goes into the folder --keys of every node's agent")
+
+
+def _run(
+    listen: str,
+    keys: Path | None,
+    jobs: Path | None,
+    *,
+    log_level: str,
+    log_format: str,
+    **rest: Any,
+) -> None:
+    if keys is None:
+        raise click.UsageError(
+            "--keys DIR is missing: the folder with the engine's public key. `gpuwarden agent keys "
+            "--out DIR` makes a pair"
+        )
+    try:
+        host, port = settings.parse_address(listen)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--web.listen-address") from error
+    if (rest["tls_certificate"] is None) != (rest["tls_key"] is None):
+        raise click.UsageError("--web.tls-cert-file and --web.tls-key-file go together")
+    logs.configure(log_level, log_format)
+    from gpuwarden.exporter.agent import app  # noqa: PLC0415 (loads the server; --help does not)
+
+    app.run(
+        settings.AgentSettings(
+            keys=keys,
+            host=host,
+            port=port,
+            jobs=directory() if jobs is None else jobs,
+            protect=frozenset(rest.pop("protect")),
+            **rest,
+        )
+    )

@@ -1,0 +1,215 @@
+"""Which processes belong to a job, decided from /proc alone; pure functions over one snapshot.
+
+A process belongs to the job if it is below a member; or, once its parent is gone, if it is in a
+process group or session that a member leads or led; or if it is in a cgroup that is the job's own;
+or if the engine has seen it there. In every case it must have the job's uid and cgroup, must not be
+older than the job, and must not be below the root of another job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwarden.exporter.agent.guards import in_cgroup
+from gpuwarden.exporter.processes import (
+    Launchers,
+    Process,
+    children_by_parent,
+    job_root,
+    start_time,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gpuwarden.agent_api import ProcessRef
+
+START_TOLERANCE_SECONDS = 1.0
+"""Start times are compared so: the node's boot time moves with its wall clock."""
+
+_REAPERS = frozenset({"systemd", "init", "containerd-shim", "conmon", "tini", "dumb-init"})
+"""Who may have taken over a process whose parent is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the members of a job have in common.
+
+    Attributes:
+        uid: of all members.
+        cgroup: of all members, or above theirs.
+        since_ticks: no member is older.
+        dedicated: whether everything in the cgroup belongs to the job.
+        launchers: what starts jobs on this node.
+    """
+
+    uid: int
+    cgroup: str
+    since_ticks: int
+    dedicated: bool
+    launchers: Launchers
+
+    @classmethod
+    def of(cls, root: Process, *, dedicated: bool, launchers: Launchers) -> Scope:
+        """The scope of a job by its root."""
+        return cls(root.uid, root.cgroup, root.start_ticks, dedicated, launchers)
+
+    def fits(self, process: Process) -> bool:
+        """Whether a process may belong to the job at all."""
+        if process.pid <= 2 or process.start_ticks < self.since_ticks:
+            return False
+        if self.dedicated:
+            return in_cgroup(process, self.cgroup)
+        return process.uid == self.uid and process.cgroup == self.cgroup
+
+
+def find(
+    processes: Mapping[int, Process],
+    known: Collection[tuple[int, int]],
+    scope: Scope,
+    *,
+    seen: Collection[ProcessRef] = (),
+    booted: float | None = None,
+) -> tuple[Process, ...]:
+    """Find the living members of a job.
+
+    Args:
+        processes: all processes, by pid.
+        known: (pid, start ticks) of members, dead ones included: what they led still counts.
+        scope: what members have in common.
+        seen: processes that the engine saw in the job.
+        booted: Unix time of boot, needed for entries of `seen` without start ticks.
+
+    Returns:
+        Members, the known ones first, parents before their children.
+    """
+    search = _Search(processes, scope, dict(known))
+    seen_by_pid = {reference.pid: reference for reference in seen}
+    for pid, ticks in known:
+        process = processes.get(pid)
+        if process is not None and process.start_ticks == ticks:
+            search.take(process)
+    # Each round can only add, and what it adds may lead further groups.
+    while search.extend(seen_by_pid, booted):
+        pass
+    return tuple(process for process in search.found.values() if not _is_dead(process))
+
+
+class _Search:
+    """Members found so far, and how to find more."""
+
+    def __init__(
+        self, processes: Mapping[int, Process], scope: Scope, leaders: dict[int, int]
+    ) -> None:
+        self.found: dict[int, Process] = {}
+        self._processes = processes
+        self._children = children_by_parent(processes)
+        self._scope = scope
+        self._leaders = leaders
+
+    def take(self, process: Process) -> None:
+        """Add a member and what is below it."""
+        waiting = [process]
+        while waiting:
+            member = waiting.pop()
+            if member.pid in self.found:
+                continue
+            self.found[member.pid] = member
+            self._leaders[member.pid] = member.start_ticks
+            if member is not process and self._scope.launchers.includes(member):
+                continue  # what a launcher starts is another job
+            for pid in reversed(self._children.get(member.pid, [])):
+                child = self._processes[pid]
+                # A child is never older than its parent: that one would have taken over the pid.
+                if self._scope.fits(child) and child.start_ticks >= member.start_ticks:
+                    waiting.append(child)
+
+    def extend(self, seen: Mapping[int, ProcessRef], booted: float | None) -> bool:
+        """Add what is not below a member; says whether there was any."""
+        before = len(self.found)
+        for process in self._processes.values():
+            if process.pid in self.found or not self._scope.fits(process):
+                continue
+            if self._scope.dedicated or (
+                self._is_claimed(process, seen, booted)
+                and is_loose(self._processes, process, self._scope, self.found)
+            ):
+                self.take(process)
+        return len(self.found) > before
+
+    def _is_claimed(
+        self, process: Process, seen: Mapping[int, ProcessRef], booted: float | None
+    ) -> bool:
+        if self._scope.launchers.includes(process):
+            return False
+        reference = seen.get(process.pid)
+        return (
+            self._is_led(process.pgid)
+            or self._is_led(process.session)
+            or (reference is not None and matches(reference, process, booted))
+        )
+
+    def _is_led(self, leader: int) -> bool:
+        """Whether a group or session is led by a member, or was and has no other leader now."""
+        if leader not in self._leaders:
+            return False
+        now = self._processes.get(leader)
+        return now is None or now.start_ticks == self._leaders[leader]
+
+
+def _is_dead(process: Process) -> bool:
+    # A zombie with more than one thread has only lost its first one.
+    return process.ended and process.threads <= 1
+
+
+def is_loose(
+    processes: Mapping[int, Process],
+    process: Process,
+    scope: Scope,
+    found: Mapping[int, Process],
+) -> bool:
+    """Whether a process is below a member, or below nobody since its parent is gone."""
+    root = job_root(processes, process.pid, launchers=scope.launchers)
+    if root.pid in found:
+        return True
+    parent = processes.get(root.ppid)
+    return parent is None or parent.pid == 1 or parent.comm in _REAPERS
+
+
+def matches(reference: ProcessRef, process: Process, booted: float | None) -> bool:
+    """Whether a process with the pid that the engine saw is the one it saw: by its start."""
+    if reference.start_ticks is not None:
+        return reference.start_ticks == process.start_ticks
+    if reference.start_time is None or booted is None:
+        return False
+    began = start_time(process, booted=booted)
+    return abs(began - reference.start_time) <= START_TOLERANCE_SECONDS
+
+
+def orphans(
+    processes: Mapping[int, Process],
+    seen: Iterable[ProcessRef],
+    *,
+    launchers: Launchers,
+    since_ticks: int,
+    booted: float,
+) -> tuple[Process, ...]:
+    """Processes that the engine saw in a job whose root is gone, and that belong to nobody else.
+
+    Args:
+        processes: all processes, by pid.
+        seen: processes that the engine saw in the job.
+        launchers: what starts jobs on this node.
+        since_ticks: start of the root that is gone; none of its children is older.
+        booted: Unix time of boot.
+    """
+    found: dict[int, Process] = {}
+    for reference in seen:
+        process = processes.get(reference.pid)
+        if process is None or _is_dead(process) or not matches(reference, process, booted):
+            continue
+        scope = Scope(process.uid, process.cgroup, since_ticks, False, launchers)  # noqa: FBT003
+        if scope.fits(process) and is_loose(processes, process, scope, found):
+            found[process.pid] = process
+    return tuple(found.values())

@@ -1,0 +1,105 @@
+"""Leave requests: the files by which the agent asks a trainer to save, or to save and leave.
+
+The agent is the only writer of `requests/`; a request that nobody needs any more must go, because a
+run keeps its name when it is resumed and would leave again at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuwarden import job_files
+from gpuwarden.errors import RefusedAction
+from gpuwarden.job_files import JobFileError, LeaveRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from gpuwarden.clock import Clock
+
+KEEP_SECONDS = 600.0
+"""A request stays this long after its `leave_by`, for a trainer that is late."""
+MAX_FILES = 10_000
+
+
+class LeaveRequests:
+    """The folder `requests/` of the job directory."""
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        """Make the folder where it is missing.
+
+        Args:
+            directory: the job directory, such as /run/gpuwarden.
+            clock: to tell which requests are over.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self._directory = directory
+        self._folder = directory / "requests"
+        self._clock = clock
+        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+
+    def write(self, run_id: str, request: LeaveRequest) -> None:
+        """Ask a run; replaces an earlier request.
+
+        Raises:
+            RefusedAction: `requests`, the file cannot be written.
+        """
+        try:
+            job_files.write(
+                job_files.request_path(self._directory, run_id), request.encode(), durable=True
+            )
+        except (OSError, JobFileError) as error:
+            raise RefusedAction(
+                "requests", f"the leave request cannot be written to {self._folder}: {error}"
+            ) from error
+
+    def withdraw(self, run_id: str, decision_id: str | None = None) -> bool:
+        """Remove a run's request.
+
+        Args:
+            run_id: the run.
+            decision_id: only if it is this decision's; None removes any.
+
+        Returns:
+            Whether there was one to remove.
+
+        Raises:
+            RefusedAction: `requests`, it cannot be removed.
+        """
+        path = job_files.request_path(self._directory, run_id)
+        try:
+            if decision_id is not None:
+                present = self._read(path)
+                if present is None or present.decision_id != decision_id:
+                    return False
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise RefusedAction(
+                "requests", f"the leave request {path} cannot be removed: {error.strerror}"
+            ) from error
+        return True
+
+    def pending(self) -> Iterator[tuple[str, LeaveRequest]]:
+        """Run and request of every file that can be read; at most 10,000."""
+        for number, path in enumerate(self._folder.glob("*.json")):
+            if number >= MAX_FILES:
+                return
+            request = self._read(path)
+            if request is not None and job_files.RUN_ID.fullmatch(path.stem):
+                yield path.stem, request
+
+    def is_over(self, request: LeaveRequest) -> bool:
+        """Whether nobody can still be about to follow a request."""
+        return self._clock.wall() > request.leave_by + KEEP_SECONDS
+
+    @staticmethod
+    def _read(path: Path) -> LeaveRequest | None:
+        try:
+            return LeaveRequest.decode(job_files.read(path).content)
+        except (FileNotFoundError, JobFileError):
+            return None

@@ -1,0 +1,66 @@
+"""What an agent is told at its start."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwarden.exporter.agent.guards import DEFAULT_KILL_SWITCH
+from gpuwarden.job_files import DEFAULT_DIRECTORY
+
+DEFAULT_LISTEN = "127.0.0.1:9836"
+DEFAULT_JOURNAL = Path("/var/lib/gpuwarden/agent.journal")
+MINIMUM_GRACE_SECONDS = 1.0
+MAXIMUM_GRACE_SECONDS = 3600.0
+
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Settings of one agent.
+
+    Attributes:
+        node: its name, as engine and requests call it.
+        keys: folder of the engine's public keys.
+        host: address to listen on.
+        port: likewise; 0 lets the system choose.
+        tls_certificate: PEM file of the server's certificate, or None for plain HTTP.
+        tls_key: PEM file of its key.
+        journal: the journal's file.
+        jobs: the job directory.
+        gpus: `nvml`, or `simulated:FILE`.
+        kill_switch: nothing is signalled while this file exists.
+        protect: names or executables that are never signalled.
+        launchers: further names of processes that start jobs; must equal the exporter's.
+        proof_timeout: seconds that NVML has to forget ended processes.
+        terminates_per_hour: ladders that may be begun within any hour.
+    """
+
+    node: str
+    keys: Path
+    host: str = "127.0.0.1"
+    port: int = 9836
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    journal: Path = DEFAULT_JOURNAL
+    jobs: Path = DEFAULT_DIRECTORY
+    gpus: str = "nvml"
+    kill_switch: Path = DEFAULT_KILL_SWITCH
+    protect: frozenset[str] = frozenset()
+    launchers: tuple[str, ...] = ()
+    proof_timeout: float = 30.0
+    terminates_per_hour: int = 12
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`, `:PORT` (every address) or `[IPV6]:PORT`.
+
+    Raises:
+        ValueError: with a sentence that says how to write it.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise ValueError(f"{text!r} is not an address: write it like {DEFAULT_LISTEN} or :9836")
+    return match["v6"] or match["host"] or "0.0.0.0", int(match["port"])
