@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -281,6 +281,9 @@ class Not(Strict):
     not_: Condition = Field(alias="not")
 
 
+Leaf = Signal | ProfileCondition | SilentFor | Promql
+"""A condition that measures something."""
+
 _KINDS = ("signal", "profile", "silent_for", "promql", "all", "any", "not")
 _CLASSES: dict[str, str] = {
     "Signal": "signal",
@@ -321,6 +324,21 @@ Condition = Annotated[
     ),
 ]
 """One condition of a rule. Tags begin with `if:`, so that a place in a file is not mistaken."""
+
+
+def leaves(condition: Condition) -> Iterator[Leaf]:
+    """The conditions that measure something, in their order."""
+    match condition:
+        case All():
+            for part in condition.all:
+                yield from leaves(part)
+        case Any_():
+            for part in condition.any:
+                yield from leaves(part)
+        case Not():
+            yield from leaves(condition.not_)
+        case _:
+            yield condition
 
 
 for _model in (All, Any_, Not):

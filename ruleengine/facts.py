@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from gpuwarden.catalogue import SCRAPE_JOB
 from gpuwarden.errors import GpuwardenError, TemporaryError
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.conditions import All, Any_, Not, ProfileCondition, Promql, Signal
+from gpuwarden.ruleengine.conditions import ProfileCondition, Promql, Signal, leaves
 from gpuwarden.ruleengine.prometheus import QueryRefused
 from gpuwarden.ruleengine.verdicts import (
+    MAX_SKEW_SECONDS,
     FleetFacts,
     GpuFacts,
     JobFacts,
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.model import RuleSet
     from gpuwarden.ruleengine.prometheus import Sample, Source
 
-MAX_SKEW_SECONDS = 5.0
-"""Clocks further apart than this make a node's, or the whole tick's, facts unusable."""
 MAX_DARK_SHARE = 0.1
 """With more of the expected nodes dark, nothing is ended."""
 SNAPSHOT_INTERVAL_SECONDS = 2.0
@@ -71,22 +70,15 @@ def needed_keys(rules: RuleSet) -> set[SignalKey]:
 
 
 def condition_keys(condition: Condition) -> Iterable[SignalKey]:
-    """The queries behind one condition and those below it."""
-    match condition:
-        case Signal() | Promql():
-            yield condition.key
-        case ProfileCondition():
-            yield from condition.keys
-        case All():
-            for part in condition.all:
-                yield from condition_keys(part)
-        case Any_():
-            for part in condition.any:
-                yield from condition_keys(part)
-        case Not():
-            yield from condition_keys(condition.not_)
-        case _:
-            return
+    """The queries behind a condition."""
+    for leaf in leaves(condition):
+        match leaf:
+            case Signal() | Promql():
+                yield leaf.key
+            case ProfileCondition():
+                yield from leaf.keys
+            case _:
+                pass  # silence is read from the inventory
 
 
 async def gather(
@@ -149,9 +141,9 @@ async def gather(
         rows={name: task.result() for name, task in inventory.items()},
         answers={key: task.result() for key, task in values.items()},
         skew=skew.result(),
-        fresh=signals.FRESH_SCRAPES * scrape_interval,
         expected=expected_nodes,
         teams=teams or {},
+        scrape_interval=scrape_interval,
     ).facts()
 
 
@@ -211,9 +203,9 @@ class _Fleet:
     rows: dict[str, list[Sample]]
     answers: dict[SignalKey, list[Sample] | str]
     skew: float
-    fresh: float
     expected: int | None
     teams: Mapping[str, str]
+    scrape_interval: float
 
     def facts(self) -> FleetFacts:
         dark, skews = self._nodes()
@@ -241,6 +233,7 @@ class _Fleet:
             problems=tuple(_problems(expected, lit, worst)),
             cards=self._card_subjects(cards, device, dark),
             failed=failed,
+            scrape_interval=self.scrape_interval,
         )
 
     # -- nodes
@@ -257,7 +250,7 @@ class _Fleet:
             age = at - row.value
             skew = min(0.0, age) or max(0.0, age - 2 * SNAPSHOT_INTERVAL_SECONDS)
             skews[node] = skew
-            if at < self.time - self.fresh:
+            if at < self.time - signals.FRESH_SCRAPES * self.scrape_interval:
                 dark[node] = "dark_node"
             elif abs(skew) > MAX_SKEW_SECONDS:
                 dark[node] = "clock_skew"

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+MAX_SKEW_SECONDS = 5.0
+"""Clocks further apart than this make a node's, or a whole tick's, facts unusable."""
+
+
 class Truth(Enum):
     """Kleene's three values; UNKNOWN never acts."""
 
@@ -145,6 +149,7 @@ class FleetFacts:
         cards: every card, as a subject for rules with `target: gpu`; by its UUID, which is also
             the `job_id` of these facts. A card is never ended.
         failed: custom expressions that could not be evaluated -> why.
+        scrape_interval: of the nodes, in seconds.
     """
 
     time: float
@@ -155,6 +160,7 @@ class FleetFacts:
     problems: tuple[str, ...] = ()
     cards: Mapping[str, JobFacts] = field(default_factory=lambda: MappingProxyType({}))
     failed: Mapping[SignalKey, str] = field(default_factory=lambda: MappingProxyType({}))
+    scrape_interval: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,231 @@
+"""Causes: why a job uses its cards as it does, as far as the facts tell. Pure.
+
+The order of the questions is the order of certainty: memory that does not fit the declared batch
+is arithmetic; waiting for data is measured by the loop; clocks lowered by heat are read from the
+card; and a busy card that yields little leaves the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwarden.ruleengine import quantities, signals
+from gpuwarden.ruleengine.profiles import describe, expectation
+from gpuwarden.ruleengine.quantities import Unit
+from gpuwarden.ruleengine.verdicts import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpuwarden.ruleengine.model import Profile
+    from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
+
+DATA_LOADING = "data-loading"
+HYPERPARAMETERS = "hyperparameters"
+MODEL = "model"
+HARDWARE = "hardware"
+IDLE = "idle"
+UNKNOWN = "unknown"
+
+TOLERANCE = 0.15
+"""A value this far from its expectation is called different."""
+WAIT_SHARE = 0.4
+"""A loop that waits this much of its training time is starved."""
+BLOCKED_PROCESSES = 1.0
+"""On average this many processes blocked on I/O point at storage."""
+BUSY = 0.8
+IDLE_UTILIZATION = 0.05
+
+HARMFUL_THROTTLING = frozenset(
+    {
+        "hw_slowdown",
+        "hw_thermal_slowdown",
+        "hw_power_brake_slowdown",
+        "sw_thermal_slowdown",
+        "hw_thermal",
+        "hw_power_brake",
+        "sw_thermal",
+    }
+)
+"""Reasons that are a fault of the machine; the power cap is how a busy card normally runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """The figures that causes are told from; None where not known."""
+
+    profile: Profile | None
+    memory: float | None
+    utilization: float | None
+    lowest_utilization: float | None
+    throughput: float | None
+    wait: float | None
+    cores: float | None
+    blocked: float | None
+    throttling: tuple[str, ...]
+    declared: bool
+
+    @property
+    def slow(self) -> bool | None:
+        """Whether throughput is below its expectation; None where it cannot be told."""
+        expected = self.profile.throughput if self.profile else None
+        if expected is None or self.throughput is None:
+            return None
+        return self.throughput < expected * (1 - TOLERANCE)
+
+
+def diagnose(job: JobFacts, verdict: Verdict, profiles: Iterable[Profile]) -> Cause:
+    """Name the probable cause of a violation.
+
+    Args:
+        job: the job's facts.
+        verdict: the violation; its evidence is quoted where no cause can be told.
+        profiles: expectations.
+
+    Returns:
+        The cause with the figures that speak for it, and what the owner could do.
+    """
+    facts = _facts(job, expectation(job, profiles))
+    found = (
+        _hyperparameters(facts)
+        or _data_loading(facts)
+        or _idle(facts)
+        or _hardware(facts)
+        or _model(facts)
+    )
+    if found is not None:
+        return found
+    seen = "; ".join(
+        f"{item.condition}: {item.measured}" for item in verdict.evidence if item.measured
+    )
+    return Cause(UNKNOWN, seen or "no figures are known that would tell a cause")
+
+
+def _facts(job: JobFacts, profile: Profile | None) -> _Facts:
+    cards = _per_card(job, "gpu_utilization")
+    return _Facts(
+        profile=profile,
+        memory=max(_per_card(job, "gpu_memory"), default=None),
+        utilization=max(cards, default=None) if len(cards) == len(job.gpus) else None,
+        lowest_utilization=min(cards, default=None),
+        throughput=_of_job(job, "throughput"),
+        wait=_of_job(job, "data_wait_share"),
+        cores=_of_job(job, "job_cpu_cores"),
+        blocked=_of_job(job, "job_io_wait"),
+        throttling=tuple(
+            sorted({reason for gpu in job.gpus for reason in gpu.throttle} & HARMFUL_THROTTLING)
+        ),
+        declared=job.run is not None and not job.run.conflict,
+    )
+
+
+def _per_card(job: JobFacts, signal: str) -> list[float]:
+    """The mean of each card over the longest window that is known."""
+    keys = [key for key in job.values if key.signal == signal and key.agg == "avg"]
+    if not keys:
+        return []
+    longest = max(keys, key=lambda key: (key.window_seconds, key.samples or 0))
+    return list(job.values[longest].values())
+
+
+def _of_job(job: JobFacts, signal: str) -> float | None:
+    values = _per_card(job, signal)
+    return values[0] if values else None
+
+
+def _hyperparameters(facts: _Facts) -> Cause | None:
+    profile = facts.profile
+    expected = profile.gpu_memory if profile else None
+    if profile is None or expected is None or facts.memory is None:
+        return None
+    if facts.memory <= expected * (1 + TOLERANCE):
+        return None
+    because = (
+        f"{quantities.render(facts.memory, Unit.BYTES)} of GPU memory are held, where "
+        f"{quantities.render(expected, Unit.BYTES)} are expected of {describe(profile)}"
+        f"{_throughput(facts)}"
+    )
+    return Cause(
+        HYPERPARAMETERS,
+        because,
+        f"declare what really runs, or set batch={profile.batch} and imgsz={profile.imgsz}; "
+        "look for tensors that are kept from step to step",
+    )
+
+
+def _data_loading(facts: _Facts) -> Cause | None:
+    if facts.slow is False:
+        return None
+    if facts.wait is not None and facts.wait >= WAIT_SHARE:
+        because = (
+            f"the training loop waits for data in {quantities.render(facts.wait, Unit.RATIO)} of "
+            f"its time{_throughput(facts)}{_cpu(facts)}"
+        )
+    elif facts.slow and facts.wait is None and (facts.blocked or 0.0) >= BLOCKED_PROCESSES:
+        because = (
+            f"{quantities.render(facts.blocked or 0.0, Unit.COUNT)} processes are blocked on I/O "
+            f"on average{_throughput(facts)}{_cpu(facts)}"
+        )
+    else:
+        return None
+    return Cause(
+        DATA_LOADING,
+        because,
+        "raise workers=, use cache=ram or cache=disk, or move the data set to local storage",
+    )
+
+
+def _idle(facts: _Facts) -> Cause | None:
+    if facts.utilization is None or facts.utilization > IDLE_UTILIZATION or facts.throughput:
+        return None
+    memory = (
+        f"{quantities.render(facts.memory, Unit.BYTES)} of GPU memory are held"
+        if facts.memory
+        else "the GPU is held"
+    )
+    because = (
+        f"{memory} and the GPU is used {quantities.render(facts.utilization, Unit.RATIO)}"
+        f"{_cpu(facts)}"
+    )
+    return Cause(
+        IDLE, because, "end the process or shut the notebook's kernel down to free the GPU"
+    )
+
+
+def _hardware(facts: _Facts) -> Cause | None:
+    if not facts.throttling or facts.slow is False:
+        return None
+    return Cause(
+        HARDWARE,
+        f"the GPU's clocks are lowered ({', '.join(facts.throttling)}){_throughput(facts)}",
+        "nothing in the training needs to change: the operators should look at cooling and power",
+    )
+
+
+def _model(facts: _Facts) -> Cause | None:
+    if not facts.slow or facts.lowest_utilization is None or facts.lowest_utilization < BUSY:
+        return None
+    return Cause(
+        MODEL,
+        f"the GPU is busy {quantities.render(facts.lowest_utilization, Unit.RATIO)} of the time"
+        f"{_throughput(facts)}",
+        "compare the model with its profile: changed layers, amp=False or debugging hooks cost "
+        "this much",
+    )
+
+
+def _throughput(facts: _Facts) -> str:
+    if facts.throughput is None:
+        return ""
+    text = f"; {quantities.render(facts.throughput, Unit.IMAGES_PER_SECOND)}"
+    expected = facts.profile.throughput if facts.profile else None
+    if expected is None:
+        return text
+    return f"{text} of {quantities.render(expected, Unit.IMAGES_PER_SECOND)} expected"
+
+
+def _cpu(facts: _Facts) -> str:
+    if facts.cores is None:
+        return ""
+    return f"; it uses {quantities.render(facts.cores, signals.SIGNALS['job_cpu_cores'].unit)}"

@@ -1,0 +1,438 @@
+"""Judging: what one rule says of one job. Pure, and three-valued after Kleene.
+
+NO is 0, UNKNOWN 1/2, YES 1; `all` is the minimum, `any` the maximum, `not` is 1 - x, and of an
+empty set nothing is known. UNKNOWN never acts, so everything that is missing, late, ambiguous or
+too early becomes UNKNOWN with a reason that people can read.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpuwarden import durations
+from gpuwarden.ruleengine import quantities, signals, whitelists
+from gpuwarden.ruleengine.conditions import (
+    All,
+    Any_,
+    Gpus,
+    Not,
+    ProfileCondition,
+    Promql,
+    Signal,
+    SilentFor,
+    leaves,
+)
+from gpuwarden.ruleengine.model import Target
+from gpuwarden.ruleengine.profiles import describe, expectation
+from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Evidence, Truth, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpuwarden.ruleengine.conditions import Comparing, Condition
+    from gpuwarden.ruleengine.model import Profile, Rule, WhitelistEntry
+    from gpuwarden.ruleengine.verdicts import FleetFacts, GpuFacts, JobFacts, SignalKey
+
+    _Combine = Callable[[Iterable[Truth]], Truth]
+    _Holds = Callable[[float], bool]
+    _Found = tuple[Truth, tuple[Evidence, ...]]
+
+__all__ = ["all_of", "any_of", "applies", "evaluate", "expectation", "negate", "subjects"]
+
+
+def all_of(truths: Iterable[Truth]) -> Truth:
+    """Kleene's conjunction: the minimum; UNKNOWN of nothing."""
+    return min(truths, key=lambda truth: truth.value, default=Truth.UNKNOWN)
+
+
+def any_of(truths: Iterable[Truth]) -> Truth:
+    """Kleene's disjunction: the maximum; UNKNOWN of nothing."""
+    return max(truths, key=lambda truth: truth.value, default=Truth.UNKNOWN)
+
+
+def negate(truth: Truth) -> Truth:
+    """Kleene's negation; what is unknown stays unknown."""
+    return Truth(1.0 - truth.value)
+
+
+def subjects(rule: Rule, fleet: FleetFacts) -> Mapping[str, JobFacts]:
+    """What a rule judges: the jobs, or for `target: gpu` the cards, by their id."""
+    return fleet.jobs if rule.target is Target.JOB else fleet.cards
+
+
+def evaluate(
+    rule: Rule,
+    job: JobFacts,
+    fleet: FleetFacts,
+    *,
+    profiles: Sequence[Profile],
+    whitelist: Sequence[WhitelistEntry] | None,
+    now: float,
+    trusted: bool = True,
+) -> Verdict:
+    """Say whether a job violates a rule.
+
+    Args:
+        rule: the rule.
+        job: one of `subjects(rule, fleet)`.
+        fleet: the facts that the job belongs to.
+        profiles: expectations.
+        whitelist: protections, or None if they could not be read: then everything is protected.
+        now: Unix time to which the facts belong.
+        trusted: False once the time is used up for which a job's word may delay the rule: then
+            heartbeat, log and phases are ignored.
+
+    Returns:
+        The verdict. `self_report_only` says that the answer without the job's word would be YES.
+    """
+    verdict = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted))
+    if not trusted or verdict.truth is Truth.YES or verdict.protected or not _listens(rule):
+        return verdict
+    plain = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted=False))
+    return replace(verdict, self_report_only=plain.truth is Truth.YES)
+
+
+def _listens(rule: Rule) -> bool:
+    """Whether a job's word can delay the rule at all."""
+    return bool(rule.ignore_phases) or any(
+        channel != "cpu"
+        for part in leaves(rule.when)
+        if isinstance(part, SilentFor)
+        for channel in part.signals
+    )
+
+
+def applies(rule: Rule, job: JobFacts) -> Truth:
+    """Whether a job is one of those that the rule is about: its team and all of `match`.
+
+    A label that the job lacks does not match. UNKNOWN where the node is dark and the label, which
+    may have been lost with it, is missing.
+    """
+    missing = Truth.NO if job.fresh else Truth.UNKNOWN
+    truths = [Truth.YES]
+    if rule.team:
+        truths.append(_matched(re.escape(rule.team), job.team, missing))
+    for key, pattern in rule.match.items():
+        texts = _labels(key, job)
+        truths.append(all_of(_matched(pattern, text, missing) for text in texts or ("",)))
+    return all_of(truths)
+
+
+def _labels(key: str, job: JobFacts) -> Sequence[str]:
+    """The texts that a `match` key is compared with; all of them must match."""
+    if key == "gpu":
+        return [gpu.name for gpu in job.gpus]
+    if key == "node":
+        return [_host(instance) for instance in job.instances or (job.instance,)]
+    if key == "interactive":
+        return ["true" if job.interactive else "false"]
+    if key in ("model", "project", "run_id"):
+        if job.run is None or job.run.conflict:
+            return [""]
+        return [str(getattr(job.run, key))]
+    return [str(getattr(job, key))]
+
+
+def _host(instance: str) -> str:
+    """The host of a Prometheus target `host:port` or `[v6]:port`."""
+    host, colon, port = instance.rpartition(":")
+    return host.strip("[]") if colon and port.isdecimal() else instance
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def _matched(pattern: str, text: str, missing: Truth) -> Truth:
+    if not text:
+        return missing
+    return Truth.YES if _compiled(pattern).fullmatch(text) else Truth.NO
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What judging needs beside the rule and the job."""
+
+    fleet: FleetFacts
+    profiles: Sequence[Profile]
+    whitelist: Sequence[WhitelistEntry] | None
+    now: float
+    trusted: bool
+
+
+def _judge(rule: Rule, job: JobFacts, context: _Context) -> Verdict:
+    def verdict(truth: Truth, *evidence: Evidence, protected: str = "") -> Verdict:
+        return Verdict(rule.id, job.job_id, truth, evidence, protected)
+
+    meant = applies(rule, job)
+    if meant is Truth.NO:
+        return verdict(Truth.NO, Evidence("the rule's match", Truth.NO))
+    protected, why = whitelists.protection(rule.id, job, context.whitelist, now=context.now)
+    if protected is Truth.YES:
+        return verdict(Truth.NO, protected=why)
+    if not job.fresh:
+        text = "the node's snapshot is current"
+        return verdict(Truth.UNKNOWN, _unknown(text, job.not_fresh_reason or "dark_node"))
+    if protected is Truth.UNKNOWN:
+        return verdict(Truth.UNKNOWN, _unknown("not on the whitelist", "whitelist", why))
+    judge = _Judge(rule, job, context)
+    gate = judge.gate()
+    truth, evidence = judge.condition(rule.when)
+    if gate is not None:
+        return verdict(Truth.UNKNOWN, gate, *evidence)
+    return verdict(truth, *evidence)
+
+
+def _unknown(condition: str, reason: str, measured: str = "") -> Evidence:
+    return Evidence(condition, Truth.UNKNOWN, measured=measured, reason=reason)
+
+
+class _Judge:
+    """One rule, one job, one moment."""
+
+    def __init__(self, rule: Rule, job: JobFacts, context: _Context) -> None:
+        self._rule = rule
+        self._job = job
+        self._context = context
+        self._now = context.now
+        self._scrape = context.fleet.scrape_interval
+        # A card has no cold start: it was there before anybody used it.
+        begin = job.first_gpu_use if job.first_gpu_use is not None else job.start_time
+        if rule.target is Target.GPU:
+            begin = -math.inf
+        self._begin = begin
+        self._warm = begin + rule.cold_start if begin is not None else None
+
+    # -- before the conditions
+
+    def gate(self) -> Evidence | None:
+        """Why the rule is not judged yet, or None."""
+        return self._cold() or self._phase()
+
+    def _cold(self) -> Evidence | None:
+        text = f"cold start of {durations.render(self._rule.cold_start)} is over"
+        if self._warm is None or self._begin is None:
+            return _unknown(text, "no_start", "neither its start nor its first GPU use is known")
+        if self._begin > self._now + MAX_SKEW_SECONDS:
+            return _unknown(text, "clock_skew", "its start lies in the future")
+        if self._now < self._warm:
+            since = durations.render(round(max(0.0, self._now - self._begin)))
+            return _unknown(text, "cold_start", f"{since} since the first GPU use")
+        return None
+
+    def _phase(self) -> Evidence | None:
+        run = self._job.run
+        if not self._rule.ignore_phases or run is None or not self._context.trusted:
+            return None
+        text = "not in a phase that the rule ignores"
+        if run.conflict:
+            return _unknown(text, "run_conflict", f"the run {run.run_id} is claimed twice")
+        limit = next((v for k, v in self._rule.ignore_phases.items() if k == run.phase), None)
+        if limit is None:
+            return None
+        if run.phase_since is None or run.phase_since > self._now + MAX_SKEW_SECONDS:
+            return _unknown(text, "phase", f"in {run.phase}, since when is not known")
+        age = self._now - run.phase_since
+        if age >= limit:
+            return None
+        measured = f"in {run.phase} for {durations.render(round(max(0.0, age)))}"
+        return _unknown(text, "phase", f"{measured}, ignored for {durations.render(limit)}")
+
+    # -- conditions
+
+    def condition(self, condition: Condition) -> _Found:
+        """The truth of a condition, and one piece of evidence for each one that measures."""
+        match condition:
+            case All():
+                return self._combine(condition.all, all_of)
+            case Any_():
+                return self._combine(condition.any, any_of)
+            case Not():
+                truth, evidence = self.condition(condition.not_)
+                return negate(truth), evidence
+            case ProfileCondition():
+                found = [self._deviation(condition, name) for name in condition.profile.entries]
+                return any_of(item.truth for item in found), tuple(found)
+        single = self._leaf(condition)
+        return single.truth, (single,)
+
+    def _leaf(self, condition: Signal | SilentFor | Promql) -> Evidence:
+        match condition:
+            case Signal():
+                return self._signal(condition)
+            case SilentFor():
+                return self._silence(condition)
+            case Promql():
+                return self._expression(condition)
+
+    def _combine(self, parts: Sequence[Condition], how: _Combine) -> _Found:
+        found = [self.condition(part) for part in parts]
+        return how(truth for truth, _ in found), tuple(e for _, each in found for e in each)
+
+    def _early(self, key: SignalKey) -> bool:
+        """Whether the window reaches back into the cold start."""
+        if self._warm is None:
+            return True
+        return self._now - signals.window_length(key, self._scrape) < self._warm
+
+    def _signal(self, condition: Signal) -> Evidence:
+        spec, key = condition.spec, condition.key
+        how = (
+            f"for {quantities.render(condition.share, quantities.Unit.RATIO)} of"
+            if condition.share is not None
+            else (condition.agg or "mean")
+        )
+        over = f" over {condition.window}" if condition.window is not None else ""
+        text = f"{condition.signal} {how}{over} {condition.comparison_text}"
+        if not spec.per_gpu:
+            return self._job_value(text, condition, key)
+        wanted = condition.gpus or Gpus.ALL
+        return self._cards(
+            f"{text}, {wanted} GPUs" if self._rule.target is Target.JOB else text,
+            key,
+            wanted,
+            holds=condition.holds,
+        )
+
+    def _job_value(self, text: str, condition: Comparing, key: SignalKey) -> Evidence:
+        found = self._context.fleet.failed.get(key)
+        if found is not None:
+            return _unknown(text, "query_failed", found)
+        value = self._job.values.get(key, {}).get("")
+        if value is None or self._early(key):
+            return _unknown(text, "no_data" if value is None else "cold_start")
+        return Evidence(
+            text,
+            Truth.YES if condition.holds(value) else Truth.NO,
+            measured=_rendered(key, value),
+            values={"": value},
+        )
+
+    def _cards(
+        self, text: str, key: SignalKey, gpus: Gpus, *, holds: _Holds, expected: str = ""
+    ) -> Evidence:
+        """A comparison on each card that the job holds."""
+        found = [(gpu, *self._card(gpu, key, holds)) for gpu in self._job.gpus]
+        truths = [truth for _, truth, _ in found]
+        truth = all_of(truths) if gpus is Gpus.ALL else any_of(truths)
+        reason = ""
+        if truth is Truth.UNKNOWN:
+            reason = next((why for _, _, why in found if why), "no_gpus")
+        values = self._job.values.get(key, {})
+        known = {gpu.uuid: values[gpu.uuid] for gpu in self._job.gpus if gpu.uuid in values}
+        return Evidence(
+            text,
+            truth,
+            measured=_listed(self._job.gpus, key, known),
+            reason=reason,
+            values=known,
+            expected=expected,
+        )
+
+    def _card(self, gpu: GpuFacts, key: SignalKey, holds: _Holds) -> tuple[Truth, str]:
+        if signals.SIGNALS[key.signal].device and gpu.tenants > 1:
+            return Truth.UNKNOWN, "shared_card"
+        value = self._job.values.get(key, {}).get(gpu.uuid)
+        if value is None:
+            return Truth.UNKNOWN, "no_data"
+        if self._early(key):
+            return Truth.UNKNOWN, "cold_start"
+        return (Truth.YES if holds(value) else Truth.NO), ""
+
+    def _deviation(self, condition: ProfileCondition, name: str) -> Evidence:
+        deviation, key = condition.profile.entries[name], condition.key(name)
+        text = f"{name} over {condition.window} is {deviation} of the expectation"
+        run = self._job.run
+        if run is None or run.conflict:
+            return _unknown(text, "no_run" if run is None else "run_conflict")
+        if name != "gpu_memory" and any(gpu.tenants > 1 for gpu in self._job.gpus):
+            return _unknown(text, "shared_card")
+        profile = expectation(self._job, self._context.profiles)
+        target = profile.expected.get(name) if profile is not None else None
+        if profile is None or target is None:
+            return _unknown(text, "no_profile")
+        expected = f"{_rendered(key, target)} ({describe(profile)})"
+
+        def holds(value: float) -> bool:
+            return deviation.exceeded(value, target, tolerance=profile.tolerance)
+
+        if signals.SIGNALS[name].per_gpu:
+            return self._cards(text, key, condition.gpus, holds=holds, expected=expected)
+        value = self._job.values.get(key, {}).get("")
+        if value is None or self._early(key):
+            return replace(
+                _unknown(text, "no_data" if value is None else "cold_start"), expected=expected
+            )
+        truth = Truth.YES if holds(value) else Truth.NO
+        return Evidence(
+            text, truth, measured=_rendered(key, value), values={"": value}, expected=expected
+        )
+
+    def _expression(self, condition: Promql) -> Evidence:
+        flat = " ".join(condition.promql.split())
+        short = flat if len(flat) <= 60 else f"{flat[:57]}..."
+        return self._job_value(f"{short} {condition.comparison_text}", condition, condition.key)
+
+    def _silence(self, condition: SilentFor) -> Evidence:
+        """A channel that the job never had is silent as long as its CPU use is known."""
+        needed = condition.silent_for
+        channels: list[str] = [
+            channel for channel in condition.signals if channel == "cpu" or self._context.trusted
+        ]
+        text = f"silent for {durations.render(needed)} on {', '.join(channels) or 'nothing'}"
+        activity = self._job.activity
+        found = [self._channel(channel, needed) for channel in channels]
+        truth = all_of(found)
+        ages = {name: self._now - activity[name] for name in channels if name in activity}
+        parts = [
+            f"{name} {durations.render(round(max(0.0, ages[name])))} ago"
+            if name in ages
+            else f"{name} never"
+            for name in channels
+        ]
+        reason = ""
+        if truth is Truth.UNKNOWN:
+            skewed = any(age < -MAX_SKEW_SECONDS for age in ages.values())
+            reason = "clock_skew" if skewed else "no_data"
+            if "cpu" in activity and not skewed:
+                reason = "cold_start" if channels else "self_report"
+        return Evidence(text, truth, measured=", ".join(parts), reason=reason, values=ages)
+
+    def _channel(self, channel: str, needed: float) -> Truth:
+        last = self._job.activity.get(channel)
+        if last is None:
+            known = "cpu" in self._job.activity and self._warm is not None
+            if not known or self._warm is None:
+                return Truth.UNKNOWN
+            return Truth.YES if self._now - self._warm >= needed else Truth.UNKNOWN
+        age = self._now - last
+        if age < -MAX_SKEW_SECONDS:
+            return Truth.UNKNOWN
+        if age < needed:
+            return Truth.NO
+        # Silence during the cold start does not count.
+        if self._warm is None or self._now - self._warm < needed:
+            return Truth.UNKNOWN
+        return Truth.YES
+
+
+def _rendered(key: SignalKey, value: float) -> str:
+    spec = signals.SIGNALS.get(key.signal)
+    return quantities.render(value, spec.unit if spec else quantities.Unit.COUNT)
+
+
+def _listed(gpus: Sequence[GpuFacts], key: SignalKey, known: Mapping[str, float]) -> str:
+    """The values of the first cards in words."""
+    parts = [
+        f"GPU {gpu.index or gpu.uuid}: "
+        + (_rendered(key, known[gpu.uuid]) if gpu.uuid in known else "not known")
+        for gpu in gpus[:4]
+    ]
+    if len(gpus) > 4:
+        parts.append(f"and {len(gpus) - 4} more")
+    return ", ".join(parts)

@@ -1,0 +1,331 @@
+"""What follows from several values of a rule: contradictions, and ways to end the wrong job.
+
+Codes: GW2xx are errors, GW3xx warnings. Each lint works on a rule that is well-formed in itself,
+so that the lints of one rule run even if another is broken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden import durations
+from gpuwarden.diagnostics import Severity, did_you_mean
+from gpuwarden.ruleengine import expressions, signals
+from gpuwarden.ruleengine.conditions import (
+    All,
+    Any_,
+    Not,
+    ProfileCondition,
+    Promql,
+    Signal,
+    SilentFor,
+)
+from gpuwarden.ruleengine.model import Action, Level, Mode, Target
+from gpuwarden.ruleengine.quantities import Unit, Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from gpuwarden.ruleengine.conditions import Condition
+    from gpuwarden.ruleengine.model import Profile, Rule, Stage, WhitelistEntry
+    from gpuwarden.yaml_files import Step
+
+MIN_WINDOW_SCRAPES = 4
+"""A window of time must hold this many scrapes, or one lost scrape decides."""
+SHORT_NOTICE_SECONDS = 300.0
+SHORT_GRACE_SECONDS = 10.0
+
+_UTILIZATION = frozenset({"gpu_utilization", "card_utilization", "card_memory_activity"})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A finding whose place is a path into the file, not yet a line."""
+
+    code: str
+    severity: Severity
+    path: tuple[Step, ...]
+    message: str
+    hint: str | None = None
+
+
+def _error(code: str, path: Iterable[Step], message: str, hint: str | None = None) -> Finding:
+    return Finding(code, Severity.ERROR, tuple(path), message, hint)
+
+
+def _warning(code: str, path: Iterable[Step], message: str, hint: str | None = None) -> Finding:
+    return Finding(code, Severity.WARNING, tuple(path), message, hint)
+
+
+def lint_rule(rule: Rule, *, scrape_interval: float = 5.0) -> list[Finding]:
+    """Lint one rule.
+
+    Args:
+        rule: well-formed in itself.
+        scrape_interval: of the nodes, in seconds.
+
+    Returns:
+        Findings with paths that begin at the rule.
+    """
+    return [
+        *_conditions(rule, scrape_interval),
+        *_stages(rule),
+        *(_gpu_target(rule) if rule.target is Target.GPU else ()),
+        *(_terminating(rule) if rule.terminates else ()),
+    ]
+
+
+def lint_whitelist(
+    entries: Sequence[WhitelistEntry], rule_ids: Sequence[str], *, now: float
+) -> Iterator[Finding]:
+    """Lint the whitelist of all files; paths begin at the list."""
+    for index, entry in enumerate(entries):
+        for position, rule_id in enumerate(entry.rules):
+            if rule_id not in rule_ids:
+                yield _error(
+                    "GW220",
+                    (index, "rules", position),
+                    f'there is no rule "{rule_id}", so that nothing is protected from it',
+                    did_you_mean(rule_id, rule_ids),
+                )
+        if entry.expires.timestamp() <= now:
+            yield _warning("GW304", (index, "expires"), "has passed: this protects no more")
+
+
+def lint_profiles(profiles: Sequence[Profile]) -> Iterator[Finding]:
+    """Lint the profiles of all files: two for the same training contradict each other."""
+    seen: dict[tuple[Any, ...], int] = {}
+    for index, profile in enumerate(profiles):
+        key = (
+            profile.model,
+            profile.batch,
+            profile.imgsz,
+            profile.hardware,
+            profile.gpus,
+            profile.amp,
+        )
+        if key in seen:
+            yield _error(
+                "GW221",
+                (index,),
+                "another profile has the same model, batch, imgsz, hardware, gpus and amp",
+            )
+        seen.setdefault(key, index)
+
+
+# -- conditions
+
+
+def _placed(condition: Condition, path: tuple[Step, ...]) -> Iterator[tuple[tuple[Step, ...], Any]]:
+    """Every condition below one, itself included, with its path."""
+    yield path, condition
+    match condition:
+        case All():
+            for index, part in enumerate(condition.all):
+                yield from _placed(part, (*path, "all", index))
+        case Any_():
+            for index, part in enumerate(condition.any):
+                yield from _placed(part, (*path, "any", index))
+        case Not():
+            yield from _placed(condition.not_, (*path, "not"))
+        case _:
+            pass
+
+
+def _conditions(rule: Rule, scrape_interval: float) -> Iterator[Finding]:
+    for path, condition in _placed(rule.when, ("when",)):
+        match condition:
+            case Signal():
+                yield from _signal(rule, condition, path)
+                yield from _window(
+                    condition.window, path, scrape_interval, rate=condition.spec.rate
+                )
+            case ProfileCondition():
+                yield from _window(condition.window, path, scrape_interval, rate=True)
+            case Promql():
+                for item in expressions.check(condition.promql):
+                    place = (*path, "promql")
+                    yield Finding(item.code, item.severity, place, item.message, item.hint)
+            case _:
+                pass
+
+
+def _signal(rule: Rule, condition: Signal, path: tuple[Step, ...]) -> Iterator[Finding]:
+    spec = condition.spec
+    if rule.target is Target.JOB and spec.per_gpu and condition.gpus is None:
+        yield _error(
+            "GW204",
+            path,
+            f"{condition.signal} is measured on each card: gpus must be given",
+            "write gpus: all, or gpus: any",
+        )
+    if condition.gpus is not None and (rule.target is Target.GPU or not spec.per_gpu):
+        what = "the target is one card" if rule.target is Target.GPU else "it is one for the job"
+        yield _error("GW205", (*path, "gpus"), f"gpus has no meaning here: {what}")
+    limit = condition.limit
+    impossible = (condition.comparison == "above" and limit.value >= 1) or (
+        condition.comparison == "at_least" and limit.value > 1
+    )
+    if limit.unit is Unit.RATIO and impossible:
+        yield _warning("GW303", (*path, condition.comparison), "no value is ever beyond this")
+    if condition.comparison == "below" and limit.value == 0:
+        yield _warning("GW303", (*path, "below"), "no value is ever beyond this")
+
+
+def _window(
+    window: Window | None, path: tuple[Step, ...], scrape_interval: float, *, rate: bool
+) -> Iterator[Finding]:
+    if window is None:
+        return
+    if window.samples is not None:
+        if rate and window.samples < MIN_WINDOW_SCRAPES:
+            yield _error(
+                "GW212",
+                (*path, "window"),
+                f"a rate needs at least {MIN_WINDOW_SCRAPES} samples",
+            )
+    elif window.seconds < MIN_WINDOW_SCRAPES * scrape_interval:
+        least = durations.render(MIN_WINDOW_SCRAPES * scrape_interval)
+        yield _error(
+            "GW212",
+            (*path, "window"),
+            f"shorter than {MIN_WINDOW_SCRAPES} scrapes: one lost scrape would decide",
+            f"write at least {least}",
+        )
+
+
+# -- targets and stages
+
+
+def _gpu_target(rule: Rule) -> Iterator[Finding]:
+    for path, condition in _placed(rule.when, ("when",)):
+        about_jobs = isinstance(condition, (ProfileCondition, SilentFor, Promql)) or (
+            isinstance(condition, Signal) and not condition.spec.device
+        )
+        if about_jobs:
+            known = ", ".join(name for name, spec in signals.SIGNALS.items() if spec.device)
+            yield _error("GW206", path, "this is about a job, the target is a card", f"use {known}")
+    for index, stage in enumerate(rule.stages):
+        if stage.do is Action.TERMINATE:
+            yield _error("GW206", ("stages", index, "do"), "a card cannot be ended")
+        if stage.owner_may is not None:
+            yield _error("GW206", ("stages", index, "owner_may"), "a card has no owner")
+    for key in rule.match:
+        if key not in ("node", "gpu"):
+            yield _error("GW206", ("match", key), "a card has only node and gpu to match")
+    for name in ("ignore_phases", "team"):
+        if getattr(rule, name):
+            yield _error("GW206", (name,), "this is about a job, the target is a card")
+
+
+def _stages(rule: Rule) -> Iterator[Finding]:
+    told: Stage | None = None
+    before: Stage | None = None
+    for index, stage in enumerate(rule.stages):
+        path = ("stages", index)
+        if before is not None and stage.after < before.after:
+            yield _error("GW208", (*path, "after"), "is earlier than that of the stage before it")
+        if before is not None and stage.level.rank < before.level.rank:
+            yield _error("GW208", (*path, "level"), "is lower than that of the stage before it")
+        if stage.level is Level.SEVERE and told is None:
+            yield _error(
+                "GW207",
+                path,
+                "a severe stage needs an earlier stage that notifies the owner",
+                "add one with do: notify before it",
+            )
+        if told is not None and stage.notice_delivered_for is not None:
+            earliest = told.after + stage.notice_delivered_for
+            if earliest > stage.after:
+                yield _warning(
+                    "GW306",
+                    (*path, "after"),
+                    f"the notice is not old enough before {durations.render(earliest)}",
+                )
+        if stage.do is Action.NOTIFY and told is None:
+            told = stage
+        before = stage
+
+
+# -- rules that end jobs
+
+
+def _terminating(rule: Rule) -> Iterator[Finding]:
+    for name, remark in (
+        ("match", "match: {} is every job"),
+        ("ignore_phases", "ignore_phases: {} ignores none"),
+    ):
+        if name not in rule.model_fields_set:
+            yield _error(
+                "GW211", (), f"a rule that terminates has no defaults: {name} must be given", remark
+            )
+    yield from _grounding(rule)
+    for index, stage in enumerate(rule.stages):
+        if stage.do is Action.TERMINATE:
+            yield from _haste(stage, ("stages", index))
+    if rule.mode is Mode.WARN:
+        yield _warning("GW307", ("mode",), "in warn the stage that terminates is only recorded")
+
+
+def _grounding(rule: Rule) -> Iterator[Finding]:
+    paths = _paths(rule.when, negated=False)
+    if any(path <= {"utilization"} for path in paths):
+        yield _error(
+            "GW210",
+            ("when",),
+            "utilization alone never ends a job: a training that loads data looks the same",
+            "add a condition on memory held, CPU time or silent_for with cpu",
+        )
+    if any(not path & {"utilization", "measured"} for path in paths):
+        yield _error(
+            "GW209",
+            ("when",),
+            "it can become true by what the job or an expression says alone",
+            "in each branch, add a condition that NVML or /proc measures",
+        )
+
+
+def _haste(stage: Stage, place: tuple[Step, ...]) -> Iterator[Finding]:
+    if (stage.notice_delivered_for or 0.0) < SHORT_NOTICE_SECONDS:
+        yield _warning(
+            "GW305", (*place, "notice_delivered_for"), "the owner has less than 5m to react"
+        )
+    if (stage.grace or 0.0) < SHORT_GRACE_SECONDS:
+        yield _warning("GW305", (*place, "grace"), "a checkpoint is hardly saved in less than 10s")
+
+
+def _paths(condition: Condition, *, negated: bool) -> set[frozenset[str]]:
+    """Every way in which a condition can become true, as the set of what it then rests on.
+
+    There are three things to rest on (utilization, measured, said), so that there are at most
+    eight sets, whatever the depth.
+    """
+    match condition:
+        case Not():
+            return _paths(condition.not_, negated=not negated)
+        case All() | Any_():
+            parts = condition.all if isinstance(condition, All) else condition.any
+            below = [_paths(part, negated=negated) for part in parts]
+            together = isinstance(condition, All) != negated
+        case ProfileCondition():
+            below = [{frozenset({_kind(name)})} for name in condition.profile.entries]
+            together = negated
+        case Signal():
+            return {frozenset({_kind(condition.signal)})}
+        case SilentFor():
+            return {frozenset({"measured" if "cpu" in condition.signals else "said"})}
+        case _:
+            return {frozenset({"said"})}
+    if not together:
+        return set().union(*below)
+    product = {frozenset[str]()}
+    for each in below:
+        product = {left | right for left in product for right in each}
+    return product
+
+
+def _kind(signal: str) -> str:
+    if signal in _UTILIZATION:
+        return "utilization"
+    return "said" if signals.SIGNALS[signal].self_report else "measured"

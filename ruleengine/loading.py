@@ -1,0 +1,287 @@
+"""Rule files: read, checked and merged, with the mistakes of all files in one pass."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuwarden.diagnostics import Diagnostic, Severity, render_text
+from gpuwarden.errors import InvalidInput
+from gpuwarden.ruleengine import linting
+from gpuwarden.ruleengine.fields import Strict
+from gpuwarden.ruleengine.model import (
+    Limits,
+    Profile,
+    Rule,
+    RuleSet,
+    TerminateLimits,
+    WhitelistEntry,
+)
+from gpuwarden.yaml_files import load_located, path_text, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from gpuwarden.ruleengine.linting import Finding
+    from gpuwarden.yaml_files import Document, Step
+
+_Part = TypeVar("_Part", bound=Strict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFiles:
+    """What checking rule files found.
+
+    Attributes:
+        rules: the merged set, or None if there is any error.
+        diagnostics: errors and warnings of all files, in the order of files and positions.
+        sources: each file's text, for the lines under the diagnostics.
+    """
+
+    rules: RuleSet | None
+    diagnostics: tuple[Diagnostic, ...]
+    sources: dict[str, str]
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        """The findings that make the files unusable."""
+        return tuple(item for item in self.diagnostics if item.severity is Severity.ERROR)
+
+    def render(self) -> str:
+        """All findings for people."""
+        return render_text(self.diagnostics, self.sources)
+
+
+def load_rule_files(paths: Sequence[Path], *, scrape_interval: float = 5.0) -> RuleSet:
+    """Read and merge rule files.
+
+    Args:
+        paths: in the order in which they are merged.
+        scrape_interval: of the nodes, in seconds; windows are checked against it.
+
+    Raises:
+        InvalidInput: with every error and warning of all files.
+    """
+    checked = check_rule_files(paths, scrape_interval=scrape_interval)
+    if checked.rules is None:
+        raise InvalidInput(checked.render(), checked.diagnostics)
+    return checked.rules
+
+
+def check_rule_files(
+    paths: Sequence[Path], *, scrape_interval: float = 5.0, now: float | None = None
+) -> CheckedFiles:
+    """Check rule files and say everything that is wrong with them.
+
+    Args:
+        paths: in the order in which they are merged.
+        scrape_interval: of the nodes, in seconds.
+        now: Unix time for expired protections; the machine's by default.
+    """
+    documents = [load_located(path) for path in paths]
+    return check_documents(
+        documents, scrape_interval=scrape_interval, now=time.time() if now is None else now
+    )
+
+
+def check_documents(
+    documents: Sequence[Document], *, scrape_interval: float, now: float
+) -> CheckedFiles:
+    """Like `check_rule_files`, of documents that were read already."""
+    files = [_File(document) for document in documents]
+    for file in files:
+        file.check(scrape_interval)
+    _across(files, now)
+    found = [item for file in files for item in file.findings]
+    order = {document.file: index for index, document in enumerate(documents)}
+    found.sort(key=lambda item: (order.get(item.span.file, 0), item.span, item.code))
+    sources = {document.file: document.text for document in documents}
+    usable = not any(item.severity is Severity.ERROR for item in found)
+    return CheckedFiles(_merged(files) if usable else None, tuple(dict.fromkeys(found)), sources)
+
+
+def rule_set_hash(rules: RuleSet) -> str:
+    """A short name of everything that a set says; equal sets have equal hashes."""
+    text = rules.model_dump_json(by_alias=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass
+class _File:
+    """One file while it is checked. What is well-formed is kept even if the rest is not."""
+
+    document: Document
+    value: RuleSet | None = None
+    rules: list[tuple[int, Rule]] = field(default_factory=list)
+    profiles: list[tuple[int, Profile]] = field(default_factory=list)
+    whitelist: list[tuple[int, WhitelistEntry]] = field(default_factory=list)
+    findings: list[Diagnostic] = field(default_factory=list)
+
+    def check(self, scrape_interval: float) -> None:
+        self.findings += self.document.diagnostics
+        if self.document.root is None:
+            return
+        self.value, complaints = validate(RuleSet, self.document.root)
+        self.findings += complaints
+        self.rules = self._parts(Rule, "rules")
+        self.profiles = self._parts(Profile, "profiles")
+        self.whitelist = self._parts(WhitelistEntry, "whitelist")
+        for index, rule in self.rules:
+            for finding in linting.lint_rule(rule, scrape_interval=scrape_interval):
+                self.report(finding, ("rules", index))
+
+    def _parts(self, model: type[_Part], name: str) -> list[tuple[int, _Part]]:
+        """The well-formed items of a list; what is wrong with the others was said already."""
+        root = self.document.root
+        node = root.child(name) if root is not None else None
+        found = []
+        for index, item in enumerate(node.items() if node is not None else ()):
+            value, _ = validate(model, item)
+            if value is not None:
+                found.append((index, value))
+        return found
+
+    def raw_ids(self) -> list[tuple[int, str]]:
+        """(index, id) of all rules, well-formed or not."""
+        root = self.document.root
+        node = root.child("rules") if root is not None else None
+        found = []
+        for index, item in enumerate(node.items() if node is not None else ()):
+            named = item.child("id")
+            if named is not None and isinstance(named.value, str):
+                found.append((index, named.value))
+        return found
+
+    def report(self, finding: Finding, prefix: Iterable[Step] = ()) -> None:
+        root = self.document.root
+        if root is None:
+            return
+        path = (*prefix, *finding.path)
+        node = root.at(path)
+        message = f"{path_text(path)}: {finding.message}" if path else finding.message
+        self.findings.append(
+            Diagnostic(finding.code, finding.severity, node.span, message, finding.hint)
+        )
+
+
+def _across(files: Sequence[_File], now: float) -> None:
+    """What can only be seen with all files together."""
+    first: dict[str, str] = {}
+    for file in files:
+        for index, rule_id in file.raw_ids():
+            if rule_id in first:
+                message = f'"{rule_id}" is the id of another rule, in {first[rule_id]}'
+                file.report(_error("GW219", ("rules", index, "id"), message))
+            first.setdefault(rule_id, file.document.file)
+    _whitelists(files, list(first), now)
+    _profiles(files)
+    _zones(files)
+    _limits(files)
+    for file in files:
+        _team(file)
+
+
+def _zones(files: Sequence[_File]) -> None:
+    telling = [file for file in files if file.value and _gives(file, "timezone")]
+    zones = {file.value.timezone for file in telling if file.value}
+    for file in telling if len(zones) > 1 else ():
+        message = f"the files disagree: {', '.join(sorted(zones))}"
+        file.report(_error("GW222", ("timezone",), message))
+
+
+def _limits(files: Sequence[_File]) -> None:
+    if any(_gives(file, "limits") for file in files):
+        return
+    for file in files:
+        for index, rule in file.rules:
+            if rule.enforces_terminate:
+                file.report(
+                    _error(
+                        "GW218",
+                        ("rules", index, "mode"),
+                        "enforcing terminate needs limits.terminate in one of the files",
+                        "limits: {terminate: {per_tick: 1, per_hour: 6, per_user_per_day: 3, "
+                        "halt_above_share_of_running: 10%}}",
+                    )
+                )
+
+
+def _team(file: _File) -> None:
+    """A team's file rules over its own jobs only, and exempts from its own rules only."""
+    team = file.value.team if file.value is not None else ""
+    if not team:
+        return
+    for index, rule in file.rules:
+        if rule.team not in ("", team):
+            message = f'this file is of the team "{team}" and rules over no other'
+            file.report(_error("GW223", ("rules", index, "team"), message))
+    own = {rule_id for _, rule_id in file.raw_ids()}
+    for index, entry in file.whitelist:
+        for position, rule_id in enumerate(entry.rules):
+            if rule_id not in own:
+                message = (
+                    f'this file is of the team "{team}" and cannot exempt from another\'s rule'
+                )
+                file.report(_error("GW223", ("whitelist", index, "rules", position), message))
+
+
+def _whitelists(files: Sequence[_File], rule_ids: Sequence[str], now: float) -> None:
+    for file in files:
+        for index, entry in file.whitelist:
+            for finding in linting.lint_whitelist([entry], rule_ids, now=now):
+                file.report(_moved(finding, index), ("whitelist",))
+
+
+def _profiles(files: Sequence[_File]) -> None:
+    placed = [(file, index, profile) for file in files for index, profile in file.profiles]
+    for finding in linting.lint_profiles([profile for _, _, profile in placed]):
+        position = finding.path[0]
+        file, index, _ = placed[int(position)]
+        file.report(_moved(finding, index), ("profiles",))
+
+
+def _moved(finding: Finding, index: int) -> Finding:
+    """A finding whose list index becomes that of its own file."""
+    path = (index, *finding.path[1:])
+    return linting.Finding(finding.code, finding.severity, path, finding.message, finding.hint)
+
+
+def _error(code: str, path: tuple[Step, ...], message: str, hint: str | None = None) -> Finding:
+    return linting.Finding(code, Severity.ERROR, path, message, hint)
+
+
+def _gives(file: _File, key: str) -> bool:
+    """Whether the file has the key, well-formed or not."""
+    root = file.document.root
+    return root is not None and root.child(key) is not None
+
+
+def _merged(files: Sequence[_File]) -> RuleSet:
+    values = [file.value for file in files if file.value is not None]
+    zone = next((value.timezone for value in values if "timezone" in value.model_fields_set), "UTC")
+    return RuleSet(
+        version=1,
+        timezone=zone,
+        limits=_strictest([value.limits for value in values if value.limits is not None]),
+        rules=tuple(_of_team(rule, value.team) for value in values for rule in value.rules),
+        profiles=tuple(profile for value in values for profile in value.profiles),
+        whitelist=tuple(entry for value in values for entry in value.whitelist),
+    )
+
+
+def _of_team(rule: Rule, team: str) -> Rule:
+    return rule.model_copy(update={"team": team}) if team and not rule.team else rule
+
+
+def _strictest(limits: Sequence[Limits]) -> Limits | None:
+    if not limits:
+        return None
+    names = TerminateLimits.model_fields
+    least: dict[str, Any] = {
+        name: min(getattr(item.terminate, name) for item in limits) for name in names
+    }
+    # Built from values that were validated already: a ratio is no text any more.
+    return Limits.model_construct(terminate=TerminateLimits.model_construct(**least))
