@@ -1,0 +1,104 @@
+"""`gpuwarden rules`: check rule files, and print their schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpuwarden import durations
+from gpuwarden.diagnostics import render_json
+from gpuwarden.ruleengine.loading import CheckedFiles, check_rule_files, rule_set_hash
+from gpuwarden.ruleengine.schemas import rule_file_schema
+
+
+def _duration(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
+    """Read a duration on the command line, such as 5s; seconds."""
+    try:
+        return durations.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.group()
+def rules() -> None:
+    r"""Check and document rule files.
+
+    A rule file says which use of GPUs is a violation, what is told to whom and when, and when a
+    job is ended. Example:
+
+    \b
+      gpuwarden rules check rules.d/*.yaml
+      gpuwarden rules schema > rules.schema.json
+    """
+
+
+@rules.command()
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILES..."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="text: each finding with its line; json: one document, gpuwarden.diagnostics/v1.",
+)
+@click.option(
+    "--scrape-interval",
+    callback=_duration,
+    metavar="DURATION",
+    default="5s",
+    show_default=True,
+    help="How often Prometheus scrapes the nodes; windows are checked against it.",
+)
+@click.pass_context
+def check(
+    context: click.Context, files: tuple[Path, ...], output: str, *, scrape_interval: float
+) -> None:
+    """Say everything that is wrong with rule files that are used together.
+
+    All errors of all files are found in one run, each with its line and column: syntax, unknown or
+    duplicate keys, missing units, PromQL that Prometheus 2.42 would refuse, and rules that could
+    end the wrong job.
+
+    Exit status: 0 usable (warnings are allowed); 2 not usable.
+    """
+    checked = check_rule_files(files, scrape_interval=scrape_interval)
+    if output == "json":
+        click.echo(render_json(checked.diagnostics))
+    else:
+        _print(checked, len(files))
+    if checked.rules is None:
+        context.exit(2)
+
+
+def _print(checked: CheckedFiles, count: int) -> None:
+    """The findings are the result here, so that they go to standard output."""
+    if checked.diagnostics:
+        click.echo(checked.render())
+    errors = len(checked.errors)
+    warnings = len(checked.diagnostics) - errors
+    summary = f"{count} {_plural(count, 'file')}: {errors} {_plural(errors, 'error')}, "
+    summary += f"{warnings} {_plural(warnings, 'warning')}"
+    if checked.rules is not None:
+        number = len(checked.rules.rules)
+        summary += f"; {number} {_plural(number, 'rule')}, hash {rule_set_hash(checked.rules)}"
+    click.echo(summary)
+
+
+def _plural(count: int, word: str) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+@rules.command()
+def schema() -> None:
+    r"""Print the JSON schema of rule files, for editors and CI.
+
+    With yaml-language-server, put this at the top of a rule file:
+
+    \b
+      # yaml-language-server: $schema=rules.schema.json
+    """
+    click.echo(rule_file_schema(), nl=False)
