@@ -1,1 +1,12 @@
-"""In the training's environment: publishes what the training does; saves and leaves when asked."""
+"""In the training's environment: publishes what the training does; saves and leaves when asked.
+
+`gpuwarden train` is the command; from Python, `attach(model)` gives `model.train` the same
+behaviour. Importing this package imports neither torch nor ultralytics.
+"""
+
+from __future__ import annotations
+
+from gpuwarden.trainer.leaving import leave_pending
+from gpuwarden.trainer.sessions import LeftTraining, attach
+
+__all__ = ["LeftTraining", "attach", "leave_pending"]

@@ -1,0 +1,455 @@
+"""The hooks that gpuwarden mixes into a task's trainer class, on top of whatever it does itself.
+
+Ultralytics' loop is used as it is. Its accumulation counter and batch index are locals that no hook
+can reach: they are made to follow by handing stand-in batches to a stand-in model on resume, and by
+gating each optimizer step through `accumulate`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PosixPath
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.errors import InvalidInput
+from gpuwarden.trainer import captures, orders, resume
+from gpuwarden.trainer.leaving import Leave, QuietWorker
+from gpuwarden.trainer.loaders import TrainLoader
+from gpuwarden.trainer.states import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwarden.trainer.sessions import Session
+
+    class _Host:
+        """What the hooks rely on of ultralytics' BaseTrainer."""
+
+        args: Any
+        model: Any
+        device: Any
+        accumulate: int
+        epoch: int
+        epochs: int
+        start_epoch: int
+        batch_size: int
+        world_size: int
+        stop: bool
+        loss: Any
+        tloss: Any
+        metrics: Any
+        fitness: Any
+        optimizer: Any
+        scaler: Any
+        callbacks: dict[str, list[Any]]
+        save_dir: Path
+        wdir: Path
+        last: Path
+        best: Path
+        train_loader: Any
+        train_time_start: float
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def run_callbacks(self, event: str) -> None: ...
+        def get_dataset(self) -> Any: ...
+        def build_dataset(self, *args: Any, **kwargs: Any) -> Any: ...
+        def get_dataloader(self, *args: Any, **kwargs: Any) -> Any: ...
+        def _build_train_pipeline(self) -> None: ...
+        def resume_training(self, ckpt: Any) -> None: ...
+        def preprocess_batch(self, batch: Any) -> Any: ...
+        def optimizer_step(self) -> None: ...
+        def plot_training_samples(self, batch: Any, ni: int) -> None: ...
+        def validate(self) -> Any: ...
+        def save_metrics(self, *args: Any, **kwargs: Any) -> None: ...
+        def _handle_nan_recovery(self, epoch: int) -> bool: ...
+        def label_loss_items(self, items: Any = None, prefix: str = "train") -> Any: ...
+        def final_eval(self) -> None: ...
+else:
+    _Host = object
+
+_NEVER = 1 << 60
+"""An accumulation that no batch number reaches."""
+
+
+@dataclass(slots=True)
+class LoopState:
+    """Where ultralytics' loop is, as far as gpuwarden must know it."""
+
+    mode: str = resume.NONE
+    order: str = ""
+    dataset: str = ""
+    position: Position = field(default_factory=lambda: Position(0, 0))
+    batch: int = -1
+    last_step: int = -1
+    accumulate: int = 1
+    images: int = 0
+    elapsed: float = 0.0
+    live: bool = False
+    """The state is that of the training: what is saved now can be continued."""
+    final: bool = False
+    end_random: dict[str, Any] | None = None
+    """Generators after the epoch's last batch: validation must not show in a state before it."""
+    resumed: dict[str, Any] | None = None
+    """The state that this attempt continues."""
+    model: Any = None
+    """The model while the stand-in plays it."""
+    replay_began: float = 0.0
+
+
+class Hooks(_Host):
+    """Mixed in before a trainer class; `gpuwarden_session` is set by `trainer_class`."""
+
+    gpuwarden_session: Session
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.gpuwarden = LoopState()
+        session = self.gpuwarden_session
+        session.adopt(self)
+        super().__init__(*args, **kwargs)
+        if self.world_size > 1:
+            raise InvalidInput(resume_on_one_device(self.args.device))
+        self.gpuwarden.mode, reason = resume.mode_for(self, session.settings.data_order)
+        self.wdir, self.last, self.best = (
+            AtomicPath(path) for path in (self.wdir, self.last, self.best)
+        )
+        self.callbacks.setdefault("on_val_batch_end", []).append(self._after_val_batch)
+        session.started(self, reason)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Trainers are not pickled: gpuwarden launches no ranks, and the session has locks."""
+        raise TypeError("a gpuwarden trainer cannot be pickled")
+
+    # -- events
+
+    def run_callbacks(self, event: str) -> None:
+        """Ultralytics' and the user's callbacks, between gpuwarden's own steps."""
+        loop = self.gpuwarden
+        if event == "on_train_batch_start":
+            self._before_batch()
+        elif event == "on_train_batch_end":
+            replayed = self._after_batch()
+            if replayed:
+                return  # others saw this batch in the attempt that trained on it
+        hidden = loop.model is not None and event == "on_train_batch_start"
+        if not hidden:
+            super().run_callbacks(event)
+        if event == "on_train_start":
+            self._before_training()
+        elif event == "on_train_epoch_start":
+            self._before_epoch()
+        elif event == "on_train_batch_end":
+            self.gpuwarden_session.boundary(self)
+        elif event == "on_fit_epoch_end":
+            self._after_epoch()
+
+    def _before_training(self) -> None:
+        loop = self.gpuwarden
+        if loop.resumed is not None and not self.args.time:
+            self.train_time_start -= loop.resumed["elapsed"]  # results.csv goes on counting
+        self.gpuwarden_session.training_begins(self)
+
+    def _before_epoch(self) -> None:
+        loop = self.gpuwarden
+        loop.batch = -1
+        loop.end_random = None
+        loop.position = Position(self.epoch, 0)
+        if self._skips():
+            # Halving the batch for lack of memory would start this epoch over: fail instead.
+            self._oom_retries = 3
+        self.gpuwarden_session.board.set(epoch=self.epoch)
+        self.gpuwarden_session.board.enter("train")
+
+    def _skips(self) -> bool:
+        loop = self.gpuwarden
+        return bool(loop.resumed and loop.resumed["batch"] and not loop.live)
+
+    def _before_batch(self) -> None:
+        loop = self.gpuwarden
+        loop.batch += 1
+        if loop.batch == 0 and loop.resumed and self._skips():
+            loop.replay_began = time.monotonic()
+            loop.model = self.model
+            self.model = captures.StandIn(loop.resumed["loss_names"], self.device)
+
+    def _after_batch(self) -> bool:
+        """Returns whether the batch was a stand-in."""
+        loop = self.gpuwarden
+        if loop.mode == resume.EXACT:
+            self.accumulate = loop.accumulate
+        if loop.model is None:
+            batches = len(self.train_loader)
+            loop.position = Position(self.epoch, loop.batch + 1)
+            if loop.batch + 1 == batches and loop.mode == resume.EXACT:
+                loop.end_random = captures.randomness()
+            self.gpuwarden_session.trained(self, images=loop.images)
+            return False
+        state = loop.resumed
+        if state is not None and loop.batch + 1 == state["batch"]:
+            self.model, loop.model = loop.model, None
+            captures.restore_losses(self, state)
+            self.accumulate = state["accumulate"]
+            self.gpuwarden_session.board.replayed(time.monotonic() - loop.replay_began)
+        return True
+
+    def _after_epoch(self) -> None:
+        loop = self.gpuwarden
+        if loop.final or self.epoch >= self.epochs:
+            return  # comes once more, from the final evaluation
+        session = self.gpuwarden_session
+        session.validated(self)
+        if self.stop:
+            loop.position = Position(self.epoch, len(self.train_loader), validated=True)
+        else:
+            loop.position = Position(self.epoch + 1, 0)
+            loop.end_random = None
+            session.boundary(self, epoch_ended=True)
+
+    def _after_val_batch(self, _validator: Any) -> None:
+        session = self.gpuwarden_session
+        session.board.beat()
+        if session.watch.must_leave():
+            raise Leave
+
+    # -- data
+
+    def get_dataset(self) -> Any:
+        """The data set's description; scanning may take long, and is a phase of its own."""
+        with self.gpuwarden_session.board.during("scan"):
+            return super().get_dataset()
+
+    def build_dataset(self, *args: Any, **kwargs: Any) -> Any:
+        """The data set, made stateless for training if that order was chosen."""
+        session, loop = self.gpuwarden_session, self.gpuwarden
+        with session.board.during("scan"):
+            dataset = super().build_dataset(*args, **kwargs)
+        mode = kwargs.get("mode", args[1] if len(args) > 1 else "train")
+        if mode != "train" or loop.mode != resume.EXACT:
+            return dataset
+        if not is_plain_yolo(dataset):
+            session.degrade(self, f"data sets of class {type(dataset).__name__} are not known")
+        elif session.settings.data_order == "stateless":
+            shuffle = not _keeps_order(dataset)
+            order = orders.EpochOrder(len(dataset), self.args.seed, shuffle=shuffle)
+            return orders.StatelessDataset(dataset, order, self.args.seed)
+        return dataset
+
+    def get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """The loader, whose workers ignore our signals; for training, measured and resumable."""
+        session, loop = self.gpuwarden_session, self.gpuwarden
+        loader = super().get_dataloader(*args, **kwargs)
+        if hasattr(loader, "worker_init_fn"):
+            loader.worker_init_fn = QuietWorker(loader.worker_init_fn)
+        mode = kwargs.get("mode", args[3] if len(args) > 3 else "train")
+        if mode != "train":
+            return loader
+        loop.dataset = orders.fingerprint(loader.dataset)
+        wrapped = TrainLoader(
+            loader, epoch=lambda: self.epoch, board=session.board, watch=session.watch
+        )
+        loop.order = ""
+        if loop.mode == resume.EXACT:
+            if not is_plain_loader(loader):
+                session.degrade(self, f"loaders of class {type(loader).__name__} are not known")
+            elif isinstance(loader.dataset, orders.StatelessDataset):
+                wrapped.follow_stateless()
+                loop.order = orders.STATELESS
+            elif loader.num_workers:
+                session.degrade(self, "data order ultralytics with loader workers")
+            else:
+                wrapped.follow_recorded()
+                loop.order = orders.ULTRALYTICS
+        return wrapped
+
+    def _build_train_pipeline(self) -> None:
+        self.gpuwarden.last_step = -1  # as the loop's own: also after a batch size was halved
+        super()._build_train_pipeline()
+
+    # -- resume
+
+    def resume_training(self, ckpt: Any) -> None:
+        """Continue gpuwarden's newest state; without one, whatever ultralytics was told."""
+        loop, session = self.gpuwarden, self.gpuwarden_session
+        found = session.load_state(self)
+        if found is None:
+            super().resume_training(ckpt)
+            return
+        with session.watch.shielded():
+            captures.restore(self, found)
+        loop.resumed = found
+        self.start_epoch = found["epoch"]
+        if loop.mode != resume.EXACT:
+            return
+        loop.last_step = found["last_optimizer_step"]
+        closing = bool(
+            self.args.close_mosaic
+            and not found["batch"]
+            and found["epoch"] == self.epochs - self.args.close_mosaic
+        )
+        self.train_loader.resume_at(found, closing=closing, ready=self._go_live)
+
+    def _go_live(self) -> None:
+        """The data stands at the state's batch: put back what must be exact right there."""
+        loop = self.gpuwarden
+        state = loop.resumed
+        if state is None:
+            return
+        if not state["batch"]:
+            self.accumulate = state["accumulate"]
+        captures.restore_live(self, state)
+        loop.position = Position(state["epoch"], state["batch"], state["validated"])
+        if state["batch"] == len(self.train_loader):
+            loop.end_random = state["random"]
+        loop.live = True
+
+    # -- the step
+
+    def preprocess_batch(self, batch: Any) -> Any:
+        """Gate the optimizer step: the loop's condition follows `last_step`, not its own local."""
+        loop = self.gpuwarden
+        if captures.STAND_IN in batch:
+            loop.accumulate, self.accumulate = self.accumulate, _NEVER
+            return batch
+        batch = super().preprocess_batch(batch)
+        loop.images = int(batch["img"].shape[0])
+        loop.live = True
+        if loop.mode == resume.EXACT:
+            loop.accumulate = self.accumulate
+            due = self.gpuwarden_step() - loop.last_step >= self.accumulate
+            self.accumulate = 0 if due else _NEVER
+        return batch
+
+    def gpuwarden_step(self) -> int:
+        """Number of the current batch in the whole run, from 0."""
+        return self.gpuwarden.batch + len(self.train_loader) * self.epoch
+
+    def optimizer_step(self) -> None:
+        """One step of the optimizer, noted."""
+        super().optimizer_step()
+        self.gpuwarden.last_step = self.gpuwarden_step()
+
+    def plot_training_samples(self, batch: Any, ni: int) -> None:
+        """Not for stand-ins."""
+        if captures.STAND_IN not in batch:
+            super().plot_training_samples(batch, ni)
+
+    def _handle_nan_recovery(self, epoch: int) -> bool:
+        recovered = super()._handle_nan_recovery(epoch)
+        if recovered:
+            self.gpuwarden.last_step = -1  # as the loop's own
+        return recovered
+
+    # -- validation
+
+    def _only_final(self) -> dict[str, Any] | None:
+        """The state, if all that it leaves to do is the final evaluation."""
+        state = self.gpuwarden.resumed
+        if state and state["validated"] and self.epoch == state["epoch"]:
+            return state
+        return None
+
+    def validate(self) -> Any:
+        """Validate, as a phase; not again what the state says was done."""
+        state = self._only_final()
+        if state is not None:
+            return dict(state["metrics"]), state["fitness"]
+        with self.gpuwarden_session.board.during("validate"):
+            return super().validate()
+
+    def save_metrics(self, *args: Any, **kwargs: Any) -> None:
+        """Append to results.csv, unless the row is there."""
+        if self._only_final() is None:
+            super().save_metrics(*args, **kwargs)
+
+    def final_eval(self) -> None:
+        """The final evaluation, from a state that needs only this to be done again."""
+        loop, session = self.gpuwarden, self.gpuwarden_session
+        loop.final = True
+        session.before_final(self)
+        with session.board.during("validate"), _atomic_stripping():
+            super().final_eval()
+
+
+def trainer_class(base: type, session: Session) -> type:
+    """A trainer class that does what `base` does, under gpuwarden.
+
+    Args:
+        base: a subclass of ultralytics' BaseTrainer.
+        session: the attempt.
+    """
+    return type(
+        f"Gpuwarden{base.__name__}",
+        (Hooks, base),
+        {"gpuwarden_session": session, "__module__": base.__module__},
+    )
+
+
+def resume_on_one_device(device: object) -> str:
+    """The sentence that refuses several devices."""
+    return (
+        f"device={device}: gpuwarden trains on one device; ultralytics' own launcher leaves its "
+        "ranks running, and holding memory, when a training is told to leave. Use one device, "
+        "such as device=0"
+    )
+
+
+def is_plain_yolo(dataset: Any) -> bool:
+    """Whether the data set is ultralytics' own for boxes, whose random choices are known."""
+    from ultralytics.data.dataset import YOLODataset  # noqa: PLC0415 -- takes seconds
+
+    return type(dataset) is YOLODataset
+
+
+def is_plain_loader(loader: Any) -> bool:
+    """Whether the loader keeps its iterator as ultralytics' does."""
+    from ultralytics.data.build import InfiniteDataLoader  # noqa: PLC0415 -- takes seconds
+
+    return isinstance(loader, InfiniteDataLoader)
+
+
+def _keeps_order(dataset: Any) -> bool:
+    """Rectangular training keeps the data set's order, unless all batches have one shape."""
+    if not getattr(dataset, "rect", False):
+        return False
+    return bool((dataset.batch_shapes != dataset.batch_shapes[0]).any())
+
+
+class AtomicPath(PosixPath):
+    """A path whose content is replaced in one step: last.pt is the old one or the new one."""
+
+    def write_bytes(self, data: Any) -> int:
+        """Write, wait for the disk, rename."""
+        temporary = self.with_name(f".{self.name}.tmp")
+        with open(temporary, "wb") as file:  # noqa: PTH123 -- Path.open of a path class of ours
+            written = file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self)  # noqa: PTH105 -- likewise
+        return written
+
+
+@contextmanager
+def _atomic_stripping() -> Iterator[None]:
+    """Within, ultralytics' final stripping of last.pt and best.pt replaces them in one step."""
+    module: Any = importlib.import_module("ultralytics.engine.trainer")
+    strip = module.strip_optimizer
+
+    def strip_beside(path: Any, s: str = "", **kwargs: Any) -> Any:
+        if s or not Path(path).exists():
+            return strip(path, s, **kwargs)
+        stripped = Path(path).with_name(f".{Path(path).name}.tmp")
+        result = strip(path, str(stripped), **kwargs)
+        if stripped.exists():
+            with stripped.open("rb") as file:
+                os.fsync(file.fileno())
+            stripped.replace(path)
+        return result
+
+    module.strip_optimizer = strip_beside
+    try:
+        yield
+    finally:
+        module.strip_optimizer = strip

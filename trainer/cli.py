@@ -1,0 +1,203 @@
+"""`gpuwarden train`: the words of `yolo train`, under gpuwarden."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuwarden import job_files
+from gpuwarden.errors import InvalidInput
+from gpuwarden.trainer.leaving import SIGNALS, LeaveWatch
+from gpuwarden.trainer.sessions import Session, prepare_offline
+from gpuwarden.trainer.settings import DATA_ORDERS, RESUME_CHOICES, TrainSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_EPILOG = f"""\b
+Signals: {", ".join(number.name for number in SIGNALS)} all mean: save at the next step and
+leave. Repeats within 5 seconds count once. Ctrl-C three times, further apart, gives up at once.
+
+\b
+Exit status:
+  {job_files.EXIT_DONE}   the training is complete (or was already)
+  {job_files.EXIT_FAULT}   a fault; states saved before it stay
+  2   wrong usage, or a state that does not fit these words
+  {job_files.EXIT_REQUEUE}  left, state saved: bring the job back (Slurm --requeue, a Job's backoff)
+  {job_files.EXIT_HOLD}  left because a rule ended it: do not bring it back by itself
+  {job_files.EXIT_NOT_RESUMABLE}  left, but no state could be saved
+
+\b
+Slurm: put `#SBATCH --requeue --signal=B:USR1@120` and, as the last line,
+  exec gpuwarden train --run-id exp1 model=... data=...
+which starts the run at first and continues it ever after.
+"""
+
+
+@click.command(
+    "train",
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+    },
+    epilog=_EPILOG,
+)
+@click.option(
+    "--run-id",
+    envvar="GPUWARDEN_RUN_ID",
+    metavar="NAME",
+    help="Name of the run, stable over resumes. With it, an unfinished run of that name in the "
+    "same project is continued. By default it is made from the model's name, and kept.",
+)
+@click.option(
+    "--resume",
+    type=click.Choice(RESUME_CHOICES),
+    help="Continue the run's newest good state if there is one, or start afresh. Default: auto "
+    "with --run-id, else never. The word resume=auto means the same; without a run id it finds "
+    "the newest run of the same project, name and words.",
+)
+@click.option(
+    "--jobs-directory",
+    envvar=job_files.DIRECTORY_VARIABLE,
+    type=click.Path(path_type=Path, file_okay=False),
+    default=job_files.DEFAULT_DIRECTORY,
+    show_default=True,
+    help="Where the node's exporter and agent meet their trainings.",
+)
+@click.option(
+    "--checkpoint-every",
+    metavar="DURATION",
+    default="5m",
+    show_default=True,
+    help="Time between periodic states, such as 90s or 5m; each costs the loop one copy.",
+)
+@click.option(
+    "--checkpoint-epochs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Also save after every N epochs.",
+)
+@click.option(
+    "--data-order",
+    type=click.Choice(DATA_ORDERS),
+    default=DATA_ORDERS[0],
+    show_default=True,
+    help="stateless: resumes exactly with any number of loader workers. ultralytics: its own "
+    "order, exact only with workers=0.",
+)
+@click.option(
+    "--trainer",
+    metavar="MODULE:CLASS",
+    help="A trainer class of your own to build upon; the current folder is searched too.",
+)
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file that this output goes to: its growth shows the node that the job is alive. "
+    "Default: the file behind standard output, if it is one.",
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...")
+def train(words: tuple[str, ...], **options: Any) -> int:
+    r"""Train as `yolo train` does, and never lose work.
+
+    Takes the words of `yolo train` after its own options, so that only one word changes:
+
+    \b
+      gpuwarden train model=yolov8n.yaml data=coco8.yaml epochs=3 batch=16
+      gpuwarden train --run-id exp1 --checkpoint-every 2m model=... data=...
+      gpuwarden train model=... data=... resume=auto
+
+    While it trains it publishes its progress to the node. Asked to leave, by a signal or by
+    gpuwarden's agent, it saves its whole state at the next step; the resumed run ends as if it
+    had never been interrupted.
+    """
+    settings = TrainSettings.from_options(**options)
+    _log_to_stderr()
+    watch = LeaveWatch()
+    watch.install()
+    # Not given back: a second signal that arrives while the interpreter ends must not kill it,
+    # for a scheduler would then see a crash instead of the status.
+    return _train(settings, watch, words)
+
+
+def _train(settings: TrainSettings, watch: LeaveWatch, words: Sequence[str]) -> int:
+    overrides = parse_words(words)
+    prepare_offline()
+    model = load_model(overrides)
+    code, _reason = Session(settings, watch=watch).run(model, overrides, train=model.train)
+    return code
+
+
+def _log_to_stderr() -> None:
+    """Our own lines go to standard error: ultralytics' progress has standard output to itself."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("gpuwarden: %(message)s"))
+    logger = logging.getLogger("gpuwarden")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def parse_words(words: Sequence[str]) -> dict[str, Any]:
+    """The words of `yolo train`, as `yolo` understands them.
+
+    Args:
+        words: `key=value`; `train`, a task, and bare names of boolean settings are allowed as
+            `yolo` allows them.
+
+    Raises:
+        InvalidInput: a word that `yolo` would refuse.
+    """
+    cfg: Any = importlib.import_module("ultralytics.cfg")  # takes seconds: --help must not
+    utils: Any = importlib.import_module("ultralytics.utils")
+    checks: Any = importlib.import_module("ultralytics.utils.checks")
+    overrides: dict[str, Any] = {}
+    allowed = {**cfg.DEFAULT_CFG_DICT, **dict.fromkeys((*cfg.TASKS, *cfg.MODES))}
+    for word in cfg.merge_equals_args(list(words)):
+        text = word.removeprefix("--").removesuffix(",")
+        try:
+            if "=" in text:
+                key, value = cfg.parse_key_value_pair(text)
+                if key == "cfg" and value:
+                    file = utils.YAML.load(checks.check_yaml(value))
+                    overrides = {**{k: v for k, v in file.items() if k != "cfg"}, **overrides}
+                else:
+                    overrides[key] = value
+            elif text in cfg.TASKS:
+                overrides["task"] = text
+            elif isinstance(cfg.DEFAULT_CFG_DICT.get(text), bool):
+                overrides[text] = True
+            elif text != "train":
+                cfg.check_dict_alignment(allowed, {text: ""})
+                raise InvalidInput(f"{word!r} is not a setting of a training: write key=value")
+        except (SyntaxError, ValueError, AssertionError, FileNotFoundError) as error:
+            raise InvalidInput(f"{word!r}: {error}") from error
+    try:
+        cfg.check_dict_alignment(allowed, overrides)
+    except SyntaxError as error:
+        raise InvalidInput(str(error)) from error
+    overrides.pop("mode", None)
+    return overrides
+
+
+def load_model(overrides: dict[str, Any]) -> Any:
+    """The model that `yolo` would make of the words `model` and `task`, which are taken out.
+
+    Raises:
+        InvalidInput: no `model` word; gpuwarden downloads nothing of its own choice.
+    """
+    ultralytics: Any = importlib.import_module("ultralytics")
+    name, task = overrides.pop("model", None), overrides.pop("task", None)
+    if not name:
+        raise InvalidInput("which model? Say model=yolov8n.yaml or model=path/to/weights.pt")
+    if not overrides.get("data"):
+        raise InvalidInput("which data set? Say data=path/to/data.yaml")
+    if "rtdetr" in Path(str(name)).stem.lower():
+        return ultralytics.RTDETR(name)
+    return ultralytics.YOLO(name, task=task)

@@ -1,0 +1,131 @@
+"""The training loader as ultralytics' loop sees it: starts at any batch, and measures the wait."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.trainer import captures, orders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gpuwarden.trainer.leaving import LeaveWatch
+    from gpuwarden.trainer.status import StatusBoard
+
+
+class TrainLoader:
+    """Wraps the loader that the trainer built, whatever its class.
+
+    Args:
+        inner: the loader; everything that is not said here is its own.
+        epoch: the trainer's current epoch.
+        board: is told how long the loop waited and worked.
+        watch: may interrupt the wait, where a batch lost in it is not missed.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        *,
+        epoch: Callable[[], int],
+        board: StatusBoard,
+        watch: LeaveWatch,
+    ) -> None:
+        self.inner = inner
+        self._epoch, self._board, self._watch = epoch, board, watch
+        self._batches: orders.EpochBatches | None = None
+        self._recorded: orders.RecordedSampler | None = None
+        self._next_epoch = -1
+        self._interruptible = True
+        self._resume: _Resume | None = None
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # absent while being unpickled
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    # -- order
+
+    def follow_stateless(self) -> None:
+        """Take the order of the loader's `StatelessDataset`."""
+        self._batches = orders.use_stateless(self.inner)
+
+    def follow_recorded(self) -> None:
+        """Keep ultralytics' order, and record it. Drawing a batch then changes state."""
+        self._recorded = orders.record_passes(self.inner)
+        self._interruptible = False
+
+    def stream(self, epoch: int, batch: int) -> dict[str, Any] | None:
+        """State of ultralytics' own order before a batch; None for an order without state."""
+        if self._recorded is None:
+            return None
+        buffer = self.inner.dataset.buffer
+        return {
+            "epoch": epoch,
+            "batch": batch,
+            "generator": self.inner.generator.get_state(),
+            "pass": self._recorded.pass_state if batch else None,
+            "buffer": list(buffer),
+        }
+
+    def resume_at(
+        self,
+        state: dict[str, Any],
+        *,
+        closing: bool,
+        ready: Callable[[], None],
+    ) -> None:
+        """Start the first iteration where a state was taken.
+
+        Args:
+            state: see `captures.capture`.
+            closing: mosaics end with the state's epoch.
+            ready: called when the data is in place, right before the first real batch.
+        """
+        self._resume = _Resume(state, closing, ready)
+
+    # -- iteration
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch of batches; stand-ins for those that an earlier attempt trained on."""
+        resume, self._resume = self._resume, None
+        first = resume.state["batch"] if resume else 0
+        for _ in range(first):
+            yield captures.stand_in_batch()
+        self._position(first, resume)
+        if resume:
+            resume.ready()
+        source = iter(self.inner)
+        for _ in range(first, len(self.inner)):
+            began = time.monotonic()
+            with self._watch.interruptible() if self._interruptible else nullcontext():
+                batch = next(source, None)
+            if batch is None:  # a user's loader may be shorter than it says
+                break
+            arrived = time.monotonic()
+            self._board.waited(arrived - began)
+            saving = self._board.checkpoint_seconds
+            yield batch
+            saving = self._board.checkpoint_seconds - saving
+            self._board.computed(time.monotonic() - arrived - saving)
+        self._next_epoch = self._epoch() + 1
+
+    def _position(self, first: int, resume: _Resume | None) -> None:
+        if self._batches is not None:
+            # An epoch that is done again (after NaN) is not what the running iterator has next.
+            if self.inner.iterator is not None and self._next_epoch != self._epoch():
+                self.inner.reset()
+            if self.inner.iterator is None:
+                self._batches.start = (self._epoch(), first)
+        elif self._recorded is not None and resume and self.inner.iterator is None:
+            orders.position_recorded(self.inner, resume.state["stream"], closing=resume.closing)
+
+
+class _Resume:
+    def __init__(self, state: dict[str, Any], closing: bool, ready: Callable[[], None]) -> None:
+        self.state, self.closing, self.ready = state, closing, ready

@@ -1,0 +1,263 @@
+"""The order in which a training sees its data, so that it can be taken up at any batch.
+
+`stateless`: a sample is a function of (seed, epoch, position) alone, so neither the number of
+loader workers nor an interruption changes the data. `ultralytics`: its own stream, repeated by
+recording its generator and the images it keeps for mosaics; exact without workers only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+STATELESS = "stateless-1"
+ULTRALYTICS = "ultralytics-1"
+"""Names with a version: a state is continued only in the very order it was trained in."""
+
+WINDOW = 64
+"""Mosaic partners come from so many neighbours in the epoch's order: statistics close to those of
+ultralytics' buffer of recent images, and about 1.5 instead of 3 extra decodes per sample."""
+
+_EPOCH_STRIDE = 1_000_003
+_SEEDS = (1 << 62) - 1
+
+
+class EpochOrder:
+    """Permutation of the data set for each epoch, the same in every process.
+
+    Args:
+        count: images.
+        seed: of the training.
+        shuffle: False keeps the data set's own order.
+    """
+
+    def __init__(self, count: int, seed: int, *, shuffle: bool = True) -> None:
+        self.count, self._seed, self._shuffle = count, seed, shuffle
+        self._cached: tuple[int, list[int]] = (-1, [])
+
+    def indices(self, epoch: int) -> list[int]:
+        """Image indices by position."""
+        if self._cached[0] != epoch:
+            if self._shuffle:
+                generator = torch.Generator()
+                generator.manual_seed((self._seed * _EPOCH_STRIDE + epoch) & _SEEDS)
+                order = torch.randperm(self.count, generator=generator).tolist()
+            else:
+                order = list(range(self.count))
+            self._cached = (epoch, order)
+        return self._cached[1]
+
+    def window(self, epoch: int, position: int) -> Sequence[int]:
+        """Indices of the neighbours from which a sample's mosaic partners are drawn."""
+        size = min(WINDOW, self.count)
+        low = min(max(position + 1 - size, 0), self.count - size)
+        return self.indices(epoch)[low : low + size]
+
+
+class EpochBatches:
+    """Endless batches of (epoch, position, index) from a position on.
+
+    Stands in for a DataLoader's `batch_sampler`, and for the `.sampler` whose length ultralytics
+    takes for the number of batches.
+    """
+
+    def __init__(self, order: EpochOrder, batch: int) -> None:
+        self._order, self._batch = order, batch
+        self.start = (0, 0)
+
+    @property
+    def sampler(self) -> EpochBatches:
+        """Itself: one object plays both parts."""
+        return self
+
+    def __len__(self) -> int:
+        return math.ceil(self._order.count / self._batch)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+        epoch, first = self.start
+        while True:
+            indices = self._order.indices(epoch)
+            for batch in range(first, len(self)):
+                low = batch * self._batch
+                yield [
+                    (epoch, low + offset, index)
+                    for offset, index in enumerate(indices[low : low + self._batch])
+                ]
+            epoch, first = epoch + 1, 0
+
+
+class WindowedBuffer(list[int]):
+    """The data set's list of images in memory, which shows mosaics the window instead.
+
+    Ultralytics appends to it, pops from it and measures it, for its cache; only the choice of
+    mosaic partners iterates over it. So one object can serve both, and mosaic pipelines that are
+    rebuilt during training need no care.
+    """
+
+    window: Sequence[int] = ()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.window) if self.window else super().__iter__()
+
+
+class StatelessDataset:
+    """A YOLO data set whose samples depend on (seed, epoch, position, index) only.
+
+    Everything but `[]` and `len` is the inner data set's.
+
+    Args:
+        inner: ultralytics' data set.
+        order: of the epochs.
+        seed: of the training.
+    """
+
+    def __init__(self, inner: Any, order: EpochOrder, seed: int) -> None:
+        self._inner, self._order, self._seed = inner, order, seed
+        inner.buffer = WindowedBuffer(inner.buffer)
+
+    @property
+    def order(self) -> EpochOrder:
+        """The order of the epochs."""
+        return self._order
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_inner":  # absent while being unpickled
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __getitem__(self, item: Any) -> Any:
+        """One transformed sample.
+
+        Args:
+            item: (epoch, position, index), or a bare index, which takes the global randomness.
+        """
+        if not isinstance(item, tuple):
+            return self._inner[item]
+        epoch, position, index = item
+        seed = int.from_bytes(
+            hashlib.blake2b(f"{self._seed},{epoch},{position}".encode(), digest_size=8).digest(),
+            "little",
+        )
+        # In the training's own process the model's and multi_scale's randomness must not notice.
+        kept = get_randomness() if torch.utils.data.get_worker_info() is None else None
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 -- what ultralytics' transforms draw from
+        torch.default_generator.manual_seed(seed & ((1 << 63) - 1))
+        self._inner.buffer.window = self._order.window(epoch, position)
+        try:
+            return self._inner[index]
+        finally:
+            if kept is not None:
+                set_randomness(kept)
+
+
+def get_randomness() -> tuple[Any, ...]:
+    """State of the process's global generators: random, numpy, torch on the CPU."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+
+
+def set_randomness(state: tuple[Any, ...]) -> None:
+    """Put back what `get_randomness` gave."""
+    random.setstate(state[0])
+    np.random.set_state(state[1])  # noqa: NPY002
+    torch.set_rng_state(state[2])
+
+
+def use_stateless(loader: Any) -> EpochBatches:
+    """Make a loader over a `StatelessDataset` follow its order; returns the batches to position.
+
+    The loader must not have been iterated yet.
+    """
+    batches = EpochBatches(loader.dataset.order, loader.batch_size)
+    # DataLoader refuses to change this attribute after construction; ultralytics does the same.
+    object.__setattr__(loader, "batch_sampler", batches)
+    return batches
+
+
+class RecordedSampler:
+    """Stands before ultralytics' shuffling sampler and keeps the generator's state of each pass.
+
+    Args:
+        inner: the loader's RandomSampler.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.pass_state: Any = None
+        """State right before the current pass's permutation was drawn."""
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[int]:
+        self.pass_state = self._inner.generator.get_state()
+        yield from self._inner
+
+
+def record_passes(loader: Any) -> RecordedSampler:
+    """Put a `RecordedSampler` into a loader of ultralytics' own order."""
+    batch_sampler = loader.batch_sampler.sampler
+    recorded = RecordedSampler(batch_sampler.sampler)
+    batch_sampler.sampler = recorded
+    return recorded
+
+
+def position_recorded(loader: Any, state: dict[str, Any], *, closing: bool) -> None:
+    """Bring a fresh loader of ultralytics' own order to where a state was taken.
+
+    Args:
+        loader: without workers, whose iterator does not exist yet.
+        state: `captures.capture`'s part `stream`.
+        closing: mosaics end with this epoch, for which ultralytics makes a new iterator.
+    """
+    epoch, batch = state["epoch"], state["batch"]
+    if epoch and not batch:
+        loader.generator.set_state(state["generator"])  # a new iterator draws its seed from it
+    loader.iterator = loader._get_iterator()  # noqa: SLF001 -- as its own __iter__ does
+    dataset = loader.dataset
+    for index in state["buffer"]:
+        dataset.load_image(index)
+    if list(dataset.buffer) != state["buffer"]:
+        raise RuntimeError(
+            "the images kept for mosaics could not be put back: resume with --data-order stateless "
+            "from a state that was trained so, or start anew with --resume never"
+        )
+    if batch:
+        loader.generator.set_state(state["pass"])
+    elif epoch and not closing:
+        loader.generator.set_state(state["generator"])
+        # RandomSampler draws once more, for no sample, when a pass ends.
+        torch.randperm(len(dataset), generator=loader.generator)
+    for _ in range(batch):
+        next(loader.iterator._sampler_iter)  # noqa: SLF001 -- skips without loading
+
+
+def fingerprint(dataset: Any) -> str:
+    """What identifies a data set: its images' names and its labels, in order.
+
+    Args:
+        dataset: a YOLO data set; others give an empty string, which compares equal to anything.
+    """
+    labels = getattr(dataset, "labels", None)
+    files = getattr(dataset, "im_files", None)
+    if not isinstance(labels, list) or not isinstance(files, list):
+        return ""
+    digest = hashlib.sha256()
+    for name, label in zip(files, labels, strict=False):
+        digest.update(str(name).rpartition("/")[2].encode())
+        for part in ("cls", "bboxes"):
+            values = label.get(part) if isinstance(label, dict) else None
+            if isinstance(values, np.ndarray):
+                digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:32]

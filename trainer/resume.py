@@ -1,0 +1,270 @@
+"""Which run a command means, whether its newest state fits, and how exactly it can be continued."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import secrets
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.errors import InvalidInput
+from gpuwarden.trainer import states
+from gpuwarden.trainer.states import RunRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuwarden.trainer.settings import TrainSettings
+    from gpuwarden.trainer.states import Manifest
+
+EXACT, EPOCH, NONE = "exact", "epoch", "none"
+
+KNOWN_LOOPS = {
+    "df968dc516e25810": "ultralytics 8.4.190",
+}
+"""Digests of the code that exact resume drives, for which the tests have shown bit identity."""
+
+FREE_WORDS = frozenset(
+    {"device", "exist_ok", "mode", "plots", "resume", "save_dir", "save_period", "show", "task"}
+    | {"verbose", "workers"}
+)
+"""Words that may differ between the attempts of a run: they do not change what is learnt."""
+_PLACE_WORDS = frozenset({"project", "name"})
+_MAX_RUNS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a command means.
+
+    Attributes:
+        save_dir: ultralytics' directory of the run.
+        record: the run.
+        fresh: no attempt of it was made yet.
+    """
+
+    save_dir: Path
+    record: RunRecord
+    fresh: bool
+
+    @property
+    def folder(self) -> Path:
+        """Where its states are."""
+        return self.save_dir / states.FOLDER
+
+
+def plan(settings: TrainSettings, words: Mapping[str, Any], *, task: str, now: float) -> Plan:
+    """Find the run that a command means, or make a new one.
+
+    Without a run id, a run is known again by its words: `resume=auto` continues the newest run in
+    the same project and name whose words are the same.
+
+    Args:
+        settings: gpuwarden's own choices.
+        words: ultralytics' words, `model` included.
+        task: of the model.
+        now: Unix time.
+
+    Raises:
+        InvalidInput: the run that is meant was started with other words.
+    """
+    said = _said(words)
+    base = _base_directory(words, task)
+    if settings.resumes:
+        found = _find(settings, said, base, fixed="save_dir" in words)
+        if found is not None:
+            return found
+    record = RunRecord(
+        run_id=settings.run_id or _new_run_id(words),
+        lineage=secrets.token_hex(8),
+        words=said,
+        started=now,
+    )
+    return Plan(_unused(base, words), record, fresh=True)
+
+
+def _find(settings: TrainSettings, said: dict[str, str], base: Path, *, fixed: bool) -> Plan | None:
+    related: list[Plan] = []
+    for found in _runs(base, fixed=fixed):
+        if settings.run_id is not None:
+            if found.record.run_id == settings.run_id:
+                related.append(found)
+        elif not _differences(said, found.record.words, ignore=frozenset()):
+            return found
+        elif all(
+            said.get(word) == found.record.words.get(word)
+            for word in ("model", "data", *_PLACE_WORDS)
+        ):
+            related.append(found)
+    if not related:
+        return None
+    newest = related[0]
+    ignore = _PLACE_WORDS if settings.run_id is not None else frozenset()
+    differences = _differences(said, newest.record.words, ignore=ignore)
+    if not differences:
+        return newest
+    if newest.record.finished is not None and settings.run_id is None:
+        return None
+    raise InvalidInput(
+        f"run {newest.record.run_id} in {newest.save_dir} was started with other words: "
+        f"{'; '.join(differences)}. Use the same words to continue it, or start another run with "
+        "--resume never (or name=... or --run-id)"
+    )
+
+
+def _runs(base: Path, *, fixed: bool) -> list[Plan]:
+    """Runs beside a directory, newest first."""
+    if fixed:
+        folders = [base]
+    elif base.parent.is_dir():
+        folders = sorted(path for path in base.parent.iterdir() if path.is_dir())[:_MAX_RUNS]
+    else:
+        folders = []
+    found = []
+    for folder in folders:
+        record = RunRecord.read(folder / states.FOLDER)
+        if record is not None:
+            found.append(Plan(folder, record, fresh=False))
+    return sorted(found, key=lambda item: item.record.started, reverse=True)
+
+
+def _said(words: Mapping[str, Any]) -> dict[str, str]:
+    """The words that make a training this one, as text."""
+    return {name: str(value) for name, value in sorted(words.items()) if name not in FREE_WORDS}
+
+
+def _differences(
+    now: Mapping[str, str], then: Mapping[str, str], *, ignore: frozenset[str]
+) -> list[str]:
+    names = sorted((set(now) | set(then)) - ignore)
+    return [
+        f"{name}={now.get(name, '(default)')} instead of {then.get(name, '(default)')}"
+        for name in names
+        if now.get(name) != then.get(name)
+    ]
+
+
+def _base_directory(words: Mapping[str, Any], task: str) -> Path:
+    from ultralytics.cfg import get_cfg, get_save_dir  # noqa: PLC0415 -- takes seconds
+
+    places = {name: words[name] for name in ("project", "name", "save_dir") if words.get(name)}
+    args = get_cfg(overrides={**places, "task": task, "mode": "train", "exist_ok": True})
+    return Path(get_save_dir(args))
+
+
+def _unused(base: Path, words: Mapping[str, Any]) -> Path:
+    from ultralytics.utils.files import increment_path  # noqa: PLC0415 -- takes seconds
+
+    if "save_dir" in words or words.get("exist_ok"):
+        return base
+    return Path(increment_path(base))
+
+
+def _new_run_id(words: Mapping[str, Any]) -> str:
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(str(words.get("model") or "run")).stem)[:40]
+    return f"{stem or 'run'}-{secrets.token_hex(4)}"
+
+
+# ---------------------------------------------------------------------------------------------
+# How exactly
+
+
+def loop_digest() -> str:
+    """Digest of the code that exact resume drives; empty where its source cannot be read."""
+    from ultralytics.data.augment import Mosaic  # noqa: PLC0415 -- takes seconds
+    from ultralytics.data.base import BaseDataset  # noqa: PLC0415
+    from ultralytics.data.build import InfiniteDataLoader  # noqa: PLC0415
+    from ultralytics.engine.trainer import BaseTrainer  # noqa: PLC0415
+
+    try:
+        sources = [
+            inspect.getsource(part)
+            for part in (
+                BaseTrainer._do_train,  # noqa: SLF001 -- the loop itself
+                BaseTrainer._setup_train,  # noqa: SLF001
+                InfiniteDataLoader,
+                BaseDataset.load_image,
+                Mosaic.get_indexes,
+            )
+        ]
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
+
+
+def mode_for(trainer: Any, data_order: str) -> tuple[str, str]:
+    """How exactly a training can be resumed, and why not better.
+
+    Args:
+        trainer: constructed, not necessarily set up.
+        data_order: of the settings.
+
+    Returns:
+        `exact` with an empty reason, or `epoch` (from the last complete epoch, with other random
+        choices than an undisturbed run) with the reason.
+    """
+    from ultralytics.engine.trainer import BaseTrainer  # noqa: PLC0415 -- takes seconds
+
+    args = trainer.args
+    geometry = ("degrees", "translate", "scale", "shear", "perspective")
+    # Colours are then changed in the cached image itself, whose history is not stored.
+    cached_edits = (args.mosaic < 1 or args.close_mosaic) and not any(
+        getattr(args, name) for name in geometry
+    )
+    reasons = {
+        f"task {args.task} is not among those shown to resume exactly": args.task != "detect",
+        "its trainer has a loop of its own": type(trainer)._do_train is not BaseTrainer._do_train,  # noqa: SLF001
+        "time=... plans the epochs by the clock": bool(args.time),
+        "compile=True separates the loss from the model": bool(args.compile),
+        "distill_model is not among what was shown to resume exactly": bool(args.distill_model),
+        "quantize is not among what was shown to resume exactly": bool(args.quantize),
+        "no geometric augmentation: colours change in cached images": bool(cached_edits),
+        "augmentations have a random stream of their own": bool(
+            getattr(args, "augmentations", None)
+        ),
+        "albumentations has a random stream of its own": bool(find_spec("albumentations")),
+        "data order ultralytics with loader workers": data_order == "ultralytics"
+        and args.workers > 0,
+        "this version of ultralytics is not known": loop_digest() not in KNOWN_LOOPS,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return EPOCH, reason
+    return EXACT, ""
+
+
+def check_fits(manifest: Manifest, trainer: Any, *, dataset: str, order: str) -> None:
+    """Refuse to continue a state in a training that is not its own.
+
+    Args:
+        manifest: of the state.
+        trainer: set up.
+        dataset: its fingerprint, see `orders.fingerprint`.
+        order: the name of its data order.
+
+    Raises:
+        InvalidInput: naming every difference.
+    """
+    wrong = []
+    if manifest.epochs != trainer.epochs:
+        wrong.append(f"epochs={trainer.epochs} instead of {manifest.epochs}")
+    if manifest.batch_size != trainer.batch_size:
+        wrong.append(
+            f"batch={trainer.batch_size} instead of {manifest.batch_size} "
+            "(it may have been reduced for lack of memory: then say so)"
+        )
+    elif manifest.batches != len(trainer.train_loader):
+        wrong.append(f"{len(trainer.train_loader)} batches an epoch instead of {manifest.batches}")
+    if manifest.dataset and dataset and manifest.dataset != dataset:
+        wrong.append("the data set's images or labels have changed")
+    if manifest.exact and manifest.order != order:
+        wrong.append(f"data order {order} instead of {manifest.order}")
+    if wrong:
+        raise InvalidInput(
+            f"the state of step {manifest.step} does not fit this training: {'; '.join(wrong)}. "
+            "Put it back as it was to continue, or start anew with --resume never"
+        )

@@ -1,0 +1,122 @@
+"""When states are written, and what the rest of the training is told about it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.job_files import Checkpoint
+from gpuwarden.trainer.states import (
+    BackgroundWrite,
+    Manifest,
+    NonFiniteState,
+    NotStorable,
+    Position,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuwarden.clock import Clock
+    from gpuwarden.trainer.states import StateStore
+    from gpuwarden.trainer.status import StatusBoard
+
+log = logging.getLogger(__name__)
+
+
+class Saver:
+    """Takes states of one training.
+
+    Args:
+        store: where they go.
+        board: is told.
+        every: seconds between periodic states.
+        clock: wall for dates, monotonic for the period.
+    """
+
+    def __init__(
+        self, store: StateStore, board: StatusBoard, *, every: float, clock: Clock
+    ) -> None:
+        self._store, self._board, self._every, self._clock = store, board, every, clock
+        self._last = clock.monotonic()
+        self._writing: BackgroundWrite | None = None
+        self.stall_seconds = 0.0
+        """How long the last save to the end took: what a leaving training must allow for."""
+        self.newest: Position | None = None
+        """The newest position that is on disk."""
+        self.possible = True
+        """False once the training has shown that its state cannot be stored."""
+
+    @property
+    def due(self) -> bool:
+        """Whether a periodic state should be taken at the next boundary."""
+        return (
+            self.possible
+            and self._clock.monotonic() - self._last >= self._every
+            and not (self._writing and self._writing.running)
+        )
+
+    def save(
+        self,
+        position: Position,
+        *,
+        capture: Callable[[], dict[str, Any]],
+        draft: Manifest,
+        background: bool,
+    ) -> bool:
+        """Take a state.
+
+        Args:
+            position: of the training.
+            capture: copies its state.
+            draft: the manifest, without what writing adds.
+            background: return after copying; else when it is durable.
+
+        Returns:
+            Whether it is durable, or on its way.
+        """
+        self.collect(wait=True)
+        if position == self.newest:
+            return True
+        began = time.monotonic()
+        self._last = self._clock.monotonic()
+        with self._board.during("checkpoint"):
+            try:
+                state = capture()
+            except NotStorable as error:
+                self.possible = False
+                log.warning("this training cannot be resumed: %s", error)
+                self._board.set(resume_mode="none")
+                return False
+            self._board.saved(Checkpoint(draft.time, draft.step, self._durable()))
+            self._writing = BackgroundWrite(lambda: self._store.write(state, draft))
+            if not background:
+                self.collect(wait=True)
+                self.stall_seconds = time.monotonic() - began
+                return self.newest == position
+        return True
+
+    def collect(self, *, wait: bool = False) -> None:
+        """Take note of a background write that has ended.
+
+        Args:
+            wait: wait for its end.
+        """
+        writing = self._writing
+        if writing is None or (writing.running and not wait):
+            return
+        self._writing = None
+        try:
+            manifest, durable = writing.result()
+        except NonFiniteState as error:
+            log.warning("%s; the states before it stay", error)
+        except Exception as error:  # noqa: BLE001 -- a full disk must not end the training
+            log.warning("a state could not be written (%s); the states before it stay", error)
+        else:
+            self.newest = manifest.position
+            self._board.saved(Checkpoint(manifest.time, manifest.step, durable, manifest.size))
+
+    def _durable(self) -> float | None:
+        checkpoint = self._board.status.checkpoint
+        return checkpoint.durable if checkpoint else None

@@ -1,0 +1,452 @@
+"""Durable states of a run: written whole or not at all, checked before they are believed.
+
+`<save_dir>/states/` holds `run.json` (whose run it is), and per state `NNNNNN.pt` (tensors and
+plain values only: torch loads it with `weights_only=True`, so it runs no code and outlives library
+updates) and `NNNNNN.json` (the manifest with size and sha256; its rename is the commit).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from gpuwarden import job_files
+from gpuwarden.errors import PermanentError, TemporaryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+FOLDER = "states"
+_CHUNK = 1 << 20
+
+
+class NonFiniteState(PermanentError):
+    """Weights hold NaN or infinity; a finite state is never replaced by such a one."""
+
+
+class NotStorable(PermanentError):
+    """The training keeps something that cannot be stored without pickling code."""
+
+
+class RunIsLocked(TemporaryError):
+    """Another live process trains this run."""
+
+    exit_code = job_files.EXIT_FAULT
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where in the training a state belongs: before batch `batch` of epoch `epoch`.
+
+    `batch` may be the number of batches: all are done and the validation is pending, or, with
+    `validated`, is done as well and only the final evaluation is left.
+    """
+
+    epoch: int
+    batch: int
+    validated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is known about a state without opening it.
+
+    Attributes:
+        lineage: the run's token; states of another training in the same folder are not ours.
+        sequence: grows with each state of the folder.
+        epoch, batch, validated: see `Position`.
+        step: batches trained on in the whole run.
+        batches: batches per epoch.
+        epochs: planned epochs.
+        batch_size: images per batch.
+        dataset: fingerprint of images and labels.
+        order: data order, with its version.
+        exact: whether the state may be resumed within an epoch.
+        reason: what caused the save.
+        software: versions that wrote it.
+        time: Unix time at which it was taken.
+        size, sha256: of the .pt file.
+    """
+
+    lineage: str
+    epoch: int
+    batch: int
+    step: int
+    batches: int
+    epochs: int
+    batch_size: int
+    dataset: str
+    order: str
+    exact: bool
+    reason: str
+    time: float
+    validated: bool = False
+    software: dict[str, str] = field(default_factory=dict)
+    sequence: int = 0
+    size: int = 0
+    sha256: str = ""
+
+    @property
+    def position(self) -> Position:
+        """Where in the training the state belongs."""
+        return Position(self.epoch, self.batch, self.validated)
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        return json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        """Read the file's content.
+
+        Raises:
+            ValueError: not a manifest, with "version" in the message if it is another version's.
+        """
+        data = json.loads(content)
+        if not isinstance(data, dict):
+            raise ValueError("not a JSON object")  # noqa: TRY004 -- one error for bad content
+        version = data.pop("version", None)
+        if version != VERSION:
+            raise WrongVersion(f"version {version!r} is not {VERSION}")
+        names = {item.name for item in dataclasses.fields(cls)}
+        try:
+            return cls(**{name: value for name, value in data.items() if name in names})
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+
+class WrongVersion(ValueError):
+    """Written by a gpuwarden whose format this one does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadState:
+    """A state that was not used: `kind` is missing, corrupt or version."""
+
+    name: str
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"state {self.name} is {self.kind}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Whose states a folder holds.
+
+    Attributes:
+        run_id: name of the run.
+        lineage: random token of the run's first start.
+        words: the user's choices, as text, that make it this training and no other.
+        started: Unix time of the run's first start.
+        finished: Unix time of its end, or None.
+        answered: leave requests carried out, so that a requeued attempt does not obey them again.
+    """
+
+    run_id: str
+    lineage: str
+    words: dict[str, str]
+    started: float
+    finished: float | None = None
+    answered: tuple[str, ...] = ()
+
+    FILE = "run.json"
+    ANSWERS = 32
+
+    def write(self, folder: Path) -> None:
+        """Put it on disk in a states folder."""
+        document = {"version": VERSION, **dataclasses.asdict(self)}
+        job_files.write(folder / self.FILE, json.dumps(document, indent=1).encode(), durable=True)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Read it from a states folder; None if there is none that this version understands."""
+        try:
+            data = json.loads((folder / cls.FILE).read_bytes())
+            if data.pop("version") != VERSION:
+                return None
+            data["answered"] = tuple(data["answered"])
+            return cls(**data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def having_answered(self, decision_id: str) -> Self:
+        """The same with one more leave request carried out."""
+        kept = tuple(item for item in self.answered if item != decision_id)
+        return dataclasses.replace(self, answered=(*kept, decision_id)[-self.ANSWERS :])
+
+
+class RunLock:
+    """One process at a time trains into a folder.
+
+    A POSIX record lock: unlike flock it is not inherited by loader workers, which may outlive
+    their parent by some seconds, and it works over NFS.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "lock"
+        self._file: IO[str] | None = None
+
+    def acquire(self, *, wait_seconds: float = 0.0) -> None:
+        """Take the lock.
+
+        Args:
+            wait_seconds: how long the former attempt may still need to be gone.
+
+        Raises:
+            RunIsLocked: another process keeps it.
+        """
+        self._file = self._path.open("a+")
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+                if time.monotonic() >= deadline:
+                    self._file.seek(0)
+                    holder = self._file.read(64).strip() or "unknown"
+                    self.release()
+                    raise RunIsLocked(
+                        f"{self._path.parent.parent} is being trained by another process "
+                        f"({holder}): wait for its end, or train elsewhere with name=..."
+                    ) from error
+                time.sleep(0.1)
+            else:
+                break
+        self._file.truncate(0)
+        self._file.write(f"pid {os.getpid()} on {os.uname().nodename}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Give the lock back; the file stays."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class StateStore:
+    """The states of one run. One process uses it at a time, see `RunLock`.
+
+    Args:
+        folder: `<save_dir>/states`, which exists.
+        lineage: the run's token.
+        keep: how many of its newest states stay.
+    """
+
+    def __init__(self, folder: Path, lineage: str, *, keep: int = 3) -> None:
+        self.folder, self._lineage, self._keep = folder, lineage, keep
+        numbers = [int(path.stem[:6]) for path in folder.glob("[0-9]" * 6 + ".*")]
+        self._sequence = max(numbers, default=0)
+
+    def remove_leftovers(self) -> None:
+        """Delete what a write that never ended left behind."""
+        for path in self.folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+    def write(self, state: dict[str, Any], draft: Manifest) -> Manifest:
+        """Put a state on disk; when this returns it survives a power loss.
+
+        Args:
+            state: tensors and plain values, see `captures.capture`.
+            draft: its manifest without sequence, size and sum.
+
+        Raises:
+            NonFiniteState: the weights are not finite.
+            OSError: it could not be written; older states are untouched.
+        """
+        import torch  # noqa: PLC0415 -- torch takes seconds and is not needed to list states
+
+        for part in ("model", "ema"):
+            for name, value in state[part].items():
+                if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                    raise NonFiniteState(f"{part} {name} is not finite: the state was not saved")
+        self._sequence += 1
+        name = f"{self._sequence:06d}"
+        temporary = self.folder / f".{name}.pt.tmp"
+        try:
+            with temporary.open("wb") as file:
+                summed = _SummingFile(file)
+                torch.save(state, summed)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.folder / f"{name}.pt")
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        manifest = dataclasses.replace(
+            draft,
+            lineage=self._lineage,
+            sequence=self._sequence,
+            size=summed.count,
+            sha256=summed.digest.hexdigest(),
+        )
+        # The commit: also makes the state's own rename durable, being in the same directory.
+        job_files.write(self.folder / f"{name}.json", manifest.encode(), durable=True)
+        self._prune()
+        return manifest
+
+    def manifests(self) -> list[Manifest]:
+        """The run's states, newest first, as far as their manifests can be read."""
+        found = []
+        for path in self._paths():
+            with contextlib.suppress(OSError, ValueError):
+                manifest = Manifest.decode(path.read_bytes())
+                if manifest.lineage == self._lineage:
+                    found.append(manifest)
+        return found
+
+    def newest(self) -> tuple[Manifest, dict[str, Any]] | None:
+        """Load the newest good state; what is bad on the way is reported and put aside.
+
+        Missing and corrupt states are renamed to `*.bad`; those of another version are left for
+        the gpuwarden that wrote them.
+        """
+        for path in self._paths():
+            try:
+                manifest, state = self._load(path)
+            except _Unusable as unusable:
+                log.warning("%s; trying the one before", unusable.bad)
+                if unusable.bad.kind != "version":
+                    self._quarantine(path)
+                continue
+            if manifest.lineage == self._lineage:
+                return manifest, state
+        return None
+
+    def discard_others(self) -> None:
+        """Delete the states of former trainings in this folder: a fresh start supersedes them."""
+        for path in self._paths():
+            with contextlib.suppress(OSError, ValueError):
+                if Manifest.decode(path.read_bytes()).lineage == self._lineage:
+                    continue
+            path.unlink(missing_ok=True)
+            path.with_suffix(".pt").unlink(missing_ok=True)
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("[0-9]" * 6 + ".json"), reverse=True)
+
+    def _load(self, path: Path) -> tuple[Manifest, dict[str, Any]]:
+        import torch  # noqa: PLC0415 -- see write
+
+        name = path.stem
+        try:
+            manifest = Manifest.decode(path.read_bytes())
+        except WrongVersion as error:
+            raise _Unusable(BadState(name, "version", str(error))) from error
+        except (OSError, ValueError) as error:
+            raise _Unusable(BadState(name, "corrupt", f"manifest: {error}")) from error
+        file = path.with_suffix(".pt")
+        try:
+            digest, size = _sum(file)
+        except FileNotFoundError as error:
+            raise _Unusable(BadState(name, "missing", f"{file} is not there")) from error
+        except OSError as error:
+            raise _Unusable(BadState(name, "corrupt", f"{file}: {error.strerror}")) from error
+        if size != manifest.size:
+            raise _Unusable(BadState(name, "corrupt", f"{size} bytes instead of {manifest.size}"))
+        if digest != manifest.sha256:
+            raise _Unusable(BadState(name, "corrupt", "its sha256 is not the manifest's"))
+        if manifest.lineage != self._lineage:
+            return manifest, {}
+        try:
+            return manifest, torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises what it likes for a bad archive
+            raise _Unusable(BadState(name, "corrupt", f"torch: {error}")) from error
+
+    def _quarantine(self, path: Path) -> None:
+        for bad in (path, path.with_suffix(".pt")):
+            with contextlib.suppress(FileNotFoundError):
+                bad.replace(bad.with_name(f"{bad.name}.bad"))
+
+    def _prune(self) -> None:
+        for manifest in self.manifests()[self._keep :]:
+            path = self.folder / f"{manifest.sequence:06d}.json"
+            path.unlink(missing_ok=True)
+            path.with_suffix(".pt").unlink(missing_ok=True)
+
+
+class _Unusable(Exception):
+    def __init__(self, bad: BadState) -> None:
+        super().__init__(str(bad))
+        self.bad = bad
+
+
+class _SummingFile:
+    """A file to write to that keeps the sha256 and length of what went through."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.count = 0
+
+    def write(self, part: Any) -> int:
+        view = memoryview(part).cast("B")
+        self.digest.update(view)
+        self.count += len(view)
+        return self._file.write(view)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _sum(path: Path) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while part := file.read(_CHUNK):
+            digest.update(part)
+            size += len(part)
+    return digest.hexdigest(), size
+
+
+class BackgroundWrite:
+    """One write on a thread of its own, so that the loop stands still only for the copy."""
+
+    def __init__(self, write: Callable[[], Manifest]) -> None:
+        self._write = write
+        self._result: Manifest | None = None
+        self._error: Exception | None = None
+        self._durable = 0.0
+        self._thread = threading.Thread(target=self._run, name="gpuwarden-state", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._write()
+            self._durable = time.time()
+        except Exception as error:  # noqa: BLE001 -- handed to the loop, which reports it
+            self._error = error
+
+    @property
+    def running(self) -> bool:
+        """Whether the write has not ended."""
+        return self._thread.is_alive()
+
+    def result(self) -> tuple[Manifest, float]:
+        """Wait for the end: the manifest, and the Unix time at which it was durable.
+
+        Raises:
+            NonFiniteState, OSError: as `StateStore.write`.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise OSError("the write ended without a result")
+        return self._result, self._durable

@@ -1,0 +1,260 @@
+"""What the training tells the node: its description once, its status about once a second.
+
+Everything here runs on the training thread and costs microseconds; nothing is served from the
+training process. The heartbeat moves only when the loop does. A failure to write is said once and
+never reaches the training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import stat
+from collections import deque
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuwarden import job_files
+from gpuwarden.job_files import Checkpoint, Counters, RunExit, RunStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from gpuwarden.clock import Clock
+    from gpuwarden.job_files import RequestState, RunDescription
+
+log = logging.getLogger(__name__)
+
+WRITE_SECONDS = 1.0
+RETRY_SECONDS = 10.0
+THROUGHPUT_SECONDS = 10.0
+MAX_VALUES = 64
+"""The contract's limit on components, metrics and groups."""
+
+
+def process_identity(pid: int | None = None) -> dict[str, int | str]:
+    """What names this process beyond its pid: `pid`, `pid_ns`, `start_ticks`, `boot_id`.
+
+    Raises:
+        OSError: no /proc.
+    """
+    pid = os.getpid() if pid is None else pid
+    # The command's name may hold blanks and brackets: fields count from the last bracket.
+    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    return {
+        "pid": pid,
+        "pid_ns": Path(f"/proc/{pid}/ns/pid").stat().st_ino,
+        "start_ticks": int(fields[19]),
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip(),
+    }
+
+
+def output_file() -> Path | None:
+    """The plain file behind standard output, whose growth shows life; None for pipes and ttys."""
+    try:
+        if not stat.S_ISREG(os.fstat(1).st_mode):
+            return None
+        return Path("/proc/self/fd/1").readlink()
+    except OSError:
+        return None
+
+
+class StatusBoard:
+    """Keeps one attempt's figures and publishes them.
+
+    Args:
+        root: directory of the job files, with its `jobs/` folder made by the node.
+        run_id: the run.
+        clock: wall for what is published, monotonic for durations.
+    """
+
+    def __init__(self, root: Path, run_id: str, *, clock: Clock) -> None:
+        self._root, self._run_id, self._clock = root, run_id, clock
+        now = clock.monotonic()
+        self._status = RunStatus(
+            run_id, sequence=0, phase="setup", phase_since=clock.wall(), heartbeat=clock.wall()
+        )
+        self._accounted = now
+        self._written = float("-inf")
+        self._retry = float("-inf")
+        self._complained = False
+        self._images = 0
+        self._steps = 0
+        self._data_wait = 0.0
+        self._compute = 0.0
+        self._nonfinite = 0
+        self._replay = 0.0
+        self._phases: dict[str, float] = {}
+        self._window: deque[tuple[float, int]] = deque()
+
+    @property
+    def status(self) -> RunStatus:
+        """What was published last, or is about to be."""
+        return self._status
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        """How long the loop has stood still for saving."""
+        return self._phases.get("checkpoint", 0.0)
+
+    # -- what the loop reports
+
+    def describe(self, description: RunDescription) -> None:
+        """Publish what does not change during the attempt."""
+        self._write(job_files.description_path(self._root, self._run_id), description.encode())
+
+    def enter(self, phase: str) -> None:
+        """The loop is in another phase from now on."""
+        if phase == self._status.phase:
+            return
+        self._account()
+        self.set(throughput=self._throughput(self._clock.monotonic()))
+        self._window.clear()
+        self.set(phase=phase, phase_since=self._clock.wall())
+        self.beat(force=True)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """The loop is in another phase for as long as the block lasts."""
+        before = self._status.phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def waited(self, seconds: float) -> None:
+        """The loop waited for a batch."""
+        self._data_wait += seconds
+
+    def computed(self, seconds: float) -> None:
+        """The loop worked on a batch: everything but waiting for data and saving."""
+        self._compute += max(0.0, seconds)
+
+    def replayed(self, seconds: float) -> None:
+        """Batches trained on by an earlier attempt were passed over."""
+        self._replay += seconds
+
+    def trained(self, *, images: int, finite: bool) -> None:
+        """One batch was trained on."""
+        self._steps += 1
+        self._images += images
+        self._nonfinite += not finite
+
+    def set(self, **values: object) -> None:
+        """Change fields of the status; they are published with the next write."""
+        self._status = dataclasses.replace(self._status, **values)  # type: ignore[arg-type]
+
+    def figures(
+        self,
+        *,
+        losses: Mapping[str, object] | None = None,
+        metrics: Mapping[str, object] | None = None,
+        lr: Mapping[str, object] | None = None,
+    ) -> None:
+        """Change losses, metrics or learning rates; what is not finite is left out."""
+        for name, values in (("losses", losses), ("metrics", metrics), ("lr", lr)):
+            if values is not None:
+                self.set(**{name: finite_numbers(values)})
+
+    def saved(self, checkpoint: Checkpoint) -> None:
+        """A state was taken, or is now known to be on disk."""
+        self.set(checkpoint=checkpoint)
+
+    def answered(self, decision_id: str, state: RequestState) -> None:
+        """How far a leave request has come; published at once."""
+        self.set(request=job_files.RequestProgress(decision_id, state))
+        self.beat(force=True)
+
+    def due(self) -> bool:
+        """Whether the next beat would write: time to look up figures that cost something."""
+        return self._clock.monotonic() - self._written >= WRITE_SECONDS
+
+    def beat(self, *, force: bool = False) -> None:
+        """The loop moved on."""
+        self._account()
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        if not force and now - self._written < WRITE_SECONDS:
+            self._status = dataclasses.replace(self._status, heartbeat=wall)
+            return
+        self._written = now
+        self._status = dataclasses.replace(
+            self._status,
+            heartbeat=wall,
+            sequence=self._status.sequence + 1,
+            throughput=self._throughput(now),
+            counters=Counters(
+                images=self._images,
+                steps=self._steps,
+                data_wait_seconds=self._data_wait,
+                compute_seconds=self._compute,
+                nonfinite_losses=self._nonfinite,
+                checkpoint_seconds=self.checkpoint_seconds,
+                replay_seconds=self._replay,
+                phase_seconds=dict(self._phases),
+            ),
+        )
+        self._write(job_files.status_path(self._root, self._run_id), self._status.encode())
+
+    def finish(self, code: int, reason: str) -> None:
+        """Publish how the attempt ended; the last word of this board."""
+        self.set(exit=RunExit(code, reason[:256], self._clock.wall()))
+        self.beat(force=True)
+
+    # -- inside
+
+    def _account(self) -> None:
+        now = self._clock.monotonic()
+        phase = self._status.phase
+        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._accounted
+        self._accounted = now
+
+    def _throughput(self, now: float) -> float | None:
+        window = self._window
+        window.append((now, self._images))
+        while len(window) > 2 and now - window[1][0] >= THROUGHPUT_SECONDS:
+            window.popleft()
+        seconds = now - window[0][0]
+        if self._status.phase != "train" or seconds <= 0:
+            return self._status.throughput
+        return (self._images - window[0][1]) / seconds
+
+    def _write(self, path: Path, content: bytes) -> None:
+        now = self._clock.monotonic()
+        if now < self._retry:
+            return
+        try:
+            job_files.write(path, content)
+        except (OSError, job_files.JobFileError) as error:
+            self._retry = now + RETRY_SECONDS
+            if not self._complained:
+                log.warning(
+                    "cannot write %s (%s): training goes on, but the node cannot see how it goes; "
+                    "on a node with gpuwarden's exporter set $%s or --jobs-directory to its folder",
+                    path,
+                    error.strerror if isinstance(error, OSError) else error,
+                    job_files.DIRECTORY_VARIABLE,
+                )
+            self._complained = True
+        else:
+            self._retry = float("-inf")
+
+
+def finite_numbers(values: Mapping[str, object]) -> dict[str, float]:
+    """The finite numbers of a mapping, with names that the contract allows.
+
+    Args:
+        values: names to numbers, numpy scalars or one-element tensors.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError):
+            continue
+        if math.isfinite(number) and len(numbers) < MAX_VALUES:
+            numbers[name[:64]] = number
+    return numbers
