@@ -1,0 +1,123 @@
+"""The client of Alertmanager's API v2: every replica is told, none is trusted to tell the others."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import email.utils
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from gpuwarden.errors import ServiceUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuwarden.clock import Clock
+
+BATCH = 100
+"""Alerts in one request: a refused batch spoils no more than these."""
+_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One alert as Alertmanager takes it.
+
+    Attributes:
+        labels: its identity; a changed label is another alert.
+        annotations: numbers and prose; may change at any time.
+        starts_at: Unix time, kept from state over restarts.
+        ends_at: Unix time; in the future while it fires.
+        url: the page that explains it.
+    """
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    starts_at: float
+    ends_at: float
+    url: str
+
+    def body(self) -> dict[str, Any]:
+        """The alert in the API's shape; empty labels are left out, as the server would."""
+        return {
+            "labels": {name: value for name, value in self.labels.items() if value},
+            "annotations": {name: value for name, value in self.annotations.items() if value},
+            "startsAt": rfc3339(self.starts_at),
+            "endsAt": rfc3339(max(self.ends_at, self.starts_at)),
+            "generatorURL": self.url,
+        }
+
+
+def rfc3339(moment: float) -> str:
+    """A Unix time as RFC 3339 in UTC, to the millisecond."""
+    text = dt.datetime.fromtimestamp(moment, tz=dt.UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+class AlertmanagerClient:
+    """Every replica of one cluster of Alertmanagers.
+
+    Args:
+        urls: base address of each replica, not of a load balancer.
+        clock: to compare with theirs.
+        client: for tests; by default one without proxies.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], clock: Clock, *, client: httpx.AsyncClient | None = None
+    ) -> None:
+        self._urls = tuple(url.rstrip("/") for url in urls)
+        self._clock = clock
+        self._client = client or httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)
+        self.skew: float = 0.0
+        """Largest distance in seconds between this clock and a replica's, at the last post."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def post(self, alerts: Sequence[Alert]) -> int:
+        """Send alerts to every replica.
+
+        Returns:
+            How many replicas took all of them.
+
+        Raises:
+            ServiceUnavailable: no replica took all of them; the text names each failure.
+        """
+        if not alerts or not self._urls:
+            return 0
+        results = await asyncio.gather(*(self._post_one(url, alerts) for url in self._urls))
+        failures = [failure for failure, _ in results if failure]
+        self.skew = max((skew for _, skew in results), default=0.0)
+        if len(failures) == len(self._urls):
+            raise ServiceUnavailable("; ".join(failures))
+        return len(self._urls) - len(failures)
+
+    async def _post_one(self, url: str, alerts: Sequence[Alert]) -> tuple[str, float]:
+        """Failure in words, or an empty string; and the distance of the clocks in seconds."""
+        skew = 0.0
+        for start in range(0, len(alerts), BATCH):
+            batch = [alert.body() for alert in alerts[start : start + BATCH]]
+            try:
+                response = await self._client.post(f"{url}/api/v2/alerts", json=batch)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                return f"{url} does not answer: {type(error).__name__} {error}", skew
+            skew = max(skew, self._skew(response))
+            if response.status_code != 200:
+                # Valid alerts of a refused batch are stored all the same; the next resend, which
+                # carries every alert again, is as good as a repair.
+                return f"{url}: HTTP {response.status_code} {response.text[:200].strip()}", skew
+        return "", skew
+
+    def _skew(self, response: httpx.Response) -> float:
+        try:
+            theirs = email.utils.parsedate_to_datetime(response.headers["Date"]).timestamp()
+        except (KeyError, ValueError):
+            return 0.0
+        # The header has whole seconds: its moment lies anywhere in that second.
+        ours = self._clock.wall()
+        return max(0.0, theirs - ours, ours - (theirs + 1.0))

@@ -1,0 +1,180 @@
+"""The last hop: Slack's Web API and the mail server, and what each says that proves a delivery."""
+
+from __future__ import annotations
+
+import ssl
+from email.message import EmailMessage
+from email.utils import format_datetime, make_msgid
+from typing import TYPE_CHECKING, Protocol
+
+import aiosmtplib
+import httpx
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.ruleengine.messages import local_time
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpuwarden.clock import Clock
+    from gpuwarden.ruleengine.messages import Message
+    from gpuwarden.ruleengine.settings import SlackSettings, SmtpSettings
+
+# Slack's own troubles: https://api.slack.com/methods/chat.postMessage#errors
+_SLACK_TEMPORARY = frozenset(
+    {
+        "fatal_error",
+        "internal_error",
+        "ratelimited",
+        "rate_limited",
+        "request_timeout",
+        "service_unavailable",
+        "team_added_to_org",
+        "message_limit_exceeded",
+    }
+)
+
+
+class Undelivered(GpuwardenError):
+    """A server did not take a message; the text is its reason.
+
+    Attributes:
+        permanent: the same message to the same address will be refused again.
+    """
+
+    def __init__(self, message: str, *, permanent: bool) -> None:
+        super().__init__(message)
+        self.permanent = permanent
+
+
+class Channel(Protocol):
+    """One way to reach a person."""
+
+    async def send(self, recipient: str, message: Message) -> str:
+        """Deliver a message.
+
+        Returns:
+            The server's words that prove that it took the message.
+
+        Raises:
+            Undelivered: it did not.
+        """
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+
+
+class SlackChannel:
+    """`chat.postMessage`: a member id is a direct message, a channel id or #name a channel.
+
+    Args:
+        settings: the address and time limit.
+        token: the bot's.
+        client: for tests; by default one that honours the environment's proxy.
+    """
+
+    def __init__(
+        self, settings: SlackSettings, token: str, *, client: httpx.AsyncClient | None = None
+    ) -> None:
+        self._url = f"{settings.url}/chat.postMessage"
+        self._client = client or httpx.AsyncClient(
+            timeout=settings.timeout, headers={"Authorization": f"Bearer {token}"}
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def send(self, recipient: str, message: Message) -> str:
+        """See Channel. HTTP 200 alone proves nothing: `ok` and the message's `ts` do."""
+        body = {"channel": recipient, "text": message.slack(), "unfurl_links": False}
+        try:
+            response = await self._client.post(self._url, json=body)
+        except httpx.HTTPError as error:
+            raise Undelivered(
+                f"Slack does not answer: {type(error).__name__} {error}", permanent=False
+            ) from error
+        if response.status_code != 200:
+            raise Undelivered(f"Slack: HTTP {response.status_code}", permanent=False)
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise Undelivered("Slack's answer is not JSON", permanent=False) from error
+        if not isinstance(answer, dict) or answer.get("ok") is not True:
+            word = (
+                str(answer.get("error", "no reason")) if isinstance(answer, dict) else "no object"
+            )
+            raise Undelivered(f"Slack: {word[:100]}", permanent=word not in _SLACK_TEMPORARY)
+        stamp = answer.get("ts")
+        if not isinstance(stamp, str) or not stamp:
+            raise Undelivered("Slack said ok without the message's ts", permanent=False)
+        return f"slack channel={str(answer.get('channel', recipient))[:64]} ts={stamp[:32]}"
+
+
+class EmailChannel:
+    """SMTP: the server's reply to the end of the data is the proof.
+
+    Args:
+        settings: of the mail server.
+        password: of its user, or None.
+        ca_file: certificates for its TLS, or None for the system's.
+        clock: for the Date header.
+    """
+
+    def __init__(
+        self, settings: SmtpSettings, *, password: str | None, ca_file: Path | None, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._password = password
+        self._clock = clock
+        self._tls: ssl.SSLContext | None = None
+        if settings.tls != "none":
+            self._tls = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+
+    async def aclose(self) -> None:
+        """Nothing is kept open between messages."""
+
+    async def send(self, recipient: str, message: Message) -> str:
+        """See Channel."""
+        settings = self._settings
+        mail = EmailMessage()
+        mail["Subject"] = f"[gpuwarden] {message.subject}"
+        mail["From"] = settings.sender
+        mail["To"] = recipient
+        mail["Date"] = format_datetime(local_time(self._clock.wall(), "UTC"))
+        mail["Message-ID"] = make_msgid(domain=settings.sender.rpartition("@")[2])
+        # Keeps vacation responders from answering.
+        mail["Auto-Submitted"] = "auto-generated"
+        mail.set_content(message.plain())
+        try:
+            errors, reply = await aiosmtplib.send(
+                mail,
+                hostname=settings.host,
+                port=settings.port,
+                username=settings.username,
+                password=self._password,
+                use_tls=settings.tls == "implicit",
+                start_tls=settings.tls == "starttls",
+                tls_context=self._tls,
+                timeout=settings.timeout,
+            )
+        except aiosmtplib.SMTPRecipientsRefused as error:
+            codes = [item.code for item in error.recipients]
+            raise Undelivered(
+                f"the mail server refused the recipient: {error.recipients[0].message}"
+                if error.recipients
+                else "the mail server refused the recipient",
+                permanent=bool(codes) and all(code >= 500 for code in codes),
+            ) from error
+        except aiosmtplib.SMTPResponseException as error:
+            raise Undelivered(
+                f"the mail server said {error.code} {error.message}", permanent=error.code >= 500
+            ) from error
+        except (TimeoutError, aiosmtplib.SMTPException, OSError, ValueError) as error:
+            raise Undelivered(
+                f"the mail server does not take it: {type(error).__name__} {error}",
+                permanent=False,
+            ) from error
+        if errors:
+            raise Undelivered(f"the mail server refused the recipient: {errors}", permanent=True)
+        return f"smtp 250 {reply}".strip()[:500]

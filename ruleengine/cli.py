@@ -1,0 +1,262 @@
+"""`gpuwarden engine`, `jobs` and `keep`: run the engine, and ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from gpuwarden import logs
+from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
+from gpuwarden.ruleengine.explain import answer
+from gpuwarden.ruleengine.rule_cli import rules
+from gpuwarden.ruleengine.serving import Service, check_files
+from gpuwarden.ruleengine.settings import DEFAULT_LISTEN, load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpuwarden.ruleengine.settings import Settings
+
+__all__ = ["engine", "jobs", "keep", "rules"]
+
+_TIMEOUT = httpx.Timeout(15.0, connect=5.0)
+
+_url_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
+    "--engine.url",
+    "url",
+    envvar="GPUWARDEN_ENGINE_URL",
+    default=f"http://{DEFAULT_LISTEN}",
+    show_default=True,
+    metavar="URL",
+    help="Where the engine answers; also $GPUWARDEN_ENGINE_URL.",
+)
+_output_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the answer.",
+)
+
+
+@click.command()
+@click.option(
+    "--config",
+    "--config.file",
+    "config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="FILE",
+    help="engine.yaml; deploy/examples/engine.yaml explains every field.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Read the configuration, the rules, the directory and the secrets, say what is wrong, and "
+    "exit: 0 if all can be used, 2 if not.",
+)
+@click.option(
+    "--log.level",
+    "log_level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Least severe lines that are written.",
+)
+@click.option(
+    "--log.format",
+    "log_format",
+    type=click.Choice(["auto", "json", "console"]),
+    default="auto",
+    show_default=True,
+    help="auto: console on a terminal, JSON elsewhere.",
+)
+def engine(config: Path, check: bool, *, log_level: str, log_format: str) -> None:
+    """Judge jobs by rules, tell their owners, and end what must end.
+
+    One engine runs per cluster; while it is down nothing is ended. Rule files and the directory are
+    read again when they change (SIGHUP: at once); everything else needs a restart.
+    """
+    settings = load_settings(config)
+    if check:
+        book = check_files(settings)
+        click.echo(
+            f"{config}: ok: {len(book.rules.rules)} rules, {len(book.rules.profiles)} profiles, "
+            f"{len(book.directory.users)} users"
+        )
+        return
+    logs.configure(log_level, log_format)
+    asyncio.run(_run(settings))
+
+
+async def _run(settings: Settings) -> None:
+    await Service(settings).run()
+
+
+@click.group()
+def jobs() -> None:
+    """Say what became of a job, and why."""
+
+
+@jobs.command("list")
+@_url_option
+@_output_option
+def list_jobs(url: str, output: str) -> None:
+    """List the running jobs with the rules that they break."""
+    document = _get(url, "/v1/jobs")
+    if output == "json":
+        click.echo(json.dumps(document, indent=2))
+        return
+    for block in document["halted"]:
+        click.echo(f"No job is ended now: {block['sentence']}", err=True)
+    table = Table("JOB", "USER", "TEAM", "NODE", "GPUS", "CASES", box=None, pad_edge=False)
+    for job in document["jobs"]:
+        cases = ", ".join(f"{rule}: {state}" for rule, state in job["cases"].items())
+        table.add_row(
+            job["job_id"], job["user"], job["team"], job["node"], ",".join(job["gpus"]), cases
+        )
+    _console().print(table)
+
+
+@jobs.command()
+@click.argument("job_id")
+@_url_option
+@_output_option
+def show(job_id: str, url: str, *, output: str) -> None:
+    """Say everything known of JOB_ID: verdicts with their numbers, stages, and why it is not ended.
+
+    JOB_ID is as `gpuwarden jobs list` shows it.
+    """
+    document = _get(url, f"/v1/jobs/{job_id}")
+    if output == "json":
+        click.echo(json.dumps(document, indent=2))
+        return
+    console = _console()
+    console.print(answer(document), markup=False)
+    for rule in document["rules"]:
+        _show_rule(console, rule)
+    if document["events"]:
+        table = Table("TIME", "RULE", "EVENT", box=None, pad_edge=False, title="What happened")
+        for event in document["events"]:
+            table.add_row(event["time"], event["rule"], event["kind"])
+        console.print(table)
+
+
+def _show_rule(console: Console, rule: dict[str, Any]) -> None:
+    console.print()
+    console.print(f"Rule {rule['rule']} ({rule['mode']}): {rule['verdict']}", markup=False)
+    if rule["protected"]:
+        console.print(f"  protected: {rule['protected']}", markup=False)
+    table = Table("CONDITION", "HOLDS", "MEASURED", "EXPECTED", "WHY UNKNOWN", box=None)
+    for item in rule["evidence"]:
+        table.add_row(
+            item["condition"], item["truth"], item["measured"], item["expected"], item["reason"]
+        )
+    if rule["evidence"]:
+        console.print(table)
+    case = rule["case"]
+    if case:
+        console.print(f"  case: {case['state']}, since {case['opened_at']}", markup=False)
+        if case["not_before"]:
+            console.print(f"  not ended before: {case['not_before']}", markup=False)
+        if case["cause"]:
+            cause = case["cause"]
+            text = f"  probable cause: {cause['name']}: {cause['because']} {cause['remedy']}"
+            console.print(text, markup=False)
+    for block in rule["why_not"]:
+        console.print(f"  not ended: {block['sentence']} [{block['reason']}]", markup=False)
+
+
+@click.command()
+@click.argument("job_id")
+@click.option("--rule", required=True, metavar="ID", help="The rule, as the notice names it.")
+@click.option(
+    "--for", "seconds", required=True, metavar="DURATION", help="How long, such as 2h or 90m."
+)
+@click.option("--reason", required=True, help="Why; operators read it.")
+@click.option("--ticket", help="As an owner: the word that stands in the notice.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="As an operator: the file with the token (web.operator_token_file of the engine).",
+)
+@_url_option
+def keep(
+    job_id: str,
+    rule: str,
+    *,
+    seconds: str,
+    reason: str,
+    ticket: str | None,
+    token_file: Path | None,
+    url: str,
+) -> None:
+    """Move the end of JOB_ID that a rule has announced.
+
+    Owners use the command that stands in their notice, as often as the rule allows. Operators give
+    --token-file. Exit status: 0 kept; 1 the engine says no, and why.
+    """
+    if (ticket is None) == (token_file is None):
+        raise click.UsageError("give either --ticket (owners) or --token-file (operators)")
+    body = {"job_id": job_id, "rule": rule, "for": seconds, "reason": reason}
+    headers: dict[str, str] = {}
+    if ticket is not None:
+        body["ticket"] = ticket
+    if token_file is not None:
+        body["by"] = os.environ.get("USER") or "operator"
+        headers["Authorization"] = f"Bearer {_token(token_file)}"
+    granted = _request("POST", url, "/v1/keeps", body=body, headers=headers)
+    click.echo(f"{job_id} is kept from the rule {rule} until {granted['until']}")
+
+
+def _token(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"--token-file: {path} cannot be read: {error}") from error
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=False)
+
+
+def _get(url: str, path: str) -> dict[str, Any]:
+    return _request("GET", url, path)
+
+
+def _request(
+    method: str,
+    url: str,
+    path: str,
+    *,
+    body: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    try:
+        response = httpx.request(
+            method, url.rstrip("/") + path, json=body, headers=headers, timeout=_TIMEOUT
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServiceUnavailable(
+            f"the engine does not answer at {url} ({error}): is it running, and is --engine.url "
+            "right?"
+        ) from error
+    try:
+        document = response.json()
+    except ValueError as error:
+        raise ServiceUnavailable(f"{url}: HTTP {response.status_code}, and no JSON") from error
+    if not isinstance(document, dict):
+        raise ServiceUnavailable(f"{url}: HTTP {response.status_code}, and no object")
+    if response.is_error:
+        reason, message = str(document.get("error")), str(document.get("message"))
+        raise RefusedAction(reason, f"{message} [{reason}]")
+    return document

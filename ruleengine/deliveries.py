@@ -1,0 +1,246 @@
+"""The receiver behind Alertmanager: who must have a message, sending it, and writing the proof down.
+
+Alertmanager routes and groups; this makes the last hop, because only who talks to Slack and to the
+mail server learns whether they took the message. It is idempotent on the alert, its start, its
+status and the recipient: Alertmanager repeats itself after every answer that is not 2xx.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from gpuwarden.ruleengine.channels import Undelivered
+from gpuwarden.ruleengine.records import DeliveryKey
+from gpuwarden.ruleengine.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gpuwarden.clock import Clock
+    from gpuwarden.ruleengine.channels import Channel
+    from gpuwarden.ruleengine.directories import Directory
+    from gpuwarden.ruleengine.ledger import Ledger
+
+MAX_ALERTS = 1000
+"""More alerts than this in one message are not from our Alertmanager."""
+NO_ADDRESS = "the directory has no address"
+"""Error of a notice whose owner cannot be reached at all."""
+
+log = structlog.get_logger(__name__)
+
+
+class MalformedMessage(ValueError):
+    """A body that Alertmanager's webhook would not send; the text names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one webhook message.
+
+    Attributes:
+        delivered: messages that a server took, now or earlier.
+        failed: one line for each that no server took.
+        retry: whether another try could help.
+    """
+
+    delivered: int
+    failed: tuple[str, ...]
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Firing:
+    """One alert of the message, as far as it is believed."""
+
+    fingerprint: str
+    starts_at: str
+    labels: Mapping[str, str]
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    key: DeliveryKey
+    case_id: int | None
+    stage: str
+    message: Message
+
+
+class LastHop:
+    """Sends what Alertmanager has routed.
+
+    Args:
+        ledger: where recipients and proofs are written.
+        channels: by name: email, slack.
+        directory: the one in force at the time of the call.
+        clock: for the record.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        channels: Mapping[str, Channel],
+        *,
+        directory: Callable[[], Directory],
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._channels = channels
+        self._directory = directory
+        self._clock = clock
+        self._in_flight: dict[DeliveryKey, asyncio.Future[Undelivered | None]] = {}
+
+    @property
+    def channel_names(self) -> tuple[str, ...]:
+        """Channels that are configured."""
+        return tuple(self._channels)
+
+    async def receive(
+        self, body: object, channels: Sequence[str], *, channel_target: str | None = None
+    ) -> Receipt:
+        """Deliver one message of Alertmanager's webhook (version 4).
+
+        Args:
+            body: the decoded JSON.
+            channels: names of configured channels, as the address names them.
+            channel_target: a Slack channel that is told instead of the owner, or None.
+
+        Raises:
+            MalformedMessage: it is not such a message.
+        """
+        deliveries: list[_Delivery] = []
+        failed: list[str] = []
+        for firing in _firing(body):
+            found = self._deliveries(firing, channels, channel_target)
+            if not found:
+                failed.append(f"{firing.labels.get('alertname', '?')}: {NO_ADDRESS}")
+            deliveries += found
+        results = await asyncio.gather(*(self._deliver(item) for item in deliveries))
+        undelivered = [
+            (item, error)
+            for item, error in zip(deliveries, results, strict=True)
+            if error is not None
+        ]
+        failed += [f"{item.key.channel} {item.key.recipient}: {e}" for item, e in undelivered]
+        return Receipt(
+            delivered=len(deliveries) - len(undelivered),
+            failed=tuple(failed),
+            retry=any(not error.permanent for _, error in undelivered),
+        )
+
+    def _deliveries(
+        self, firing: _Firing, channels: Sequence[str], channel_target: str | None
+    ) -> list[_Delivery]:
+        """Who gets this alert; written down as required before anything is sent."""
+        directory, labels = self._directory(), firing.labels
+        if labels.get("level") == "page" or labels.get("target") == "gpu":
+            everyone = [(c, to) for c in channels for to in directory.operators.addresses(c)]
+            return [self._delivery(firing, *to, case_id=None) for to in everyone]
+        if channel_target:
+            return [self._delivery(firing, "slack", channel_target, case_id=None)]
+        user, case_id = labels.get("user", ""), None
+        stored = self._ledger.open_case(labels.get("rule", ""), labels.get("job_id", ""))
+        if stored is not None and labels.get("stage"):
+            # What the ledger knows outranks what came over the network.
+            user, case_id = stored.case.user, stored.id
+        person = directory.user(user)
+        owner = [(c, address) for c in channels if (address := person.address(c))]
+        nobody = f"{user or 'unknown user'} (no address)"
+        if case_id is not None:
+            required = owner or [(channel, nobody) for channel in channels]
+            self._ledger.require(
+                case_id, _stage(labels), required, channels=channels, time=self._clock.wall()
+            )
+        for channel in channels if not owner else ():
+            self._ledger.record_failure(
+                self._key(firing, channel, nobody),
+                case_id=case_id,
+                stage=_stage(labels),
+                error=NO_ADDRESS,
+                time=self._clock.wall(),
+            )
+        if not owner:
+            log.warning("notice undeliverable", user=user, rule=labels.get("rule"), why=NO_ADDRESS)
+        return [self._delivery(firing, *to, case_id=case_id) for to in owner]
+
+    def _delivery(
+        self, firing: _Firing, channel: str, recipient: str, *, case_id: int | None
+    ) -> _Delivery:
+        return _Delivery(
+            self._key(firing, channel, recipient), case_id, _stage(firing.labels), firing.message
+        )
+
+    def _key(self, firing: _Firing, channel: str, recipient: str) -> DeliveryKey:
+        return DeliveryKey(firing.fingerprint, firing.starts_at, "firing", channel, recipient)
+
+    async def _deliver(self, item: _Delivery) -> Undelivered | None:
+        """Send once; an overlapping repeat waits for the first try instead of sending again."""
+        running = self._in_flight.get(item.key)
+        if running is not None:
+            return await asyncio.shield(running)
+        future: asyncio.Future[Undelivered | None] = asyncio.get_running_loop().create_future()
+        self._in_flight[item.key] = future
+        result: Undelivered | None = Undelivered("the try was cancelled", permanent=False)
+        try:
+            result = await self._deliver_once(item)
+        finally:
+            self._in_flight.pop(item.key, None)
+            future.set_result(result)
+        return result
+
+    async def _deliver_once(self, item: _Delivery) -> Undelivered | None:
+        key, wall = item.key, self._clock.wall
+        proof = self._ledger.delivered(key)
+        if proof is not None:
+            return None
+        try:
+            proof = await self._channels[key.channel].send(key.recipient, item.message)
+        except Undelivered as error:
+            self._ledger.record_failure(
+                key, case_id=item.case_id, stage=item.stage, error=str(error), time=wall()
+            )
+            log.warning(
+                "notice not delivered",
+                channel=key.channel,
+                recipient=key.recipient,
+                error=str(error),
+                permanent=error.permanent,
+            )
+            return error
+        self._ledger.record_delivery(
+            key, case_id=item.case_id, stage=item.stage, proof=proof, time=wall()
+        )
+        log.info("notice delivered", channel=key.channel, recipient=key.recipient, proof=proof)
+        return None
+
+
+def _stage(labels: Mapping[str, str]) -> str:
+    return f"{labels.get('stage', labels.get('level', ''))}:{labels.get('mode', '')}"
+
+
+def _firing(body: object) -> list[_Firing]:
+    if not isinstance(body, dict) or not isinstance(body.get("alerts"), list):
+        raise MalformedMessage("alerts is not a list")
+    alerts: list[Any] = body["alerts"]
+    if len(alerts) > MAX_ALERTS:
+        raise MalformedMessage(f"more than {MAX_ALERTS} alerts")
+    found = []
+    for alert in alerts:
+        if not isinstance(alert, dict):
+            raise MalformedMessage("alerts holds something that is not an object")
+        if alert.get("status") != "firing":
+            continue  # news of an end is an alert of its own
+        labels, notes = alert.get("labels"), alert.get("annotations")
+        if not isinstance(labels, dict) or not isinstance(notes, dict):
+            raise MalformedMessage("an alert lacks labels or annotations")
+        fingerprint, starts_at = alert.get("fingerprint"), alert.get("startsAt")
+        if not isinstance(fingerprint, str) or not isinstance(starts_at, str):
+            raise MalformedMessage("an alert lacks fingerprint or startsAt")
+        texts = {str(name): str(value) for name, value in labels.items()}
+        message = Message.of(notes, str(alert.get("generatorURL", "")))
+        found.append(_Firing(fingerprint, starts_at, texts, message))
+    return found

@@ -1,0 +1,351 @@
+"""From due to verified: the last look, the decision on disk, the agent, and its answer.
+
+The order is what makes it safe: facts gathered for this decision, guards, the decision written, and
+only then sent. Whatever is left open by a crash is asked for at the agent and never sent again once
+it has expired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sqlite3
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gpuwarden.agent_api import (
+    Action,
+    ActionReport,
+    ActionRequest,
+    ActionState,
+    Outcome,
+    ProcessRef,
+)
+from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.ruleengine import cases, guards
+from gpuwarden.ruleengine.cases import CaseState, Event
+from gpuwarden.ruleengine.guards import Blocked
+from gpuwarden.ruleengine.records import Change, Decision
+from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS, SignedRequest, host_of
+
+if TYPE_CHECKING:
+    from gpuwarden.agent_api import NodeInfo
+    from gpuwarden.clock import Clock
+    from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.ledger import Ledger
+    from gpuwarden.ruleengine.records import StoredCase
+    from gpuwarden.ruleengine.model import Rule, Stage
+    from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+    from gpuwarden.ruleengine.verdicts import Evidence, JobFacts, Verdict
+
+SEND_TRIES = 3
+POLL_SECONDS = 1.0
+PROOF_SECONDS = 120.0
+"""How long after the grace an agent is asked without a pause; afterwards once in every tick."""
+LAPSE_MARGIN_SECONDS = 5.0
+"""After its expiry a request that the agent does not know of can no longer be in flight."""
+_MAX_SEEN = 4096
+_MAX_CARDS = 256
+
+_RESULTS = {
+    Outcome.RECLAIMED: CaseState.VERIFIED,
+    Outcome.DONE: CaseState.VERIFIED,
+    Outcome.INCOMPLETE: CaseState.INCOMPLETE,
+    Outcome.REFUSED: CaseState.REFUSED,
+    Outcome.UNDELIVERABLE: CaseState.REFUSED,
+    Outcome.FAILED: CaseState.FAILED,
+}
+
+log = structlog.get_logger(__name__)
+
+
+class CaseTable:
+    """The open cases, as the ledger has them.
+
+    Every change goes to the ledger first.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._open = {(s.case.rule_id, s.case.job_id): s for s in ledger.open_cases()}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def all(self) -> list[StoredCase]:
+        """Every open case."""
+        return list(self._open.values())
+
+    def get(self, rule_id: str, job_id: str) -> StoredCase | None:
+        """The open case of a rule and a job, or None."""
+        return self._open.get((rule_id, job_id))
+
+    def save(self, changes: list[Change], *, time: float) -> None:
+        """Write changes, then take them over."""
+        kept = self._ledger.save(changes, time=time)
+        for change in changes:
+            self._open.pop((change.case.rule_id, change.case.job_id), None)
+        for stored in kept:
+            self._open[stored.case.rule_id, stored.case.job_id] = stored
+
+    def replace(self, stored: StoredCase, case: Case) -> None:
+        """Take over what was written together with something else."""
+        self._open[case.rule_id, case.job_id] = type(stored)(stored.id, case)
+
+
+class Reclaimer:
+    """Authorises, sends and follows decisions.
+
+    Args:
+        ledger: where every step is written first.
+        table: the open cases.
+        agents: client of the nodes' agents, or None: nothing can be ended.
+        signer: the engine's key, or None.
+        clock: for expiries and the record.
+        epoch: of this life of the engine.
+        poll: seconds between two questions to an agent.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        table: CaseTable,
+        *,
+        agents: AgentClient | None,
+        signer: Signer | None,
+        clock: Clock,
+        epoch: int,
+        poll: float = POLL_SECONDS,
+    ) -> None:
+        self._ledger = ledger
+        self._table = table
+        self._agents = agents
+        self._signer = signer
+        self._clock = clock
+        self._epoch = epoch
+        self._poll = poll
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def aclose(self) -> None:
+        """Stop following; the decisions stay open in the ledger and are taken up by the next life."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def node(self, job: JobFacts) -> tuple[str, NodeInfo] | Blocked:
+        """Host and answer of the job's agent, or why it cannot be asked to act."""
+        if self._agents is None or self._signer is None:
+            return Blocked("no_agents", "engine.yaml has no agents")
+        try:
+            host = host_of(job.instance)
+            info = await self._agents.node(host)
+        except (RefusedAction, ServiceUnavailable) as error:
+            return Blocked("agent_unreachable", str(error))
+        if self._signer.key_id not in info.key_ids:
+            return Blocked(
+                "agent_key", f"the agent of {host} does not know the key {self._signer.key_id}"
+            )
+        return host, info
+
+    async def end(
+        self,
+        stored: StoredCase,
+        rule: Rule,
+        stage: Stage,
+        *,
+        job: JobFacts,
+        verdict: Verdict,
+        host: str,
+        info: NodeInfo,
+    ) -> Blocked | None:
+        """Write the decision down, send it, and follow it in the background.
+
+        Every guard has been asked, on these facts, right before.
+
+        Returns:
+            Why nothing was decided, or None.
+        """
+        if self._signer is None:
+            return Blocked("no_agents", "engine.yaml has no agents")
+        now = self._clock.wall()
+        decision = self._decision(stored, rule, stage, job, verdict, host, info, now)
+        case = cases.authorised(stored.case, rule, decision.id, wall=now)
+        event = Event(
+            "authorised",
+            {
+                "decision": decision.id,
+                "evidence": json.loads(decision.evidence),
+                "work_lost": guards.work_lost(job, now),
+                "cards": list(decision.gpus),
+            },
+        )
+        change = Change(stored.id, case, rule.mode.value, (event,))
+        try:
+            self._ledger.authorise(decision, change, time=now)
+        except sqlite3.IntegrityError:
+            return Blocked("already_ended", "this attempt already has a decision that stands")
+        self._table.replace(stored, case)
+        log.warning("authorised", decision=decision.id, rule=rule.id, job=job.job_id, node=host)
+        await self._send(decision)
+        self.follow()
+        return None
+
+    def _decision(
+        self,
+        stored: StoredCase,
+        rule: Rule,
+        stage: Stage,
+        job: JobFacts,
+        verdict: Verdict,
+        host: str,
+        info: NodeInfo,
+        now: float,
+    ) -> Decision:
+        if self._signer is None:
+            raise ValueError("a decision needs the engine's key")
+        grace = cases.terms(stored.case, stage).grace
+        gpus = tuple(gpu.uuid for gpu in job.gpus)[:_MAX_CARDS]
+        request = ActionRequest(
+            decision_id=f"{self._epoch}-{stored.id}-{secrets.token_hex(8)}",
+            epoch=self._epoch,
+            node=info.node,
+            boot_id=info.boot_id,
+            job_id=job.job_id,
+            run_id=None if job.run is None or job.run.conflict else job.run.run_id,
+            action=Action.TERMINATE,
+            grace=grace,
+            expires=now + LIFETIME_SECONDS,
+            then="hold",
+            reason=f"rule {rule.id}: {rule.description or 'see the notice'}"[:500],
+            seen=tuple(ProcessRef(pid, start_time=start) for pid, start in job.processes)[
+                :_MAX_SEEN
+            ],
+            gpus=gpus,
+        )
+        signed = self._signer.sign(request)
+        return Decision(
+            id=request.decision_id,
+            epoch=self._epoch,
+            case_id=stored.id,
+            rule_id=rule.id,
+            job_id=job.job_id,
+            user=job.user,
+            action=Action.TERMINATE.value,
+            state="authorised",
+            host=host,
+            body=signed.body,
+            signature=signed.signature,
+            gpus=gpus,
+            evidence=json.dumps([evidence_record(item) for item in verdict.evidence]),
+            grace=grace,
+            expires=request.expires,
+            created_at=now,
+        )
+
+    async def _send(self, decision: Decision) -> None:
+        """Hand a decision over: the same bytes each time, and never after their expiry."""
+        if self._agents is None:
+            return
+        signed = SignedRequest(decision.body, decision.signature)
+        for attempt in range(SEND_TRIES):
+            if attempt:
+                await asyncio.sleep(self._poll)
+            if self._clock.wall() >= decision.expires:
+                return
+            try:
+                report = await self._agents.send(decision.host, signed)
+            except RefusedAction as error:
+                self._settle(decision, CaseState.REFUSED, reason=f"{error.reason}: {error}")
+                return
+            except ServiceUnavailable as error:
+                log.warning("agent did not take a decision", decision=decision.id, error=str(error))
+                continue
+            self._take(decision, report)
+            return
+
+    # -- following
+
+    def follow(self) -> None:
+        """See that every open decision is being followed; called in every tick."""
+        self._tasks = {name: task for name, task in self._tasks.items() if not task.done()}
+        for decision in self._ledger.open_decisions():
+            if decision.id not in self._tasks:
+                self._tasks[decision.id] = asyncio.create_task(
+                    self._follow(decision), name=f"decision {decision.id}"
+                )
+
+    async def _follow(self, decision: Decision) -> None:
+        if self._agents is None:
+            return
+        tries = int((decision.grace + PROOF_SECONDS) / max(self._poll, 0.01)) + 1
+        for _ in range(tries):
+            try:
+                report = await self._agents.report(decision.host, decision.id)
+            except ServiceUnavailable as error:
+                log.warning("agent does not report", decision=decision.id, error=str(error))
+                return  # the next tick asks again
+            if report is None:
+                # Not known there: not arrived, or forgotten. Either way it is not sent again.
+                if self._clock.wall() > decision.expires + LAPSE_MARGIN_SECONDS:
+                    self._settle(decision, None, reason="lapsed: the agent never took it on")
+                    return
+            elif self._take(decision, report):
+                return
+            await asyncio.sleep(self._poll)
+
+    def _take(self, decision: Decision, report: ActionReport) -> bool:
+        """Write an agent's report down; whether it is final."""
+        if report.job_id != decision.job_id:
+            log.error("an agent reports on another job", decision=decision.id, job=report.job_id)
+            return False
+        text = report.encode().decode()
+        if report.state is not ActionState.FINISHED or report.outcome is None:
+            current = self._ledger.decision(decision.id)
+            if current is not None and current.state == "authorised":
+                self._settle(decision, CaseState.ACTING, report=text)
+            return False
+        reason = report.reason or report.message
+        if report.decision_id != decision.id:
+            reason = f"already ended by decision {report.decision_id}. {reason}".strip()
+        self._settle(decision, _RESULTS[report.outcome], reason=reason, report=text)
+        return True
+
+    def _settle(
+        self,
+        decision: Decision,
+        state: CaseState | None,
+        *,
+        reason: str = "",
+        report: str | None = None,
+    ) -> None:
+        """Write a decision's new state and its case's; None is a lapse."""
+        word = "lapsed" if state is None else state.value
+        stored = self._table.get(decision.rule_id, decision.job_id)
+        change, case = None, None
+        if stored is not None and stored.id == decision.case_id:
+            case = cases.settled(stored.case, CaseState.NOTIFIED if state is None else state)
+            detail: dict[str, object] = {"decision": decision.id, "reason": reason}
+            if report is not None:
+                detail["report"] = json.loads(report)
+            change = Change(stored.id, case, "enforce", (Event(word, detail),))
+        self._ledger.settle(
+            decision.id, word, change, time=self._clock.wall(), reason=reason, report=report
+        )
+        if stored is not None and case is not None:
+            self._table.replace(stored, case)
+        log.warning("decision", decision=decision.id, state=word, reason=reason)
+
+
+def evidence_record(item: Evidence) -> dict[str, object]:
+    """A condition and what was found, as it is kept and shown."""
+    return {
+        "condition": item.condition,
+        "truth": item.truth.name,
+        "measured": item.measured,
+        "reason": item.reason,
+        "values": dict(item.values),
+        "expected": item.expected,
+    }

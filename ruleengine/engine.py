@@ -1,0 +1,626 @@
+"""The loop: gather, judge, advance, write, tell, act. One tick after the other, never two at once.
+
+Everything down means that nothing changes: a tick that cannot know enough is discarded whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gpuwarden.errors import GpuwardenError, ServiceUnavailable
+from gpuwarden.ruleengine import cases, evaluation, guards, notices, tickets
+from gpuwarden.ruleengine.cases import CaseState, CloseReason, Delivery, Event
+from gpuwarden.ruleengine.causes import diagnose
+from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
+from gpuwarden.ruleengine.facts import gather
+from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
+from gpuwarden.ruleengine.records import Change, Keep
+from gpuwarden.ruleengine.messages import Outlook
+from gpuwarden.ruleengine.notices import AlertBook, Context
+from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from gpuwarden.clock import Clock
+    from gpuwarden.ruleengine.alertmanager import Alert, AlertmanagerClient
+    from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.ledger import Ledger
+    from gpuwarden.ruleengine.records import Decision, StoredCase
+    from gpuwarden.ruleengine.model import Rule
+    from gpuwarden.ruleengine.prometheus import Source
+    from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+    from gpuwarden.ruleengine.rulebooks import RuleBook
+    from gpuwarden.ruleengine.settings import EngineSettings
+    from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
+
+OUTAGE_TICKS = 3
+"""More than this many ticks without a completed one is an outage; time in it does not count."""
+IDLE = "idle"
+"""Name of the cause that `gpu_idle_detected_total` counts."""
+
+Pair = tuple[str, str]
+"""(rule, job)."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class TickCounts:
+    """What ticks came to, since the start."""
+
+    outcomes: dict[str, int] = field(default_factory=dict)
+    unknown: dict[tuple[str, str], int] = field(default_factory=dict)
+    last_completed: float | None = None
+    last_seconds: float = 0.0
+
+    def count(self, outcome: str) -> None:
+        """One more tick of this outcome: completed, discarded, failed or overrun."""
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+
+@dataclass(slots=True)
+class View:
+    """What the last completed tick saw; for pages and metrics."""
+
+    facts: FleetFacts | None = None
+    verdicts: dict[Pair, Verdict] = field(default_factory=dict)
+    blocks: dict[Pair, tuple[Blocked, ...]] = field(default_factory=dict)
+    halted: tuple[Blocked, ...] = ()
+    halted_since: float | None = None
+
+
+class Engine:
+    """The rule engine of one cluster.
+
+    Args:
+        settings: of engine.yaml.
+        kill_switch: file that stops every end while it exists.
+        rulebook: rules and directory in force.
+        ledger: what is certain.
+        source: Prometheus.
+        alertmanager: every replica.
+        agents: client of the nodes' agents, or None.
+        signer: the engine's key, or None.
+        clock: wall and monotonic time.
+        ticket_key: secret that owners' tickets are made with, or None.
+        poll: seconds between two questions to an agent.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        kill_switch: Path,
+        *,
+        rulebook: RuleBook,
+        ledger: Ledger,
+        source: Source,
+        alertmanager: AlertmanagerClient,
+        agents: AgentClient | None,
+        signer: Signer | None,
+        clock: Clock,
+        ticket_key: bytes | None = None,
+        poll: float = 1.0,
+    ) -> None:
+        self.settings = settings
+        self.rulebook = rulebook
+        self.ledger = ledger
+        self.clock = clock
+        self.ticks = TickCounts()
+        self.view = View()
+        self.epoch = ledger.next_epoch()
+        self.cases = CaseTable(ledger)
+        self.reclaimer = Reclaimer(
+            ledger,
+            self.cases,
+            agents=agents,
+            signer=signer,
+            clock=clock,
+            epoch=self.epoch,
+            poll=poll,
+        )
+        self._kill_switch = kill_switch
+        self._source = source
+        self._alertmanager = alertmanager
+        self._ticket_key = ticket_key
+        self._book = AlertBook(settings.notices.resend)
+        self._trust = ledger.trust_spent()
+        self._completed_at: float | None = None
+        self._settled_for = 0.0
+        self._telling_works = True
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        try:
+            while True:
+                begun = self.clock.monotonic()
+                await self.tick()
+                spent = self.clock.monotonic() - begun
+                self.ticks.last_seconds = spent
+                if spent > self.settings.tick:
+                    self.ticks.count("overrun")
+                    log.warning("tick overrun", seconds=round(spent, 1), tick=self.settings.tick)
+                # Late ticks are skipped, never made up for.
+                await self._pause(max(0.0, self.settings.tick - spent))
+        finally:
+            await self.reclaimer.aclose()
+
+    def wake(self) -> None:
+        """Begin the next tick now; for SIGHUP."""
+        self._wake.set()
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._wake.wait(), seconds)
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def tick(self) -> None:
+        """One round; no error of a server or a rule ends the loop."""
+        self.rulebook.refresh()
+        self.reclaimer.follow()
+        try:
+            facts = await self._gather()
+        except GpuwardenError as error:
+            self.ticks.count("discarded")
+            log.warning("tick discarded; nothing changes", error=str(error))
+        else:
+            self._judge(facts)
+            await self._enforce(facts)
+            self.ticks.count("completed")
+            self.ticks.last_completed = self.clock.wall()
+        await self._tell()
+
+    async def _gather(self) -> FleetFacts:
+        book = self.rulebook
+        return await gather(
+            self._source,
+            book.rules,
+            time=self.clock.wall(),
+            scrape_interval=self.settings.scrape_interval,
+            expected_nodes=self.settings.expected_nodes,
+            teams={name: user.team for name, user in book.directory.users.items()},
+        )
+
+    # -- judging
+
+    def _elapsed(self) -> tuple[float, bool]:
+        """Seconds that count since the last completed tick, and whether there was an outage."""
+        now, last = self.clock.monotonic(), self._completed_at
+        self._completed_at = now
+        longest = OUTAGE_TICKS * self.settings.tick
+        if last is None:
+            return 0.0, True
+        return min(now - last, longest), now - last > longest
+
+    def _judge(self, facts: FleetFacts) -> None:
+        delta, outage = self._elapsed()
+        self._settled_for = 0.0 if outage else self._settled_for + delta
+        now = self.clock.wall()
+        view = View(facts=facts, halted_since=self.view.halted_since)
+        changes: list[Change] = []
+        judged: set[Pair] = set()
+        broken: set[str] = set()
+        spent: dict[Pair, float] = {}
+        for rule in self.rulebook.rules.rules:
+            try:
+                for job, verdict, truth in self._verdicts(rule, facts, delta, spent):
+                    pair = (rule.id, job.job_id)
+                    judged.add(pair)
+                    view.verdicts[pair] = verdict
+                    if verdict.truth is Truth.UNKNOWN:
+                        for reason in verdict.unknown_reasons or ("unknown",):
+                            key = (rule.id, reason)
+                            self.ticks.unknown[key] = self.ticks.unknown.get(key, 0) + 1
+                    change = self._advance(rule, job, verdict, truth, delta, now, outage=outage)
+                    if change is not None:
+                        changes.append(change)
+            except Exception:
+                # One broken rule must not stop the others, nor lose what it had.
+                log.exception("rule failed; its cases stay as they are", rule=rule.id)
+                broken.add(rule.id)
+                self.ticks.count("failed_rule")
+        changes = [change for change in changes if change.case.rule_id not in broken]
+        for stored in self.cases.all():
+            case = stored.case
+            if (case.rule_id, case.job_id) not in judged and case.rule_id not in broken:
+                change = self._absent(stored, facts, delta, now)
+                if change is not None:
+                    changes.append(change)
+        self.cases.save(changes, time=now)
+        if spent:
+            self.ledger.save_trust(spent, time=now)
+            self._trust.update(spent)
+        self.view = view
+
+    def _verdicts(
+        self, rule: Rule, facts: FleetFacts, delta: float, spent: dict[Pair, float]
+    ) -> Iterator[tuple[JobFacts, Verdict, Truth]]:
+        for job_id, job in evaluation.subjects(rule, facts).items():
+            if evaluation.applies(rule, job) is Truth.NO:
+                continue
+            verdict, truth = self._verdict(rule, job, facts)
+            if verdict.self_report_only and delta > 0:
+                pair = (rule.id, job_id)
+                spent[pair] = self._trust.get(pair, 0.0) + delta
+            yield job, verdict, truth
+
+    def _verdict(self, rule: Rule, job: JobFacts, facts: FleetFacts) -> tuple[Verdict, Truth]:
+        """The verdict that counts, after the budget for what the job says of itself."""
+        rules = self.rulebook.rules
+        verdict = evaluation.evaluate(
+            rule, job, facts, profiles=rules.profiles, whitelist=rules.whitelist, now=facts.time
+        )
+        if not verdict.self_report_only:
+            return verdict, verdict.truth
+        plain = evaluation.evaluate(
+            rule,
+            job,
+            facts,
+            profiles=rules.profiles,
+            whitelist=rules.whitelist,
+            now=facts.time,
+            trusted=False,
+        )
+        used = self._trust.get((rule.id, job.job_id), 0.0)
+        truth = cases.budgeted(verdict.truth, plain.truth, spent=used, trust_for=rule.trust_for)
+        return (plain if truth is plain.truth else verdict), truth
+
+    def _advance(
+        self,
+        rule: Rule,
+        job: JobFacts,
+        verdict: Verdict,
+        truth: Truth,
+        delta: float,
+        now: float,
+        *,
+        outage: bool,
+    ) -> Change | None:
+        stored = self.cases.get(rule.id, job.job_id)
+        if stored is None:
+            if truth is not Truth.YES:
+                return None
+            case, delta = cases.opened(rule, job.job_id, wall=now), 0.0
+        else:
+            case = stored.case
+        run_id = job.run.run_id if job.run is not None and not job.run.conflict else case.run_id
+        case = dataclasses.replace(
+            case, user=job.user or case.user, run_id=run_id, instance=job.instance or case.instance
+        )
+        before: list[Event] = []
+        if outage:
+            case, before = cases.postponed(case, "after an outage everything is judged afresh")
+        delivery = self._delivery(stored, rule)
+        step = cases.advance(case, rule, truth=truth, delta=delta, wall=now, delivery=delivery)
+        case, events = step.case, [*before, *step.events]
+        if truth is Truth.YES and case.detected_at is not None:
+            cause = diagnose(job, verdict, self.rulebook.rules.profiles)
+            case = dataclasses.replace(
+                case, cause=cause.name, because=cause.because, remedy=cause.remedy
+            )
+            if any(event.kind == "detected" for event in step.events) and cause.name == IDLE:
+                events.append(Event("idle_detected"))
+        for event in events:
+            log.info("case", rule=rule.id, job=job.job_id, event=event.kind, **event.detail)
+        closed = None if step.closed is None else step.closed.value
+        number = None if stored is None else stored.id
+        return Change(number, case, rule.mode.value, tuple(events), closed)
+
+    def _absent(
+        self, stored: StoredCase, facts: FleetFacts, delta: float, now: float
+    ) -> Change | None:
+        """A case that nothing was judged for: its rule or its job is gone, or they parted."""
+        case, rule = stored.case, self.rulebook.rule(stored.case.rule_id)
+        if case.state in cases.OPEN_DECISION:
+            return None  # the agent's answer comes first
+        present = rule is not None and case.job_id in evaluation.subjects(rule, facts)
+        if rule is None or present:
+            event = Event("closed", {"reason": CloseReason.RULE_GONE.value})
+            events = (event,) if case.detected_at is not None else ()
+            mode = rule.mode.value if rule is not None else ""
+            return Change(stored.id, case, mode, events, CloseReason.RULE_GONE.value)
+        step = cases.advance(
+            case,
+            rule,
+            truth=None,
+            delta=delta,
+            wall=now,
+            delivery=self._delivery(stored, rule),
+        )
+        closed = None if step.closed is None else step.closed.value
+        return Change(stored.id, step.case, rule.mode.value, step.events, closed)
+
+    def _delivery(self, stored: StoredCase | None, rule: Rule) -> Delivery:
+        if stored is None:
+            return Delivery()
+        marks = notices.told_marks(stored.case, rule)
+        return self.ledger.delivery(stored.id, [notices.notice_stage(mark) for mark in marks])
+
+    # -- acting
+
+    async def _enforce(self, facts: FleetFacts) -> None:
+        """Ask the guards for every due case, longest wait first, and act where none objects."""
+        due = [stored for stored in self.cases.all() if stored.case.state is CaseState.DUE]
+        situation = self._situation(facts, ended=0)
+        self._halted(guards.fleet_blocks(situation))
+        ended = 0
+        for stored in sorted(due, key=_waiting_order):
+            pair = (stored.case.rule_id, stored.case.job_id)
+            try:
+                blocks = await self._end(stored, facts, ended)
+            except GpuwardenError as error:
+                blocks = [Blocked("not_confirmed", f"the last look failed: {error}")]
+            if blocks:
+                self.view.blocks[pair] = tuple(blocks)
+                log.info("not ended", rule=pair[0], job=pair[1], why=[b.reason for b in blocks])
+            else:
+                ended += 1
+
+    async def _end(self, stored: StoredCase, facts: FleetFacts, ended: int) -> list[Blocked]:
+        """The last look at one case, and its end if nothing speaks against it."""
+        rule = self.rulebook.rule(stored.case.rule_id)
+        final = None if rule is None else cases.final_stage(rule)
+        if rule is None or final is None:
+            return [Blocked("rule_gone", "the rule no longer ends jobs")]
+        blocks = self.objections(stored, rule, facts, ended=ended)
+        job = facts.jobs.get(stored.case.job_id)
+        if blocks or job is None:
+            return blocks
+        reached = await self.reclaimer.node(job)
+        if isinstance(reached, Blocked):
+            return [reached]
+        # Everything is read again now: files, facts, keeps, notices and the kill switch.
+        self.rulebook.refresh()
+        rule = self.rulebook.rule(stored.case.rule_id)
+        fresh = await self._gather()
+        stored = self.cases.get(*_pair(stored)) or stored
+        final = None if rule is None else cases.final_stage(rule)
+        if rule is None or final is None:
+            return [Blocked("rule_gone", "the rule no longer ends jobs")]
+        blocks = self.objections(stored, rule, fresh, ended=ended)
+        job = fresh.jobs.get(stored.case.job_id)
+        if blocks or job is None:
+            self._postpone(stored, rule, blocks)
+            return blocks
+        verdict, _ = self._verdict(rule, job, fresh)
+        host, info = reached
+        refused = await self.reclaimer.end(
+            stored, rule, final[1], job=job, verdict=verdict, host=host, info=info
+        )
+        return [] if refused is None else [refused]
+
+    def _postpone(self, stored: StoredCase, rule: Rule, blocks: list[Blocked]) -> None:
+        if not any(block.reason == "not_confirmed" for block in blocks):
+            return
+        case, events = cases.postponed(stored.case, "fresh facts do not confirm it")
+        self.cases.save(
+            [Change(stored.id, case, rule.mode.value, tuple(events))], time=self.clock.wall()
+        )
+
+    def objections(
+        self, stored: StoredCase, rule: Rule, facts: FleetFacts, *, ended: int = 0
+    ) -> list[Blocked]:
+        """Every reason against ending a case's job now, on these facts."""
+        final = cases.final_stage(rule)
+        if final is None:
+            return [Blocked("rule_gone", "the rule ends no jobs")]
+        case = stored.case
+        situation = self._situation(facts, ended=ended)
+        job = facts.jobs.get(case.job_id)
+        verdict, truth = None, Truth.UNKNOWN
+        if job is not None:
+            verdict, truth = self._verdict(rule, job, facts)
+        return [
+            *guards.fleet_blocks(situation),
+            *guards.limit_blocks(situation, case.user),
+            *guards.case_blocks(
+                situation,
+                case,
+                rule,
+                final[1],
+                job=job,
+                verdict=verdict,
+                truth=truth,
+                delivery=self._delivery(stored, rule),
+                kept_until=self.kept_until(case),
+            ),
+        ]
+
+    def kept_until(self, case: Case) -> float | None:
+        """Unix time to which keeps protect a case's job, or None."""
+        keeps = self.ledger.keeps(case.rule_id, case.job_id, case.run_id)
+        return max((keep.until for keep in keeps), default=None)
+
+    def _situation(self, facts: FleetFacts, *, ended: int) -> Situation:
+        now, limits = self.clock.wall(), self.rulebook.rules.limits
+        ends = self.ledger.ends_since(now - guards.DAY_SECONDS)
+        due = [s.case for s in self.cases.all() if s.case.state is CaseState.DUE]
+        return Situation(
+            now=now,
+            scrape_interval=self.settings.scrape_interval,
+            limits=None if limits is None else limits.terminate,
+            facts=facts,
+            ends=[PastEnd(decision.created_at, decision.user) for decision in ends],
+            ended_this_tick=ended,
+            due_owners={guards.owner_key(case.user, case.job_id) for case in due},
+            killed=switched_on(self._kill_switch),
+            settled_for=self._settled_for,
+            settle_after=self.settings.settle_after,
+            cool_down=self.settings.cool_down,
+            incomplete_cards=self._unproven_cards(facts),
+            bad_files=self.rulebook.problem,
+        )
+
+    def _unproven_cards(self, facts: FleetFacts) -> set[str]:
+        """Cards that a reclaim, running or unproven, may still hold."""
+        held = {gpu for d in self.ledger.open_decisions() for gpu in d.gpus}
+        for decision in self.ledger.incomplete_decisions():
+            job = facts.jobs.get(decision.job_id)
+            still = set() if job is None else {gpu.uuid for gpu in job.gpus}
+            for gpu in decision.gpus:
+                card = facts.cards.get(gpu)
+                if gpu in still or card is None or not card.fresh:
+                    held.add(gpu)
+        return held
+
+    def _halted(self, blocks: list[Blocked]) -> None:
+        self.view.halted = tuple(blocks)
+        shares = any(block.reason == "share_of_running" for block in blocks)
+        if not shares:
+            self.view.halted_since = None
+        elif self.view.halted_since is None:
+            self.view.halted_since = self.clock.wall()
+
+    # -- telling
+
+    async def _tell(self) -> None:
+        now = self.clock.wall()
+        self._book.update(self._alerts(now), now)
+        pending = self._book.pending(now)
+        if not pending:
+            return
+        try:
+            await self._alertmanager.post(pending)
+        except ServiceUnavailable as error:
+            log.warning("alerts not taken; tried again in the next tick", error=str(error))
+            self._telling_works = False
+            return
+        self._telling_works = True
+        self._book.posted(now)
+
+    def _alerts(self, now: float) -> list[Alert]:
+        context = Context(now, self.rulebook.rules.timezone, self.settings.external_url)
+        directory = self.rulebook.directory
+        found: list[Alert] = []
+        for stored in self.cases.all():
+            case, rule = stored.case, self.rulebook.rule(stored.case.rule_id)
+            if rule is None or case.detected_at is None:
+                continue
+            owner = directory.user(case.user)
+            verdict = self.view.verdicts.get((case.rule_id, case.job_id))
+            found += notices.case_alerts(
+                case,
+                rule,
+                evidence=() if verdict is None else verdict.evidence,
+                outlook=self.outlook(case, rule, now),
+                owner=owner,
+                context=context,
+            )
+            found += notices.undeliverable_alerts(
+                case,
+                rule,
+                self.ledger.notices(stored.id),
+                undelivered_after=self.settings.notices.undelivered_after,
+                owner=owner,
+                context=context,
+            )
+        for decision in self.ledger.finished_since(now - notices.ENDED_SECONDS):
+            owner = directory.user(decision.user)
+            found += notices.decision_alerts(
+                decision, freed=_freed(decision), owner=owner, context=context
+            )
+        if self.view.halted_since is not None:
+            sentence = "; ".join(
+                block.sentence for block in self.view.halted if block.reason == "share_of_running"
+            )
+            found.append(notices.halted_alert(sentence, self.view.halted_since, context))
+        return found
+
+    def outlook(self, case: Case, rule: Rule, now: float) -> Outlook:
+        """What lies ahead of a case, for its notice and its page."""
+        facts = self.view.facts
+        job = None if facts is None else facts.jobs.get(case.job_id)
+        final = cases.final_stage(rule)
+        keeps = self.ledger.keeps(case.rule_id, case.job_id, case.run_id)
+        return Outlook(
+            remaining=None if case.decision_id is not None else cases.remaining(case, rule),
+            grace=0.0 if final is None else cases.terms(case, final[1]).grace,
+            owner_may=notices.keep_allowance(rule),
+            keeps_used=sum(1 for keep in keeps if keep.role == "owner"),
+            ticket=tickets.issue(self._ticket_key, rule.id, case.job_id),
+            work_lost=None if job is None else guards.work_lost(job, now),
+            cards="" if job is None else ", ".join(_card(gpu.index, gpu.name) for gpu in job.gpus),
+        )
+
+    # -- keeping
+
+    def keep(
+        self, stored: StoredCase, rule: Rule, *, role: str, by: str, reason: str, seconds: float
+    ) -> Keep:
+        """Move a case's deadline; who may, and how far, was checked by the caller."""
+        now, case = self.clock.wall(), stored.case
+        left = cases.remaining(case, rule) or 0.0
+        keep = Keep(
+            rule_id=rule.id,
+            job_id=case.job_id,
+            run_id=case.run_id,
+            role=role,
+            by=by,
+            reason=reason,
+            seconds=seconds,
+            granted_at=now,
+            until=now + left + seconds,
+        )
+        moved, events = cases.kept(case, rule, seconds)
+        noted = [
+            dataclasses.replace(event, detail={**event.detail, "by": by, "reason": reason})
+            for event in events
+        ]
+        change = Change(stored.id, moved, rule.mode.value, tuple(noted))
+        self.ledger.add_keep(keep, change, time=now)
+        self.cases.replace(stored, moved)
+        log.info("kept", rule=rule.id, job=case.job_id, by=by, role=role, seconds=seconds)
+        return keep
+
+    # -- health
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the engine is not ready, in words; empty if it is."""
+        found = []
+        last = self.ticks.last_completed
+        age = None if last is None else self.clock.wall() - last
+        if age is None or age > OUTAGE_TICKS * self.settings.tick + self.ticks.last_seconds:
+            found.append("no tick has been completed lately: is Prometheus up?")
+        if self.rulebook.problem:
+            found.append(self.rulebook.problem)
+        if not self._telling_works:
+            found.append("no Alertmanager takes the alerts")
+        return found
+
+
+def switched_on(path: Path) -> bool | None:
+    """Whether the kill switch is on, or None if that cannot be read."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _waiting_order(stored: StoredCase) -> tuple[float, float, str]:
+    return (-stored.case.due_for, stored.case.opened_at, stored.case.job_id)
+
+
+def _pair(stored: StoredCase) -> Pair:
+    return (stored.case.rule_id, stored.case.job_id)
+
+
+def _card(index: str, name: str) -> str:
+    return f"GPU {index} ({name})" if name else f"GPU {index}"
+
+
+def _freed(decision: Decision) -> float | None:
+    report = decision.decoded_report
+    return None if report is None or report.proof is None else float(report.proof.memory_freed)

@@ -1,0 +1,417 @@
+"""Why was a job ended, or why not: everything known of it, as one document and as one page."""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.ruleengine import cases, messages
+from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.enforcement import evidence_record
+
+if TYPE_CHECKING:
+    from gpuwarden.ruleengine.engine import Engine
+    from gpuwarden.ruleengine.guards import Blocked
+    from gpuwarden.ruleengine.records import Decision, StoredCase
+    from gpuwarden.ruleengine.model import Rule
+    from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
+
+JOBS_SCHEMA = "gpuwarden.jobs/v1"
+JOB_SCHEMA = "gpuwarden.job/v1"
+DECISION_SCHEMA = "gpuwarden.decision/v1"
+
+
+def jobs_document(engine: Engine) -> dict[str, Any]:
+    """Every running job in one line each, as of the last completed tick."""
+    facts = engine.view.facts
+    jobs = () if facts is None else facts.jobs.values()
+    states = {
+        (stored.case.job_id, stored.case.rule_id): stored.case.state.value
+        for stored in engine.cases.all()
+    }
+    return {
+        "schema": JOBS_SCHEMA,
+        "time": None if facts is None else rfc3339(facts.time),
+        "nodes": {"expected": facts.expected_nodes, "lit": facts.lit_nodes} if facts else None,
+        "halted": [_block(block) for block in engine.view.halted],
+        "jobs": [
+            {
+                **_job_head(job),
+                "cases": {
+                    rule: state for (owner, rule), state in states.items() if owner == job.job_id
+                },
+            }
+            for job in jobs
+        ],
+    }
+
+
+def job_document(engine: Engine, job_id: str) -> dict[str, Any] | None:
+    """Everything known of a job, or None for one that was never heard of."""
+    facts = engine.view.facts
+    job = None if facts is None else facts.jobs.get(job_id)
+    decisions = engine.ledger.job_decisions(job_id)
+    events, past = engine.ledger.events(job_id), engine.ledger.past_cases(job_id)
+    rules = []
+    for rule in engine.rulebook.rules.rules:
+        verdict = engine.view.verdicts.get((rule.id, job_id))
+        stored = engine.cases.get(rule.id, job_id)
+        if verdict is not None or stored is not None:
+            rules.append(_rule(engine, rule, verdict, stored))
+    if job is None and not (decisions or events or past or rules):
+        return None
+    return {
+        "schema": JOB_SCHEMA,
+        "job_id": job_id,
+        "time": None if facts is None else rfc3339(facts.time),
+        "running": job is not None,
+        "job": None if job is None else _job(job),
+        "rules": rules,
+        "decisions": [decision_record(decision) for decision in decisions],
+        "past_cases": [_with_times(case, "opened_at", "closed_at") for case in past],
+        "events": [_with_times(event, "time") for event in events],
+    }
+
+
+def decision_record(decision: Decision) -> dict[str, Any]:
+    """A decision and what became of it."""
+    return {
+        "schema": DECISION_SCHEMA,
+        "id": decision.id,
+        "rule": decision.rule_id,
+        "job_id": decision.job_id,
+        "user": decision.user,
+        "action": decision.action,
+        "state": decision.state,
+        "reason": decision.reason,
+        "node": decision.host,
+        "cards": list(decision.gpus),
+        "grace": decision.grace,
+        "created_at": rfc3339(decision.created_at),
+        "expires": rfc3339(decision.expires),
+        "finished_at": _time(decision.finished_at),
+        "evidence": json.loads(decision.evidence),
+        "report": None if decision.report is None else json.loads(decision.report),
+    }
+
+
+def _rule(
+    engine: Engine, rule: Rule, verdict: Verdict | None, stored: StoredCase | None
+) -> dict[str, Any]:
+    return {
+        "rule": rule.id,
+        "description": rule.description,
+        "mode": rule.mode.value,
+        "verdict": None if verdict is None else verdict.truth.name,
+        "protected": "" if verdict is None else verdict.protected,
+        "self_report_only": verdict is not None and verdict.self_report_only,
+        "evidence": [] if verdict is None else [evidence_record(item) for item in verdict.evidence],
+        "case": None if stored is None else _case(engine, rule, stored),
+        "why_not": [_block(block) for block in _why_not(engine, rule, stored)],
+    }
+
+
+def _why_not(engine: Engine, rule: Rule, stored: StoredCase | None) -> list[Blocked]:
+    """What stands between a case and the end of its job, were it decided now."""
+    facts = engine.view.facts
+    if stored is None or facts is None or cases.final_stage(rule) is None:
+        return []
+    if stored.case.decision_id is not None:
+        return []
+    known = engine.view.blocks.get((rule.id, stored.case.job_id), ())
+    asked = engine.objections(stored, rule, facts)
+    return [*asked, *(block for block in known if block.reason not in {b.reason for b in asked})]
+
+
+def _case(engine: Engine, rule: Rule, stored: StoredCase) -> dict[str, Any]:
+    case, now = stored.case, engine.clock.wall()
+    left = None if case.decision_id is not None else cases.remaining(case, rule)
+    return {
+        "state": case.state.value,
+        "opened_at": rfc3339(case.opened_at),
+        "detected_at": _time(case.detected_at),
+        "notified_at": _time(case.notified_at),
+        "for_met_for": round(case.elapsed, 3),
+        "not_before": None if left is None else rfc3339(now + left),
+        "kept": case.kept,
+        "decision": case.decision_id,
+        "cause": {"name": case.cause, "because": case.because, "remedy": case.remedy}
+        if case.cause
+        else None,
+        "stages": [
+            {
+                "stage": mark.key,
+                "level": mark.level,
+                "do": mark.do,
+                "mode": mark.mode,
+                "at": rfc3339(mark.at),
+                "elapsed": round(mark.elapsed, 3),
+                "would": mark.would,
+            }
+            for mark in case.marks
+        ],
+        "notices": [
+            {
+                "stage": notice.stage,
+                "channel": notice.channel,
+                "recipient": _masked(notice.recipient),
+                "state": notice.state,
+                "attempts": notice.attempts,
+                "proof": notice.proof,
+                "error": notice.error,
+                "time": rfc3339(notice.time),
+            }
+            for notice in engine.ledger.notices(stored.id)
+        ],
+        "keeps": [
+            {
+                "role": keep.role,
+                "by": keep.by,
+                "reason": keep.reason,
+                "seconds": keep.seconds,
+                "granted_at": rfc3339(keep.granted_at),
+                "until": rfc3339(keep.until),
+            }
+            for keep in engine.ledger.keeps(case.rule_id, case.job_id, case.run_id)
+        ],
+    }
+
+
+def _job_head(job: JobFacts) -> dict[str, Any]:
+    return {
+        "job_id": job.job_id,
+        "user": job.user,
+        "team": job.team,
+        "node": job.instance,
+        "framework": job.framework,
+        "gpus": [gpu.index or gpu.uuid for gpu in job.gpus],
+        "run_id": None if job.run is None else job.run.run_id,
+        "fresh": job.fresh,
+    }
+
+
+def _job(job: JobFacts) -> dict[str, Any]:
+    return {
+        **_job_head(job),
+        "source": job.source,
+        "interactive": job.interactive,
+        "started_at": _time(job.start_time),
+        "first_gpu_use": _time(job.first_gpu_use),
+        "not_fresh_reason": job.not_fresh_reason,
+        "phase": None if job.run is None else job.run.phase,
+        "checkpoint_at": None if job.run is None else _time(job.run.checkpoint_time),
+    }
+
+
+def _block(block: Blocked) -> dict[str, str]:
+    return {"reason": block.reason, "sentence": block.sentence}
+
+
+def _time(moment: float | None) -> str | None:
+    return None if moment is None else rfc3339(moment)
+
+
+def _with_times(record: dict[str, object], *names: str) -> dict[str, object]:
+    times = {name: record[name] for name in names if isinstance(record.get(name), float)}
+    return {**record, **{name: rfc3339(float(str(value))) for name, value in times.items()}}
+
+
+def _masked(recipient: str) -> str:
+    """An address without what would let a reader of the page write to it."""
+    name, at, domain = recipient.partition("@")
+    return f"{name[:1]}***@{domain}" if at else recipient
+
+
+# ---------------------------------------------------------------------------------------------
+# The page
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
+    "color:#1a1a1a;background:#fff}h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}"
+    "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;padding:.3rem "
+    ".6rem;text-align:left;vertical-align:top}code{font-size:.9em}.answer{font-size:1.1rem;"
+    "border-left:4px solid #555;padding-left:1rem}"
+    "@media(prefers-color-scheme:dark){body{color:#ddd;background:#161616}td,th{border-color:#444}}"
+)
+
+
+def job_page(document: dict[str, Any]) -> str:
+    """The document as a page that a person can read, without scripts."""
+    job_id = document["job_id"]
+    parts = [f'<p class="answer">{_text(answer(document))}</p>']
+    if document["job"]:
+        parts.append(_facts(document["job"]))
+    for rule in document["rules"]:
+        parts += _rule_section(rule)
+    for decision in document["decisions"]:
+        parts += _decision_section(decision)
+    if document["events"]:
+        rows = [
+            (event["time"], event["rule"], event["kind"], _flat(event["detail"]))
+            for event in document["events"]
+        ]
+        parts += ["<h2>What happened</h2>", _table(("time", "rule", "event", "detail"), rows)]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>Job {_text(job_id)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>Job <code>{_text(job_id)}</code></h1>{''.join(parts)}"
+        f'<p><a href="/v1/jobs/{_text(job_id)}">The same as JSON</a></p></body></html>'
+    )
+
+
+def jobs_page(document: dict[str, Any]) -> str:
+    """The list of jobs as a page."""
+    head = "".join(f"<th>{_text(n)}</th>" for n in ("job", "user", "team", "node", "GPUs", "cases"))
+    rows = "".join(
+        f'<tr><td><a href="/jobs/{_text(job["job_id"])}">{_text(job["job_id"])}</a></td>'
+        f"<td>{_text(job['user'])}</td><td>{_text(job['team'])}</td><td>{_text(job['node'])}</td>"
+        f"<td>{_text(', '.join(job['gpus']))}</td>"
+        f"<td>{_text(', '.join(f'{rule}: {state}' for rule, state in job['cases'].items()))}</td>"
+        "</tr>"
+        for job in document["jobs"]
+    )
+    halted = "; ".join(block["sentence"] for block in document["halted"])
+    note = f'<p class="answer">No job is ended now: {_text(halted)}.</p>' if halted else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Jobs</title>'
+        f"<style>{_STYLE}</style></head><body><h1>Jobs</h1>{note}"
+        f"<p>As of {_text(document['time'] or 'no tick yet')}.</p>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></body></html>"
+    )
+
+
+def answer(document: dict[str, Any]) -> str:
+    """The page's first sentence: was the job ended, will it be, or why not."""
+    for decision in reversed(document["decisions"]):
+        at = decision["finished_at"] or decision["created_at"]
+        if decision["state"] == "verified":
+            return f"This job was ended by the rule {decision['rule']} at {at}; the GPU is free."
+        if decision["state"] in ("authorised", "acting"):
+            return f"This job is being ended by the rule {decision['rule']} since {at}."
+        if decision["state"] in ("incomplete", "failed"):
+            return (
+                f"The rule {decision['rule']} ended this job at {at}, but that could not be "
+                f"proven: {decision['reason'] or decision['state']}."
+            )
+    protected = [rule for rule in document["rules"] if rule["protected"]]
+    open_cases = [
+        rule for rule in document["rules"] if rule["case"] and rule["case"]["detected_at"]
+    ]
+    for rule in open_cases:
+        if rule["why_not"]:
+            why = "; ".join(block["sentence"] for block in rule["why_not"])
+            return f"This job breaks the rule {rule['rule']}. It is not ended now: {why}."
+    if open_cases:
+        names = ", ".join(rule["rule"] for rule in open_cases)
+        return f"This job breaks {names}, and no rule that it breaks ends jobs."
+    if protected:
+        why = "; ".join(f"{rule['rule']}: {rule['protected']}" for rule in protected)
+        return f"This job is protected. {why}."
+    if document["running"]:
+        return "This job breaks no rule."
+    return "This job is no longer running; gpuwarden did not end it."
+
+
+def _rule_section(rule: dict[str, Any]) -> list[str]:
+    parts = [f"<h2>Rule {_text(rule['rule'])}: {_text(rule['verdict'] or 'not judged')}</h2>"]
+    if rule["description"]:
+        parts.append(f"<p>{_text(rule['description'])} ({_text(rule['mode'])})</p>")
+    if rule["protected"]:
+        parts.append(f"<p>Protected: {_text(rule['protected'])}</p>")
+    if rule["evidence"]:
+        rows = [
+            (item["condition"], item["truth"], item["measured"], item["expected"], item["reason"])
+            for item in rule["evidence"]
+        ]
+        heads = ("condition", "holds", "measured", "expected", "why unknown")
+        parts.append(_table(heads, rows))
+    case = rule["case"]
+    if case:
+        if case["cause"]:
+            cause = case["cause"]
+            text = f"{cause['name']}: {cause['because']} {cause['remedy']}"
+            parts.append(f"<p>Probable cause: {_text(text)}</p>")
+        moments = [("broken since", case["opened_at"]), ("found", case["detected_at"])]
+        moments += [
+            (f"stage {s['stage']}", s["at"] + (" (would)" if s["would"] else ""))
+            for s in case["stages"]
+        ]
+        moments += [
+            ("notice proven", case["notified_at"]),
+            ("not ended before", case["not_before"]),
+        ]
+        parts.append(_table(("step", "time"), [(k, v) for k, v in moments if v]))
+        notices = [
+            (n["channel"], n["recipient"], n["state"], n["proof"] or n["error"], n["time"])
+            for n in case["notices"]
+        ]
+        if notices:
+            parts.append(_table(("notice", "to", "state", "proof or error", "time"), notices))
+        keeps = [(k["by"], k["role"], k["reason"], k["until"]) for k in case["keeps"]]
+        if keeps:
+            parts.append(_table(("kept by", "as", "reason", "until"), keeps))
+    if rule["why_not"]:
+        reasons = [(block["reason"], block["sentence"]) for block in rule["why_not"]]
+        parts.append(_table(("not ended because", ""), reasons))
+    return parts
+
+
+def _decision_section(decision: dict[str, Any]) -> list[str]:
+    parts = [
+        f"<h2>Decision <code>{_text(decision['id'])}</code>: {_text(decision['state'])}</h2>",
+        f"<p>Rule {_text(decision['rule'])}, {_text(decision['created_at'])}. "
+        f"{_text(decision['reason'])}</p>",
+    ]
+    report = decision["report"]
+    if report:
+        steps = sorted(report.get("steps", {}).items(), key=lambda item: item[1])
+        parts.append(_table(("step", "time"), [(k, rfc3339(v)) for k, v in steps]))
+        ended = [
+            (item["pid"], item["ended_by"] or "survived", _gib(item["gpu_memory"]))
+            for item in report.get("processes", [])
+        ]
+        if ended:
+            parts.append(_table(("process", "ended by", "GPU memory"), ended))
+        proof = report.get("proof")
+        if proof:
+            gone = "gone from" if proof["gone"] else "still in"
+            parts.append(
+                f"<p>NVML: the processes are {gone} its lists; {_gib(proof['memory_freed'])} "
+                f"freed, {_text(messages.about(proof['seconds']))} after the last exit.</p>"
+            )
+    return parts
+
+
+def _facts(job: dict[str, Any]) -> str:
+    rows = [(name, _flat(value)) for name, value in job.items() if value not in (None, "", [])]
+    return _table(("fact", "value"), rows)
+
+
+def _gib(value: int | None) -> str:
+    return "" if value is None else f"{value / 2**30:.1f} GiB"
+
+
+def _flat(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return ", ".join(_flat(item) for item in value)
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _table(heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    head = "".join(f"<th>{_text(name)}</th>" for name in heads)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td>{_text('' if cell is None else cell)}</td>" for cell in row)
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,306 @@
+"""May this case end its job now? Every invariant that stands between due and authorised.
+
+Pure. Guards never act and never choose: they return every reason that speaks against it, so that
+an operator sees all of them at once. Whatever could not be read counts as a reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwarden import durations
+from gpuwarden.ruleengine.cases import CaseState, Delivery, terms
+from gpuwarden.ruleengine.verdicts import Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.model import Rule, Stage, TerminateLimits
+    from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts, Verdict
+
+DATA_AGE_SCRAPES = 2.0
+"""Facts older than this many scrapes carry no action."""
+DARK_SHARE = 0.10
+"""Above this share of dark nodes the whole picture is in doubt."""
+MAX_SKEW_SECONDS = 5.0
+"""Clocks further apart than this make ages meaningless."""
+HALT_FROM_JOBS = 20
+"""Below this many running jobs a share says nothing."""
+NODE_JOB_PREFIX = "proc-"
+"""Jobs that no platform owns, so that the node's agent may end them."""
+HOUR_SECONDS = 3600.0
+DAY_SECONDS = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A reason not to act.
+
+    Attributes:
+        reason: a stable machine-readable word.
+        sentence: the same for people, with the numbers.
+    """
+
+    reason: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class PastEnd:
+    """A termination that stands: when it was decided (Unix seconds) and whose job it was."""
+
+    time: float
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What holds for every case of one tick.
+
+    Attributes:
+        now: Unix time.
+        scrape_interval: seconds.
+        limits: of the rule set, or None where it has none: nothing may then be ended.
+        facts: of the fleet, freshly gathered.
+        ends: terminations that stand, of at least the last 24 hours.
+        ended_this_tick: terminations authorised in this tick.
+        due_owners: one entry per distinct owner of a job that is due; a job of an unknown owner
+            stands for itself.
+        killed: whether the kill switch is on; None where that could not be read.
+        settled_for: seconds of unbroken completed ticks since the last start or outage.
+        settle_after: seconds of those that must have passed.
+        cool_down: seconds between two terminations of one owner's jobs.
+        incomplete_cards: UUIDs of cards that an unproven reclaim may still hold.
+        bad_files: why the rule files or the directory in force are not those on disk, or "".
+    """
+
+    now: float
+    scrape_interval: float
+    limits: TerminateLimits | None
+    facts: FleetFacts
+    ends: Sequence[PastEnd]
+    ended_this_tick: int
+    due_owners: Collection[str]
+    killed: bool | None
+    settled_for: float
+    settle_after: float
+    cool_down: float
+    incomplete_cards: Collection[str] = ()
+    bad_files: str = ""
+
+
+def fleet_blocks(situation: Situation) -> list[Blocked]:
+    """Reasons that hold for every job: nothing at all may be ended."""
+    facts, found = situation.facts, []
+    age = situation.now - facts.time
+    limit = DATA_AGE_SCRAPES * situation.scrape_interval
+    if not 0 <= age <= limit:
+        found.append(
+            Blocked("stale_facts", f"the facts are {age:.1f} s old; {limit:.0f} s are allowed")
+        )
+    found += [Blocked("facts_incomplete", problem) for problem in facts.problems]
+    dark = facts.expected_nodes - facts.lit_nodes
+    if facts.expected_nodes < 1 or dark > DARK_SHARE * facts.expected_nodes:
+        found.append(
+            Blocked(
+                "dark_nodes",
+                f"{max(dark, 0)} of {facts.expected_nodes} expected nodes are dark; "
+                f"at most {DARK_SHARE:.0%} may be",
+            )
+        )
+    if facts.clock_skew_seconds > MAX_SKEW_SECONDS:
+        found.append(
+            Blocked(
+                "clock_skew",
+                f"clocks are {facts.clock_skew_seconds:.1f} s apart; "
+                f"at most {MAX_SKEW_SECONDS:.0f} s may be",
+            )
+        )
+    if situation.killed is None:
+        found.append(Blocked("kill_switch", "the kill switch cannot be read"))
+    elif situation.killed:
+        found.append(Blocked("kill_switch", "the kill switch is on"))
+    if situation.bad_files:
+        found.append(Blocked("bad_files", situation.bad_files))
+    if situation.settled_for < situation.settle_after:
+        found.append(
+            Blocked(
+                "settling",
+                f"{situation.settled_for:.0f} of {situation.settle_after:.0f} s of fresh data "
+                "since the last start or outage",
+            )
+        )
+    found += _share(situation)
+    return found
+
+
+def _share(situation: Situation) -> list[Blocked]:
+    if situation.limits is None:
+        return [Blocked("no_limits", "the rule files set no limits.terminate")]
+    running, due = len(situation.facts.jobs), len(set(situation.due_owners))
+    limit = situation.limits.halt_above_share_of_running
+    if running >= HALT_FROM_JOBS and due > limit * running:
+        return [
+            Blocked(
+                "share_of_running",
+                f"jobs of {due} owners are due at once among {running} running jobs; more than "
+                f"{limit:.0%} is taken for a fault of the data until a person says otherwise",
+            )
+        ]
+    return []
+
+
+def limit_blocks(situation: Situation, user: str) -> list[Blocked]:
+    """Sliding limits: they defer, they never drop."""
+    limits, now = situation.limits, situation.now
+    if limits is None:
+        return []  # fleet_blocks says so
+    found = []
+    if situation.ended_this_tick >= limits.per_tick:
+        found.append(Blocked("limit_per_tick", f"limits.terminate.per_tick is {limits.per_tick}"))
+    hour = sum(1 for end in situation.ends if end.time > now - HOUR_SECONDS)
+    if hour >= limits.per_hour:
+        found.append(
+            Blocked(
+                "limit_per_hour",
+                f"{hour} jobs were ended in the last hour; "
+                f"limits.terminate.per_hour is {limits.per_hour}",
+            )
+        )
+    own = [end.time for end in situation.ends if end.user == user]
+    day = sum(1 for time in own if time > now - DAY_SECONDS)
+    if day >= limits.per_user_per_day:
+        found.append(
+            Blocked(
+                "limit_per_user_per_day",
+                f"{day} jobs of this owner were ended in the last 24 hours; "
+                f"limits.terminate.per_user_per_day is {limits.per_user_per_day}",
+            )
+        )
+    last = max(own, default=None)
+    if last is not None and now - last < situation.cool_down:
+        found.append(
+            Blocked(
+                "cool_down",
+                f"a job of this owner was ended {durations.render(round(max(0.0, now - last)))} "
+                f"ago; {durations.render(situation.cool_down)} must pass",
+            )
+        )
+    return found
+
+
+def case_blocks(
+    situation: Situation,
+    case: Case,
+    rule: Rule,
+    stage: Stage,
+    *,
+    job: JobFacts | None,
+    verdict: Verdict | None,
+    truth: Truth,
+    delivery: Delivery,
+    kept_until: float | None,
+) -> list[Blocked]:
+    """Reasons that concern one case, on facts gathered for this decision.
+
+    Args:
+        situation: of the fleet.
+        case: as the tick left it.
+        rule: as it now reads.
+        stage: the one that ends the job.
+        job: the job's fresh facts, or None where it is gone.
+        verdict: the fresh verdict, or None where it could not be reached.
+        truth: the fresh truth, after the budget for what the job says of itself.
+        delivery: of the case's notices, read again.
+        kept_until: Unix time to which a keep protects, or None.
+    """
+    found = []
+    if rule.mode != "enforce":
+        found.append(Blocked("mode", f"the rule's mode is {rule.mode}"))
+    if case.state is not CaseState.DUE:
+        found.append(Blocked("not_due", f"the case is {case.state}"))
+    if job is None or verdict is None:
+        found.append(Blocked("job_gone", "the job is no longer there"))
+        return found
+    if not case.job_id.startswith(NODE_JOB_PREFIX):
+        found.append(
+            Blocked("platform", "the job belongs to a platform; only its own tool may end it")
+        )
+    if len(job.instances) > 1:
+        found.append(
+            Blocked(
+                "several_nodes", f"the job spans {len(job.instances)} nodes; none ends it whole"
+            )
+        )
+    if not job.fresh:
+        found.append(Blocked("dark_node", job.not_fresh_reason or "the job's node is dark"))
+    if verdict.protected:
+        found.append(Blocked("protected", verdict.protected))
+    if truth is not Truth.YES:
+        why = ", ".join(verdict.unknown_reasons)
+        found.append(
+            Blocked(
+                "not_confirmed",
+                f"on fresh facts the rule says {truth.name}" + (f" ({why})" if why else ""),
+            )
+        )
+    if kept_until is not None and kept_until > situation.now:
+        left = durations.render(float(round(kept_until - situation.now)))
+        found.append(Blocked("kept", f"a keep protects the job for another {left}"))
+    held = terms(case, stage)
+    if not delivery.complete or case.notified_at is None:
+        found.append(Blocked("notice_not_delivered", "no proof that the owner has the notice"))
+    elif case.notice_age < held.notice_delivered_for:
+        found.append(
+            Blocked(
+                "notice_too_young",
+                f"the owner has had the notice for {case.notice_age:.0f} s; "
+                f"{held.notice_delivered_for:.0f} s were promised",
+            )
+        )
+    if case.elapsed < held.after:
+        found.append(Blocked("deadline", f"{case.elapsed:.0f} of {held.after:.0f} s have passed"))
+    found += _work(situation, job, stage)
+    shared = sorted({gpu.uuid for gpu in job.gpus} & set(situation.incomplete_cards))
+    if shared:
+        found.append(
+            Blocked(
+                "incomplete_reclaim",
+                f"an earlier reclaim on {', '.join(shared)} is not proven; no second victim there",
+            )
+        )
+    return found
+
+
+def work_lost(job: JobFacts, now: float) -> float | None:
+    """Seconds of work that would be lost now, or None where not even the start is known.
+
+    Without a saved state that is everything since the start; what an earlier attempt saved counts
+    from this attempt's start.
+    """
+    saved = job.run.checkpoint_time if job.run is not None else None
+    known = [moment for moment in (saved, job.start_time) if moment is not None]
+    return max(0.0, now - max(known)) if known else None
+
+
+def _work(situation: Situation, job: JobFacts, stage: Stage) -> list[Blocked]:
+    lost = work_lost(job, situation.now)
+    if lost is None:
+        return [Blocked("work_unknown", "neither a saved state nor the job's start is known")]
+    limit = stage.max_work_lost or 0.0
+    if lost > limit:
+        return [
+            Blocked(
+                "work_lost",
+                f"{durations.render(float(round(lost)))} of work would be lost; "
+                f"max_work_lost is {durations.render(limit)}",
+            )
+        ]
+    return []
+
+
+def owner_key(user: str, job_id: str) -> str:
+    """What counts as one owner: the user, or the job itself where the user is not known."""
+    return f"user:{user}" if user else f"job:{job_id}"

@@ -1,0 +1,505 @@
+"""What the engine knows for certain: one SQLite file, written before anything takes effect.
+
+Every public method that writes is one transaction, on disk (`synchronous=FULL`) when it returns.
+Events are append-only by trigger; at most one decision ends an attempt, by unique index. A lock on
+`<file>.lock` keeps a second engine out. All calls are made from one thread: SQLite's own check of
+that stays on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from gpuwarden.errors import PermanentError
+from gpuwarden.ruleengine.cases import Case, Delivery
+from gpuwarden.ruleengine.ledger_schema import MIGRATIONS
+from gpuwarden.ruleengine.records import Decision, Keep, Notice, StoredCase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from gpuwarden.ruleengine.records import Change, DeliveryKey
+
+OPEN_STATES = ("authorised", "acting")
+
+
+class LedgerUnusable(PermanentError):
+    """The ledger cannot be opened: locked by another engine, of a newer version, or damaged."""
+
+    exit_code = 3
+
+
+class Ledger:
+    """The engine's memory.
+
+    Args:
+        path: the SQLite file; created with its tables if it is missing.
+
+    Raises:
+        LedgerUnusable: another engine has it, or it is of a newer version, or not a ledger.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = _exclusive(path)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=5)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA foreign_keys=ON")
+            self._migrate()
+        except sqlite3.DatabaseError as error:
+            os.close(self._lock)
+            raise LedgerUnusable(f"{path} is not a usable ledger: {error}") from error
+        except LedgerUnusable:
+            self._db.close()
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the file and its lock."""
+        self._db.close()
+        os.close(self._lock)
+
+    def _migrate(self) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version > len(MIGRATIONS):
+            raise LedgerUnusable(
+                f"{self.path} was written by a newer gpuwarden (ledger version {version}, this one "
+                f"knows {len(MIGRATIONS)}): upgrade, or name another file as `ledger`"
+            )
+        for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
+            self._db.executescript(f"BEGIN;{script};PRAGMA user_version={number};COMMIT;")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    # -- the engine's own life
+
+    def next_epoch(self) -> int:
+        """Begin a new life of the engine; agents refuse what an earlier one still sends."""
+        with self._transaction() as db:
+            row = db.execute("SELECT value FROM meta WHERE name='epoch'").fetchone()
+            epoch = int(row[0]) + 1 if row else 1
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (str(epoch),))
+        return epoch
+
+    # -- cases and the audit
+
+    def open_cases(self) -> list[StoredCase]:
+        """Every case that is not closed, oldest first."""
+        rows = self._db.execute("SELECT id, body FROM cases WHERE closed_at IS NULL ORDER BY id")
+        return [StoredCase(number, Case.decode(body)) for number, body in rows]
+
+    def open_case(self, rule_id: str, job_id: str) -> StoredCase | None:
+        """The open case of a rule and a job, or None."""
+        row = self._db.execute(
+            "SELECT id, body FROM cases WHERE rule_id=? AND job_id=? AND closed_at IS NULL",
+            (rule_id, job_id),
+        ).fetchone()
+        return None if row is None else StoredCase(row[0], Case.decode(row[1]))
+
+    def save(self, changes: Iterable[Change], *, time: float) -> list[StoredCase]:
+        """Write what one tick made of its cases, in one transaction.
+
+        Returns:
+            The cases that are open afterwards, with their numbers, in the order given.
+        """
+        kept = []
+        with self._transaction() as db:
+            for change in changes:
+                number = _store(db, change, time)
+                if change.closed is None:
+                    kept.append(StoredCase(number, change.case))
+        return kept
+
+    def events(self, job_id: str, limit: int = 1000) -> list[dict[str, object]]:
+        """The audit of a job, oldest first; at most its last `limit` lines."""
+        rows = self._db.execute(
+            "SELECT id, time, rule_id, kind, mode, detail FROM events WHERE job_id=? "
+            "ORDER BY id DESC LIMIT ?",
+            (job_id, limit),
+        ).fetchall()
+        names = ("id", "time", "rule", "kind", "mode")
+        return [
+            {**dict(zip(names, row, strict=False)), "detail": json.loads(row[5])}
+            for row in reversed(rows)
+        ]
+
+    def past_cases(self, job_id: str, limit: int = 100) -> list[dict[str, object]]:
+        """Closed cases of a job, newest first: rule, state, times and why each was closed."""
+        rows = self._db.execute(
+            "SELECT rule_id, state, opened_at, closed_at, closed_because FROM cases "
+            "WHERE job_id=? AND closed_at IS NOT NULL ORDER BY id DESC LIMIT ?",
+            (job_id, limit),
+        )
+        names = ("rule", "state", "opened_at", "closed_at", "closed_because")
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def count_events(self, kind: str) -> int:
+        """How many events of a kind there ever were."""
+        (count,) = self._db.execute("SELECT count(*) FROM events WHERE kind=?", (kind,)).fetchone()
+        return int(count)
+
+    # -- trust in what jobs say of themselves
+
+    def trust_spent(self) -> dict[tuple[str, str], float]:
+        """(rule, job) -> seconds for which the job's own word has protected it."""
+        rows = self._db.execute("SELECT rule_id, job_id, spent FROM trust")
+        return {(rule, job): spent for rule, job, spent in rows}
+
+    def save_trust(self, spent: Mapping[tuple[str, str], float], *, time: float) -> None:
+        """Write budgets that have changed; those untouched for 30 days are dropped."""
+        with self._transaction() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO trust VALUES (?, ?, ?, ?)",
+                [(rule, job, seconds, time) for (rule, job), seconds in spent.items()],
+            )
+            db.execute("DELETE FROM trust WHERE time < ?", (time - 30 * 86400,))
+
+    # -- notices
+
+    def require(
+        self,
+        case_id: int,
+        stage: str,
+        recipients: Sequence[tuple[str, str]],
+        *,
+        channels: Sequence[str],
+        time: float,
+    ) -> None:
+        """Write down who must have a notice, before it is sent.
+
+        Args:
+            case_id: the case.
+            stage: the stage's notices, `key:mode`.
+            recipients: (channel, address); they replace what was required by these channels and
+                is not proven, since addresses get mended.
+            channels: through which this message goes.
+            time: Unix time.
+        """
+        with self._transaction() as db:
+            known = db.execute(
+                "SELECT channel, recipient FROM notices WHERE case_id=? AND stage=? "
+                "AND state != 'proven'",
+                (case_id, stage),
+            ).fetchall()
+            db.executemany(
+                "DELETE FROM notices WHERE case_id=? AND stage=? AND channel=? AND recipient=?",
+                [
+                    (case_id, stage, channel, to)
+                    for channel, to in known
+                    if channel in channels and (channel, to) not in recipients
+                ],
+            )
+            db.executemany(
+                "INSERT OR IGNORE INTO notices "
+                "(case_id, stage, channel, recipient, state, time) "
+                "VALUES (?, ?, ?, ?, 'pending', ?)",
+                [(case_id, stage, channel, to, time) for channel, to in recipients],
+            )
+
+    def delivered(self, key: DeliveryKey) -> str | None:
+        """The proof of a message that was already taken, or None."""
+        row = self._db.execute(
+            "SELECT proof FROM deliveries WHERE fingerprint=? AND starts_at=? AND status=? "
+            "AND channel=? AND recipient=?",
+            key.row(),
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def record_delivery(
+        self, key: DeliveryKey, *, case_id: int | None, stage: str, proof: str, time: float
+    ) -> None:
+        """Write a proof down: for idempotency, and for the case that waits for it."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT OR IGNORE INTO deliveries VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*key.row(), proof, time),
+            )
+            _count_attempt(db, key.channel, "delivered")
+            if case_id is not None:
+                db.execute(
+                    "UPDATE notices SET state='proven', proof=?, error='', time=?, "
+                    "attempts=attempts+1 WHERE case_id=? AND stage=? AND channel=? AND recipient=? "
+                    "AND state != 'proven'",
+                    (proof, time, case_id, stage, key.channel, key.recipient),
+                )
+
+    def record_failure(
+        self, key: DeliveryKey, *, case_id: int | None, stage: str, error: str, time: float
+    ) -> None:
+        """Write down that a server did not take a message."""
+        with self._transaction() as db:
+            _count_attempt(db, key.channel, "failed")
+            if case_id is not None:
+                db.execute(
+                    "UPDATE notices SET state='failed', error=?, time=?, attempts=attempts+1 "
+                    "WHERE case_id=? AND stage=? AND channel=? AND recipient=? "
+                    "AND state != 'proven'",
+                    (error, time, case_id, stage, key.channel, key.recipient),
+                )
+
+    def notices(self, case_id: int) -> list[Notice]:
+        """Every notice of a case."""
+        rows = self._db.execute(
+            "SELECT stage, channel, recipient, state, attempts, proof, error, time "
+            "FROM notices WHERE case_id=? ORDER BY rowid",
+            (case_id,),
+        )
+        return [Notice(*row) for row in rows]
+
+    def delivery(self, case_id: int, stages: Sequence[str]) -> Delivery:
+        """Whether the notices of these stages (`key:mode`) are known to have arrived."""
+        last: float | None = None
+        for stage in stages:
+            total, proven, latest = self._db.execute(
+                "SELECT count(*), sum(state='proven'), max(time) FROM notices "
+                "WHERE case_id=? AND stage=?",
+                (case_id, stage),
+            ).fetchone()
+            if not total or proven != total:
+                return Delivery()
+            last = latest if last is None else max(last, latest)
+        return Delivery(complete=bool(stages), proven_at=last)
+
+    def notice_attempts(self) -> dict[tuple[str, str], int]:
+        """(channel, outcome) -> how often."""
+        rows = self._db.execute("SELECT channel, outcome, count FROM attempts")
+        return {(channel, outcome): count for channel, outcome, count in rows}
+
+    # -- decisions
+
+    def authorise(self, decision: Decision, change: Change, *, time: float) -> None:
+        """Write a decision and its case down together, before anything is sent.
+
+        Raises:
+            sqlite3.IntegrityError: the attempt already has a decision that stands.
+        """
+        with self._transaction() as db:
+            values = asdict(decision) | {"gpus": json.dumps(decision.gpus), "state": "authorised"}
+            marks = ", ".join("?" * len(values))
+            db.execute(f"INSERT INTO decisions VALUES ({marks})", tuple(values.values()))
+            _store(db, change, time)
+
+    def settle(
+        self,
+        decision_id: str,
+        state: str,
+        change: Change | None,
+        *,
+        time: float,
+        reason: str = "",
+        report: str | None = None,
+    ) -> None:
+        """Write down how far a decision has come, with its case if that is still open."""
+        finished = None if state in OPEN_STATES else time
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE decisions SET state=?, reason=?, report=coalesce(?, report), finished_at=? "
+                "WHERE id=?",
+                (state, reason, report, finished, decision_id),
+            )
+            if change is not None:
+                _store(db, change, time)
+
+    def decision(self, decision_id: str) -> Decision | None:
+        """One decision, or None."""
+        found = self._decisions("WHERE id=?", (decision_id,))
+        return found[0] if found else None
+
+    def open_decisions(self) -> list[Decision]:
+        """Decisions whose result is not known yet, oldest first."""
+        return self._decisions("WHERE state IN ('authorised', 'acting')")
+
+    def job_decisions(self, job_id: str) -> list[Decision]:
+        """Decisions about a job, oldest first."""
+        return self._decisions("WHERE job_id=?", (job_id,))
+
+    def incomplete_decisions(self) -> list[Decision]:
+        """Reclaims that could not be proven, oldest first."""
+        return self._decisions("WHERE state='incomplete'")
+
+    def finished_since(self, since: float) -> list[Decision]:
+        """Decisions whose result came after `since` (Unix time), oldest first."""
+        return self._decisions("WHERE finished_at >= ?", (since,))
+
+    def recent_decisions(self, since: float) -> list[Decision]:
+        """Decisions made after `since` (Unix time), oldest first."""
+        return self._decisions("WHERE created_at >= ?", (since,))
+
+    def ends_since(self, since: float) -> list[Decision]:
+        """Terminations that stand (not refused, not lapsed) and are younger than `since`."""
+        return self._decisions(
+            "WHERE action='terminate' AND state NOT IN ('refused', 'lapsed') AND created_at >= ?",
+            (since,),
+        )
+
+    def decision_counts(self) -> dict[tuple[str, str, str], int]:
+        """(rule, action, state) -> how many decisions."""
+        rows = self._db.execute(
+            "SELECT rule_id, action, state, count(*) FROM decisions GROUP BY 1, 2, 3"
+        )
+        return {(rule, action, state): count for rule, action, state, count in rows}
+
+    def stage_counts(self) -> dict[tuple[str, str, str, str], int]:
+        """(rule, action, mode, outcome) -> how many stages were entered.
+
+        The outcome is `done`, or `would` where the mode kept the stage from acting.
+        """
+        rows = self._db.execute(
+            "SELECT rule_id, kind, mode, count(*) FROM events WHERE kind IN "
+            "('log', 'notify', 'would_notify', 'would_terminate') GROUP BY 1, 2, 3"
+        )
+        return {
+            (
+                rule,
+                kind.removeprefix("would_"),
+                mode,
+                "would" if kind.startswith("would_") else "done",
+            ): count
+            for rule, kind, mode, count in rows
+        }
+
+    def freed_bytes(self) -> int:
+        """Memory of ended processes over all proven reclaims, as NVML had it."""
+        (total,) = self._db.execute(
+            "SELECT coalesce(sum(json_extract(report, '$.proof.memory_freed')), 0) FROM decisions "
+            "WHERE state='verified'"
+        ).fetchone()
+        return int(total)
+
+    def _decisions(self, where: str, values: tuple[object, ...] = ()) -> list[Decision]:
+        # `where` is one of the literals above; values are bound.
+        rows = self._db.execute(
+            "SELECT * FROM decisions " + where + " ORDER BY created_at, id", values
+        )
+        return [_decision(row) for row in rows]
+
+    # -- keeps
+
+    def add_keep(self, keep: Keep, change: Change | None, *, time: float) -> None:
+        """Write a keep down, with the case whose deadline it moves."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO keeps (rule_id, job_id, run_id, role, by, reason, seconds, "
+                "granted_at, until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    keep.rule_id,
+                    keep.job_id,
+                    keep.run_id,
+                    keep.role,
+                    keep.by,
+                    keep.reason,
+                    keep.seconds,
+                    keep.granted_at,
+                    keep.until,
+                ),
+            )
+            if change is not None:
+                _store(db, change, time)
+
+    def keeps(self, rule_id: str, job_id: str, run_id: str | None) -> list[Keep]:
+        """Keeps of a rule that concern this attempt or its run, oldest first."""
+        rows = self._db.execute(
+            "SELECT rule_id, job_id, run_id, role, by, reason, seconds, granted_at, until "
+            "FROM keeps WHERE rule_id=? AND (job_id=? OR (run_id IS NOT NULL AND run_id=?)) "
+            "ORDER BY id",
+            (rule_id, job_id, run_id),
+        )
+        return [Keep(*row) for row in rows]
+
+
+def _store(db: sqlite3.Connection, change: Change, time: float) -> int:
+    case, number = change.case, change.id
+    if number is None:
+        cursor = db.execute(
+            "INSERT INTO cases (rule_id, job_id, state, body, opened_at) VALUES (?, ?, ?, ?, ?)",
+            (case.rule_id, case.job_id, case.state.value, case.encode(), case.opened_at),
+        )
+        number = int(cursor.lastrowid or 0)
+    elif change.closed is not None and not change.events and case.detected_at is None:
+        # Never more than a suspicion: nothing refers to it, and nothing was written about it.
+        db.execute("DELETE FROM cases WHERE id=?", (number,))
+        return number
+    else:
+        db.execute(
+            "UPDATE cases SET state=?, body=?, closed_at=?, closed_because=? WHERE id=?",
+            (
+                case.state.value,
+                case.encode(),
+                None if change.closed is None else time,
+                change.closed,
+                number,
+            ),
+        )
+    db.executemany(
+        "INSERT INTO events (time, case_id, rule_id, job_id, kind, mode, detail) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                time,
+                number,
+                case.rule_id,
+                case.job_id,
+                event.kind,
+                change.mode,
+                json.dumps(dict(event.detail), sort_keys=True),
+            )
+            for event in change.events
+        ],
+    )
+    return number
+
+
+def _decision(row: tuple[Any, ...]) -> Decision:
+    # The record's fields are the table's columns, in their order.
+    values = dict(zip((item.name for item in fields(Decision)), row, strict=True))
+    return Decision(**{**values, "gpus": tuple(json.loads(values["gpus"]))})
+
+
+def _count_attempt(db: sqlite3.Connection, channel: str, outcome: str) -> None:
+    db.execute(
+        "INSERT INTO attempts VALUES (?, ?, 1) "
+        "ON CONFLICT (channel, outcome) DO UPDATE SET count = count + 1",
+        (channel, outcome),
+    )
+
+
+def _exclusive(path: Path) -> int:
+    lock = path.with_name(path.name + ".lock")
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LedgerUnusable(
+            f"{lock} cannot be opened ({error.strerror}): create {path.parent} and give it to the "
+            "engine's user"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise LedgerUnusable(
+            f"{path} is in use by another engine: one engine runs per cluster; stop the other one"
+        ) from error
+    return handle

@@ -1,0 +1,159 @@
+"""The engine's own page of metrics: names and help from the catalogue, counters from the ledger.
+
+What the ledger counts survives restarts; only ticks and unknown verdicts count from the start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from gpuwarden import __version__
+from gpuwarden.catalogue import CATALOGUE, MetricType, Source
+from gpuwarden.ruleengine.evaluation import expectation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from gpuwarden.ruleengine.engine import Engine
+
+RECEIPT_SECONDS = 86400.0
+"""Steps of a decision are shown for a day; the ledger keeps them."""
+
+Row = tuple[tuple[str, ...], float]
+"""Label values in the catalogue's order, and the value."""
+
+
+class EngineCollector(Collector):
+    """Families of one engine, made when they are asked for.
+
+    Args:
+        engine: read, never changed.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family of the catalogue that the engine exports."""
+        rows = dict(self._rows())
+        for name, metric in CATALOGUE.items():
+            if metric.source is not Source.ENGINE or name not in rows:
+                continue
+            kind = CounterMetricFamily if metric.type is MetricType.COUNTER else GaugeMetricFamily
+            family = kind(name, metric.help, labels=metric.labels)
+            for labels, value in rows[name]:
+                family.add_metric(labels, value)
+            yield family
+
+    def _rows(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        engine, ticks = self._engine, self._engine.ticks
+        yield "gpuwarden_engine_build_info", [((__version__,), 1.0)]
+        yield "gpuwarden_rules_info", [((engine.rulebook.hash,), 1.0)]
+        yield "gpuwarden_rules_reload_success", [((), 0.0 if engine.rulebook.problem else 1.0)]
+        if ticks.last_completed is not None:
+            yield "gpuwarden_engine_tick_timestamp_seconds", [((), ticks.last_completed)]
+            yield "gpuwarden_engine_tick_seconds", [((), ticks.last_seconds)]
+        outcomes = {"completed": 0, "discarded": 0, "overrun": 0} | ticks.outcomes
+        yield "gpuwarden_engine_ticks_total", _counted(
+            ((outcome,), count) for outcome, count in outcomes.items()
+        )
+        yield "gpuwarden_unknown_total", _counted(ticks.unknown.items())
+        halted = sorted({block.reason for block in engine.view.halted})
+        yield "gpuwarden_engine_enforcement_halted", [((reason,), 1.0) for reason in halted]
+        yield from self._directory()
+        yield from self._cases()
+        yield from self._decisions()
+        yield from self._expectations()
+
+    def _directory(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        users = self._engine.rulebook.directory.users
+        yield "gpuwarden_user_info", [((name, user.team), 1.0) for name, user in users.items()]
+
+    def _cases(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        found = [s.case for s in self._engine.cases.all() if s.case.detected_at is not None]
+        yield (
+            "gpuwarden_violation_active",
+            [((case.rule_id, case.level, case.job_id), 1.0) for case in found],
+        )
+        yield (
+            "gpuwarden_violation_cause",
+            [((case.rule_id, case.job_id, case.cause), 1.0) for case in found if case.cause],
+        )
+        yield "gpuwarden_protected", [(key, 1.0) for key in sorted(self._protected())]
+
+    def _protected(self) -> set[tuple[str, str, str]]:
+        engine = self._engine
+        found = {
+            (rule, job, "whitelist")
+            for (rule, job), verdict in engine.view.verdicts.items()
+            if verdict.protected
+        }
+        for (rule, job), blocks in engine.view.blocks.items():
+            found |= {(rule, job, block.reason) for block in blocks}
+        now = engine.clock.wall()
+        for stored in engine.cases.all():
+            until = engine.kept_until(stored.case)
+            if until is not None and until > now:
+                found.add((stored.case.rule_id, stored.case.job_id, "kept"))
+        return found
+
+    def _decisions(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        ledger = self._engine.ledger
+        ends = ledger.decision_counts()
+        counts = {
+            (rule, action, "enforce", state): n for (rule, action, state), n in ends.items()
+        } | {
+            (rule, action, mode, outcome): n
+            for (rule, action, mode, outcome), n in ledger.stage_counts().items()
+        }
+        yield "gpuwarden_decisions_total", _counted(counts.items())
+        yield "gpuwarden_notices_total", _counted(ledger.notice_attempts().items())
+        states: dict[str, int] = {}
+        for (_, action, state), n in ends.items():
+            if action == "terminate":
+                states[state] = states.get(state, 0) + n
+        failed = states.get("incomplete", 0) + states.get("failed", 0)
+        yield "gpu_idle_detected_total", [((), float(ledger.count_events("idle_detected")))]
+        yield "gpu_released_success_total", [((), float(states.get("verified", 0)))]
+        yield "gpu_release_failed_total", [((), float(failed))]
+        yield "gpu_memory_freed_bytes_total", [((), float(ledger.freed_bytes()))]
+        steps: dict[tuple[str, ...], float] = {}
+        for decision in ledger.recent_decisions(self._engine.clock.wall() - RECEIPT_SECONDS):
+            report = decision.decoded_report
+            for step, moment in {} if report is None else report.steps.items():
+                steps[decision.job_id, step] = moment
+        yield "gpuwarden_receipt_timestamp_seconds", list(steps.items())
+
+    def _expectations(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        facts = self._engine.view.facts
+        names = {
+            "throughput": "gpuwarden_expected_throughput_images_per_second",
+            "gpu_memory": "gpuwarden_expected_gpu_memory_bytes",
+            "gpu_utilization": "gpuwarden_expected_gpu_utilization_ratio",
+        }
+        found: dict[str, list[Row]] = {name: [] for name in names.values()}
+        for job in () if facts is None else facts.jobs.values():
+            profile = expectation(job, self._engine.rulebook.rules.profiles)
+            for signal, value in {} if profile is None else profile.expected.items():
+                found[names[signal]].append(((job.job_id,), value))
+        yield from found.items()
+
+
+def _counted(counts: Iterable[tuple[tuple[str, ...], int]]) -> list[Row]:
+    return [(labels, float(count)) for labels, count in sorted(counts)]
+
+
+def render(collector: EngineCollector, accept: str) -> tuple[bytes, str]:
+    """The page in the format that a scraper asks for, with its content type."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    encode, content_type = choose_encoder(accept)
+    body: bytes = encode(registry)
+    return body, content_type

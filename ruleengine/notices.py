@@ -1,0 +1,283 @@
+"""Alerts of the engine: which ones stand, as a pure function of cases, and the book of what was told.
+
+Labels are identity only: numbers and prose would make a new alert of every change. A change of
+level is a resolved and a firing alert in one message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwarden.errors import RefusedAction
+from gpuwarden.ruleengine import messages
+from gpuwarden.ruleengine.alertmanager import Alert
+from gpuwarden.ruleengine.cases import OPEN_DECISION
+from gpuwarden.ruleengine.reclaim.node import host_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpuwarden.ruleengine.cases import Case, StageMark
+    from gpuwarden.ruleengine.directories import User
+    from gpuwarden.ruleengine.records import Decision, Notice
+    from gpuwarden.ruleengine.messages import Outlook
+    from gpuwarden.ruleengine.model import OwnerMay, Rule
+    from gpuwarden.ruleengine.verdicts import Evidence
+
+SERVICE = "gpuwarden-jobs"
+"""Value of the label `service` of every alert here; Alertmanager routes by it."""
+LIFETIMES = 4
+"""Alerts end this many resend intervals after the engine falls silent."""
+ENDED_SECONDS = 900.0
+"""The news that a job was ended stands this long: longer than any group_wait."""
+RESOLVED_SECONDS = 300.0
+"""Resolved alerts are repeated for this long, as Alertmanager's documentation asks."""
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What alerts are made with.
+
+    Attributes:
+        now: Unix time.
+        zone: time zone where the owner's is not known.
+        external_url: how people reach the engine.
+    """
+
+    now: float
+    zone: str
+    external_url: str
+
+    def page(self, job_id: str) -> str:
+        """Address of a job's page."""
+        return f"{self.external_url}/jobs/{job_id}"
+
+
+def told_marks(case: Case, rule: Rule) -> tuple[StageMark, ...]:
+    """Notify stages that were really entered under the rule's present mode, in order."""
+    return tuple(
+        mark
+        for mark in case.marks
+        if mark.do == "notify" and not mark.would and mark.mode == rule.mode
+    )
+
+
+def notice_stage(mark: StageMark) -> str:
+    """Name of a stage's notices in the ledger."""
+    return f"{mark.key}:{mark.mode}"
+
+
+def keep_allowance(rule: Rule) -> OwnerMay | None:
+    """How an owner may move the deadline: the last notify stage that says so, or None."""
+    return next((s.owner_may for s in reversed(rule.stages) if s.owner_may is not None), None)
+
+
+def case_alerts(
+    case: Case,
+    rule: Rule,
+    *,
+    evidence: Sequence[Evidence],
+    outlook: Outlook,
+    owner: User,
+    context: Context,
+) -> list[Alert]:
+    """Alerts that stand for an open case: none, or the one of the highest stage entered."""
+    zone = owner.timezone or context.zone
+    marks = told_marks(case, rule)
+    if case.state in OPEN_DECISION:
+        mark = next((m for m in reversed(case.marks) if m.do == "terminate"), None)
+        if mark is not None:
+            texts = messages.ending(case, rule, outlook.grace, now=mark.at, zone=zone)
+            return [
+                _alert("GpuwardenJobEnding", mark.level, texts, case, rule, mark, owner, context)
+            ]
+    if not marks or case.decision_id is not None:
+        return []
+    texts = messages.notice(
+        case,
+        rule,
+        evidence,
+        outlook,
+        now=context.now,
+        zone=zone,
+        engine_url=context.external_url,
+    )
+    mark = marks[-1]
+    return [_alert("GpuwardenJobNotice", mark.level, texts, case, rule, mark, owner, context)]
+
+
+def undeliverable_alerts(
+    case: Case,
+    rule: Rule,
+    notices: Sequence[Notice],
+    *,
+    undelivered_after: float,
+    owner: User,
+    context: Context,
+) -> list[Alert]:
+    """The operators' alert that an owner cannot be told, so that a severe stage waits for ever."""
+    if not rule.enforces_terminate or case.notified_at is not None:
+        return []
+    for mark in told_marks(case, rule):
+        own = [n for n in notices if n.stage == notice_stage(mark)]
+        errors = sorted({n.error for n in own if n.state == "failed"})
+        waited = context.now - mark.at
+        if not errors and waited < undelivered_after:
+            continue
+        why = "; ".join(errors) or "Alertmanager has not brought it to the engine"
+        texts = {
+            "summary": f"The owner of job {case.job_id} cannot be told",
+            "description": (
+                f"User {case.user or 'unknown'} has no proof of the notice of rule {rule.id} "
+                f"{messages.about(max(0.0, waited))} after it was due: {why}. The job is not ended "
+                "without it. Mend the address in the directory, or the mail or Slack settings."
+            ),
+        }
+        return [
+            _alert("GpuwardenNoticeUndeliverable", "page", texts, case, rule, None, owner, context)
+        ]
+    return []
+
+
+def halted_alert(sentence: str, since: float, context: Context) -> Alert:
+    """The operators' alert that nothing is ended because too much would be."""
+    return Alert(
+        labels={"alertname": "GpuwardenEnforcementHalted", "service": SERVICE, "level": "page"},
+        annotations={"summary": "gpuwarden ends no job", "description": f"{sentence}."},
+        starts_at=since,
+        ends_at=context.now,
+        url=f"{context.external_url}/jobs",
+    )
+
+
+def decision_alerts(
+    decision: Decision, *, freed: float | None, owner: User, context: Context
+) -> list[Alert]:
+    """The news that a job was ended; for operators too where it could not be proven."""
+    if decision.state not in ("verified", "incomplete", "failed") or decision.finished_at is None:
+        return []
+    if context.now - decision.finished_at >= ENDED_SECONDS:
+        return []
+    texts = messages.ended(decision, freed, zone=owner.timezone or context.zone)
+    labels = {
+        "service": SERVICE,
+        "rule": decision.rule_id,
+        "job_id": decision.job_id,
+        "node": decision.host,
+        "user": decision.user,
+        "team": owner.team,
+        "mode": "enforce",
+    }
+    url = context.page(decision.job_id)
+    found = [
+        Alert(
+            {"alertname": "GpuwardenJobEnded", **labels, "level": "ended"},
+            texts,
+            decision.finished_at,
+            context.now,
+            url,
+        )
+    ]
+    if decision.state != "verified":
+        pager = {
+            "summary": f"Reclaim of job {decision.job_id} is {decision.state}",
+            "description": (
+                f"{decision.reason or 'No reason given'}. No other job on its cards is ended until "
+                "it has let go of them; look at the node's processes and at the agent's journal."
+            ),
+        }
+        found.append(
+            Alert(
+                {"alertname": "GpuwardenReclaimUnproven", **labels, "level": "page"},
+                pager,
+                decision.finished_at,
+                context.now,
+                url,
+            )
+        )
+    return found
+
+
+def _alert(
+    name: str,
+    level: str,
+    texts: Mapping[str, str],
+    case: Case,
+    rule: Rule,
+    mark: StageMark | None,
+    owner: User,
+    context: Context,
+) -> Alert:
+    labels = {
+        "alertname": name,
+        "service": SERVICE,
+        "rule": case.rule_id,
+        "job_id": case.job_id,
+        "node": _node(case.instance),
+        "user": case.user,
+        "team": owner.team,
+        "level": level,
+        "mode": mark.mode if mark is not None else "enforce",
+        "stage": mark.key if mark is not None else "",
+        "target": "gpu" if rule.target == "gpu" else "",
+    }
+    starts = mark.at if mark is not None else case.detected_at or case.opened_at
+    return Alert(labels, texts, starts, context.now, context.page(case.job_id))
+
+
+def _node(instance: str) -> str:
+    try:
+        return host_of(instance)
+    except RefusedAction:
+        return ""
+
+
+class AlertBook:
+    """Which alerts Alertmanager was told, and when it must hear of them again.
+
+    Args:
+        resend: seconds between two repeats.
+    """
+
+    def __init__(self, resend: float) -> None:
+        self._resend = resend
+        self._firing: dict[Labels, Alert] = {}
+        self._resolved: dict[Labels, Alert] = {}
+        self._sent_at: float | None = None
+        self._changed = False
+
+    def update(self, alerts: Iterable[Alert], now: float) -> None:
+        """Take over the alerts that stand now; those that no longer do are resolved."""
+        fresh = {tuple(sorted(alert.labels.items())): alert for alert in alerts}
+        for key, alert in self._firing.items():
+            if key not in fresh:
+                self._resolved[key] = dataclasses.replace(alert, ends_at=now)
+                self._changed = True
+        if fresh.keys() - self._firing.keys():
+            self._changed = True
+        self._firing = fresh
+        self._resolved = {
+            key: alert
+            for key, alert in self._resolved.items()
+            if key not in fresh and now - alert.ends_at < RESOLVED_SECONDS
+        }
+
+    def pending(self, now: float) -> list[Alert]:
+        """What must be posted now, resolved ones first; empty while nothing changed and nothing is
+        due to be repeated.
+        """
+        due = self._sent_at is None or now - self._sent_at >= self._resend or now < self._sent_at
+        if not self._changed and not due:
+            return []
+        ends = now + LIFETIMES * self._resend
+        firing = [dataclasses.replace(alert, ends_at=ends) for alert in self._firing.values()]
+        return [*self._resolved.values(), *firing]
+
+    def posted(self, now: float) -> None:
+        """At least one replica took what `pending` returned."""
+        self._sent_at = now
+        self._changed = False

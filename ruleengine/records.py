@@ -1,0 +1,123 @@
+"""What the ledger keeps, as frozen records. Times are Unix seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwarden.agent_api import ActionReport
+
+if TYPE_CHECKING:
+    from gpuwarden.ruleengine.cases import Case, Event
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCase:
+    """An open case and its number."""
+
+    id: int
+    case: Case
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A decision to act, as it was signed, and what became of it. Times are Unix seconds."""
+
+    id: str
+    epoch: int
+    case_id: int
+    rule_id: str
+    job_id: str
+    user: str
+    action: str
+    state: str
+    host: str
+    body: bytes
+    signature: str
+    gpus: tuple[str, ...]
+    evidence: str
+    grace: float
+    expires: float
+    created_at: float
+    finished_at: float | None = None
+    reason: str = ""
+    report: str | None = None
+
+    @property
+    def decoded_report(self) -> ActionReport | None:
+        """The agent's last report, or None."""
+        return None if self.report is None else ActionReport.decode(self.report.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Somebody asked for a job to be left alone by a rule; it holds until `until` (Unix time)."""
+
+    rule_id: str
+    job_id: str
+    run_id: str | None
+    role: str
+    by: str
+    reason: str
+    seconds: float
+    granted_at: float
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One message that one recipient must have: the deadline waits for its proof.
+
+    Attributes:
+        stage: key and mode of the stage, such as `moderate-notify:enforce`.
+        channel: email or slack.
+        recipient: the address.
+        state: pending, proven or failed.
+        attempts: how often it was tried.
+        proof: the server's answer that shows that it took the message.
+        error: why the last attempt failed.
+        time: Unix time of the last change.
+    """
+
+    stage: str
+    channel: str
+    recipient: str
+    state: str
+    attempts: int
+    proof: str
+    error: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A case as it now is, with the events that led there.
+
+    Attributes:
+        id: its number, or None for a new one.
+        case: its next state.
+        mode: the rule's mode, for the audit.
+        events: what to write to the audit.
+        closed: why it is over, or None.
+    """
+
+    id: int | None
+    case: Case
+    mode: str
+    events: tuple[Event, ...] = ()
+    closed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryKey:
+    """What makes two deliveries the same message to the same recipient."""
+
+    fingerprint: str
+    starts_at: str
+    status: str
+    channel: str
+    recipient: str
+
+    def row(self) -> tuple[str, str, str, str, str]:
+        """The key in the order of its columns."""
+        return (self.fingerprint, self.starts_at, self.status, self.channel, self.recipient)

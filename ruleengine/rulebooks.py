@@ -1,0 +1,86 @@
+"""The rules and the directory in force, and their reload: all or nothing, and never silently."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gpuwarden.errors import InvalidInput
+from gpuwarden.ruleengine.directories import EMPTY, Directory
+from gpuwarden.ruleengine.files import fingerprint, read_model
+from gpuwarden.ruleengine.loading import load_rule_files, rule_set_hash
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpuwarden.ruleengine.model import Rule, RuleSet
+    from gpuwarden.ruleengine.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+class RuleBook:
+    """What the engine goes by.
+
+    Args:
+        settings: which files to read.
+
+    Raises:
+        InvalidInput: a file is wrong; an engine does not start on wrong rules.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._seen = self._fingerprint()
+        self.rules, self.directory = self._read()
+        self.hash = rule_set_hash(self.rules)
+        self.problem = ""
+        """Why the files on disk are not those in force, or an empty string."""
+
+    def rule(self, rule_id: str) -> Rule | None:
+        """A rule in force, or None."""
+        return next((rule for rule in self.rules.rules if rule.id == rule_id), None)
+
+    def refresh(self) -> bool:
+        """Read the files again if they have changed.
+
+        Returns:
+            Whether others are now in force. A bad file changes nothing, is said at every call, and
+            is tried again at every call.
+        """
+        seen = self._fingerprint()
+        if seen == self._seen and not self.problem:
+            return False
+        try:
+            rules, directory = self._read()
+        except InvalidInput as error:
+            self.problem = f"the files on disk are not usable, the old rules stay in force: {error}"
+            log.error("reload refused; the old rules stay in force", errors=str(error))
+            return False
+        changed = seen != self._seen
+        self._seen, self.problem = seen, ""
+        self.rules, self.directory = rules, directory
+        self.hash = rule_set_hash(rules)
+        if changed:
+            log.info("rules reloaded", hash=self.hash, rules=len(rules.rules))
+        return changed
+
+    def _paths(self) -> tuple[Path, ...]:
+        name = self._settings.values.directory
+        extra = (self._settings.path(name),) if name is not None else ()
+        return (*self._settings.rule_files(), *extra)
+
+    def _fingerprint(self) -> str:
+        return fingerprint(self._paths())
+
+    def _read(self) -> tuple[RuleSet, Directory]:
+        files = self._settings.rule_files()
+        if not files:
+            names = ", ".join(self._settings.values.rules)
+            raise InvalidInput(f"rules: no file matches {names}")
+        rules = load_rule_files(files, scrape_interval=self._settings.values.scrape_interval)
+        name = self._settings.values.directory
+        if name is None:
+            return rules, EMPTY
+        return rules, read_model(Directory, self._settings.path(name))

@@ -1,0 +1,217 @@
+"""Putting the engine together from its settings, and running it beside its HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+import uvicorn
+
+from gpuwarden.clock import SystemClock
+from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.ruleengine import tickets
+from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
+from gpuwarden.ruleengine.app import EngineApp
+from gpuwarden.ruleengine.channels import EmailChannel, SlackChannel
+from gpuwarden.ruleengine.deliveries import LastHop
+from gpuwarden.ruleengine.engine import Engine
+from gpuwarden.ruleengine.files import read_secret
+from gpuwarden.ruleengine.ledger import Ledger
+from gpuwarden.ruleengine.prometheus import PrometheusClient
+from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+from gpuwarden.ruleengine.rulebooks import RuleBook
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.applications import Starlette
+
+    from gpuwarden.clock import Clock
+    from gpuwarden.ruleengine.channels import Channel
+    from gpuwarden.ruleengine.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """Everything secret that engine.yaml names, read; None where it names nothing."""
+
+    notify_token: str | None
+    operator_token: str | None
+    smtp_password: str | None
+    slack_token: str | None
+    signer: Signer | None
+
+
+def read_secrets(settings: Settings) -> Secrets:
+    """Read every secret.
+
+    Raises:
+        InvalidInput: naming the setting whose file cannot be used.
+    """
+    values = settings.values
+
+    def secret(name: str | None, setting: str) -> str | None:
+        return None if name is None else read_secret(settings.path(name), setting)
+
+    smtp, slack, agents = values.smtp, values.slack, values.agents
+    return Secrets(
+        notify_token=secret(values.web.token_file, "web.token_file"),
+        operator_token=secret(values.web.operator_token_file, "web.operator_token_file"),
+        smtp_password=secret(smtp.password_file if smtp else None, "smtp.password_file"),
+        slack_token=secret(slack.token_file if slack else None, "slack.token_file"),
+        signer=Signer.load(settings.path(agents.key_file)) if agents else None,
+    )
+
+
+def check_files(settings: Settings) -> RuleBook:
+    """Read every file that the engine would start on.
+
+    Raises:
+        InvalidInput: the first file that cannot be used, with all its mistakes.
+    """
+    book = RuleBook(settings)
+    read_secrets(settings)
+    return book
+
+
+def _channels(settings: Settings, secrets: Secrets, clock: Clock) -> dict[str, Channel]:
+    found: dict[str, Channel] = {}
+    smtp, slack = settings.values.smtp, settings.values.slack
+    if smtp is not None:
+        found["email"] = EmailChannel(
+            smtp,
+            password=secrets.smtp_password,
+            ca_file=_optional(settings, smtp.ca_file),
+            clock=clock,
+        )
+    if slack is not None and secrets.slack_token is not None:
+        found["slack"] = SlackChannel(slack, secrets.slack_token)
+    return found
+
+
+def _optional(settings: Settings, name: str | None) -> Path | None:
+    return None if name is None else settings.path(name)
+
+
+class Service:
+    """An engine with everything it talks to.
+
+    Args:
+        settings: of engine.yaml.
+        clock: the machine's by default.
+
+    Raises:
+        InvalidInput: a file that it needs is missing or wrong.
+        LedgerUnusable: the ledger cannot be opened.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        clock = clock or SystemClock()
+        values = settings.values
+        rulebook = RuleBook(settings)
+        secrets = read_secrets(settings)
+        agents = None
+        if values.agents is not None:
+            agents = AgentClient(values.agents.url, _optional(settings, values.agents.ca_file))
+        ticket_key = None
+        if secrets.notify_token is not None:
+            ticket_key = tickets.key_from(secrets.notify_token)
+        self._channels = _channels(settings, secrets, clock)
+        self.ledger = Ledger(settings.path(values.ledger))
+        self._prometheus = PrometheusClient(
+            values.prometheus.url, timeout=values.prometheus.timeout, clock=clock
+        )
+        self._alertmanager = AlertmanagerClient(values.alertmanagers, clock)
+        self._agents = agents
+        self.engine = Engine(
+            values,
+            settings.path(values.kill_switch),
+            rulebook=rulebook,
+            ledger=self.ledger,
+            source=self._prometheus,
+            alertmanager=self._alertmanager,
+            agents=agents,
+            signer=secrets.signer,
+            clock=clock,
+            ticket_key=ticket_key,
+        )
+        last_hop = LastHop(
+            self.ledger, self._channels, directory=lambda: rulebook.directory, clock=clock
+        )
+        self.app: Starlette = EngineApp(
+            self.engine,
+            last_hop,
+            notify_token=secrets.notify_token,
+            operator_token=secrets.operator_token,
+            ticket_key=ticket_key,
+        ).starlette()
+        self._settings = settings
+
+    async def aclose(self) -> None:
+        """Release everything."""
+        await self.engine.reclaimer.aclose()
+        await self._prometheus.aclose()
+        await self._alertmanager.aclose()
+        if self._agents is not None:
+            await self._agents.aclose()
+        for channel in self._channels.values():
+            await channel.aclose()
+        self.ledger.close()
+
+    async def run(self) -> None:
+        """Serve and tick until SIGTERM or SIGINT; SIGHUP begins a tick at once.
+
+        Raises:
+            ServiceUnavailable: the address to listen on cannot be had.
+        """
+        web = self._settings.values.web
+        config = uvicorn.Config(
+            self.app,
+            host=web.host,
+            port=web.port,
+            ssl_certfile=_optional(self._settings, web.tls_cert_file),
+            ssl_keyfile=_optional(self._settings, web.tls_key_file),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=True,
+            timeout_graceful_shutdown=5,
+        )
+        server = uvicorn.Server(config)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self.engine.wake)
+        log.info(
+            "engine starts",
+            listen=web.listen,
+            epoch=self.engine.epoch,
+            rules=self.engine.rulebook.hash,
+            cases=len(self.engine.cases),
+        )
+        ticking = asyncio.create_task(self.engine.run(), name="engine")
+        serving = asyncio.create_task(_serve(server, web.listen), name="web")
+        try:
+            done, _ = await asyncio.wait((ticking, serving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            server.should_exit = True
+            ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(ticking, serving, return_exceptions=True)
+            await self.aclose()
+        for task in done:
+            # A loop that died of an error of ours must not look like an orderly end.
+            task.result()
+
+
+async def _serve(server: uvicorn.Server, listen: str) -> None:
+    try:
+        await server.serve()
+    except SystemExit as error:  # uvicorn's way to say that it cannot bind
+        raise ServiceUnavailable(
+            f"cannot listen on {listen}: is another engine or server there? See web.listen"
+        ) from error

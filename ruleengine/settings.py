@@ -1,0 +1,256 @@
+"""engine.yaml: what the engine talks to, how often, and where it keeps what it knows.
+
+Relative paths are relative to the file. Secrets are files, never values.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from gpuwarden.errors import InvalidInput
+from gpuwarden.ruleengine.directories import Email
+from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
+from gpuwarden.ruleengine.files import read_model
+
+DEFAULT_LISTEN = "127.0.0.1:9837"
+_URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
+_LISTEN = re.compile(r"(?P<host>[A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+
+
+def _url(text: str) -> str:
+    if _URL.fullmatch(text) is None:
+        raise PydanticCustomError(
+            "GW107",
+            "{text} is not a base address: write it like http://prometheus:9090, "
+            "without user, query or fragment",
+            {"text": repr(text)},
+        )
+    return text.rstrip("/")
+
+
+def _template(text: str) -> str:
+    if text.count("{host}") != 1 or _URL.fullmatch(text.replace("{host}", "node")) is None:
+        raise PydanticCustomError(
+            "GW107",
+            "{text} is not an agent's address: write it like http://{{host}}:9836",
+            {"text": repr(text)},
+        )
+    return text
+
+
+def _listen(text: str) -> str:
+    match = _LISTEN.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise PydanticCustomError(
+            "GW107",
+            "{text} is not an address to listen on: write it like 127.0.0.1:9837",
+            {"text": repr(text)},
+        )
+    return text
+
+
+Url = Annotated[str, AfterValidator(_url)]
+"""Base address of a server, without a trailing slash."""
+File = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+"""A path; relative ones are relative to engine.yaml."""
+
+
+class PrometheusSettings(Strict):
+    """Where every fact comes from."""
+
+    url: Url
+    """Base address, such as http://127.0.0.1:9090."""
+    timeout: Annotated[Seconds, Field(gt=0)] = 10.0
+    """For one query; with 10,000 cards one takes about a second."""
+
+
+class AgentSettings(Strict):
+    """How the nodes' agents are reached."""
+
+    url: Annotated[str, AfterValidator(_template)]
+    """Address with {host} in it, which the host of the node's scrape target replaces."""
+    key_file: File
+    """The engine's private key (engine.key of `gpuwarden agent keys`)."""
+    ca_file: File | None = None
+    """Certificates for the agents' TLS; the system's by default."""
+
+
+class WebSettings(Strict):
+    """The engine's own pages and API."""
+
+    listen: Annotated[str, AfterValidator(_listen)] = DEFAULT_LISTEN
+    """Address to listen on. Loopback by default: the pages name users."""
+    token_file: File | None = None
+    """Bearer token of Alertmanager for /v1/notify. Without it no notice can be delivered, so that
+    nothing is ever ended."""
+    operator_token_file: File | None = None
+    """Bearer token of operators for POST /v1/keeps. Without it only owners can keep their jobs."""
+    tls_cert_file: File | None = None
+    """Certificate in PEM; plain HTTP without it."""
+    tls_key_file: File | None = None
+    """Private key of the certificate."""
+
+    @model_validator(mode="after")
+    def _tls_pair(self) -> WebSettings:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise PydanticCustomError(
+                "GW111", "tls_cert_file and tls_key_file are given together or not at all", {}
+            )
+        return self
+
+    @property
+    def host(self) -> str:
+        """Host to listen on; every address where the setting has none."""
+        return self.listen.rpartition(":")[0].strip("[]") or "0.0.0.0"
+
+    @property
+    def port(self) -> int:
+        """Port to listen on."""
+        return int(self.listen.rpartition(":")[2])
+
+
+class SmtpSettings(Strict):
+    """The mail server."""
+
+    host: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:-]{1,253}$")]
+    """Its name or address."""
+    port: Annotated[int, Field(strict=True, ge=1, le=65535)] = 587
+    """587 for submission, 25 for a relay, 465 with tls: implicit."""
+    tls: Literal["starttls", "implicit", "none"] = "starttls"
+    """How the connection is protected; none only for a relay on a trusted network."""
+    sender: Email
+    """Address in From."""
+    username: str | None = None
+    """For authentication, with password_file."""
+    password_file: File | None = None
+    """Password of the username."""
+    ca_file: File | None = None
+    """Certificates for the server's TLS; the system's by default."""
+    timeout: Annotated[Seconds, Field(gt=0)] = 20.0
+    """For one message."""
+
+    @model_validator(mode="after")
+    def _login(self) -> SmtpSettings:
+        if (self.username is None) != (self.password_file is None):
+            raise PydanticCustomError(
+                "GW111", "username and password_file are given together or not at all", {}
+            )
+        return self
+
+
+class SlackSettings(Strict):
+    """Slack's Web API."""
+
+    url: Url = "https://slack.com/api"
+    """Base address; another one only for a proxy or a test."""
+    token_file: File
+    """Bot token (xoxb-...) with the scope chat:write."""
+    timeout: Annotated[Seconds, Field(gt=0)] = 10.0
+    """For one message."""
+
+
+class NoticeSettings(Strict):
+    """How alerts are kept alive, and when silence becomes a problem."""
+
+    resend: Annotated[Seconds, Field(ge=1)] = 60.0
+    """How often firing alerts are repeated to Alertmanager; they end four times this after the
+    engine's death."""
+    undelivered_after: Annotated[Seconds, Field(gt=0)] = 300.0
+    """Operators are told when a notice that precedes an end is not proven after this long."""
+
+
+class EngineSettings(Strict):
+    """engine.yaml."""
+
+    version: Literal[1]
+    """Of this file's format."""
+    prometheus: PrometheusSettings
+    """Where every fact comes from."""
+    scrape_interval: Annotated[Seconds, Field(gt=0)] = 5.0
+    """How often Prometheus scrapes the nodes; must be what prometheus.yml says, since every
+    freshness gate is a multiple of it."""
+    tick: Annotated[Seconds, Field(ge=1)] = 15.0
+    """How often every rule is evaluated. Shorter finds more quickly and costs more queries."""
+    expected_nodes: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """How many nodes there are; by default as many as Prometheus has targets for."""
+    rules: Annotated[tuple[File, ...], BeforeValidator(some_tuple)]
+    """Rule files or patterns such as rules/*.yaml; read again when they change."""
+    directory: File | None = None
+    """Users, teams and addresses; read again when it changes."""
+    ledger: File = "/var/lib/gpuwarden/ledger.sqlite"
+    """What the engine knows for certain. Back it up; losing it forgets limits and keeps."""
+    alertmanagers: Annotated[tuple[Url, ...], BeforeValidator(as_tuple)] = ()
+    """Every replica of one cluster, not a load balancer."""
+    notices: NoticeSettings = Field(default_factory=NoticeSettings)
+    """How alerts are kept alive."""
+    agents: AgentSettings | None = None
+    """How nodes are reached; without it nothing can be ended."""
+    web: WebSettings = Field(default_factory=WebSettings)
+    """The engine's own pages and API."""
+    smtp: SmtpSettings | None = None
+    """The mail server; without it no mail is sent."""
+    slack: SlackSettings | None = None
+    """Slack; without it no message is sent."""
+    kill_switch: File = "/run/gpuwarden/halt"
+    """While this file exists nothing is ended."""
+    external_url: Url = f"http://{DEFAULT_LISTEN}"
+    """How people reach the engine's pages; written into notices."""
+    cool_down: Seconds = 600.0
+    """Between two ends of one owner's jobs, so that there is time to react to the first."""
+    settle: Seconds | None = None
+    """Unbroken fresh data that must follow a start or an outage before anything is ended; three
+    scrapes and two ticks by default."""
+
+    @property
+    def settle_after(self) -> float:
+        """`settle` or its default, in seconds."""
+        if self.settle is not None:
+            return self.settle
+        return max(3 * self.scrape_interval, 2 * self.tick)
+
+
+class Settings:
+    """engine.yaml with its place, which relative paths depend on.
+
+    Attributes:
+        values: what the file says.
+        base: the file's directory.
+    """
+
+    def __init__(self, values: EngineSettings, base: Path) -> None:
+        self.values = values
+        self.base = base
+
+    def path(self, name: str) -> Path:
+        """A path of the file, relative to it."""
+        return self.base / name
+
+    def rule_files(self) -> tuple[Path, ...]:
+        """The rule files that exist now, sorted; a plain name is listed even if it is missing."""
+        found: dict[Path, None] = {}
+        for name in self.values.rules:
+            path = self.path(name)
+            if any(char in name for char in "*?["):
+                matched = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+                found.update(dict.fromkeys(item for item in matched if item.is_file()))
+            else:
+                found[path] = None
+        return tuple(found)
+
+
+def load_settings(path: Path) -> Settings:
+    """Read engine.yaml.
+
+    Raises:
+        InvalidInput: its text shows every finding with its line and a caret.
+    """
+    values = read_model(EngineSettings, path)
+    settings = Settings(values, path.resolve().parent)
+    if not settings.rule_files():
+        raise InvalidInput(f"{path}: rules: no file matches {', '.join(values.rules)}")
+    return settings
