@@ -1,0 +1,177 @@
+"""Run the demo: `python -m demo [--keep]`."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tests.servers import until
+
+from demo.jobs import install_tensorboard, tensorboard_path
+from demo.outcomes import Outcome, ReadBack
+from demo.stack import ROOT, Stack, as_launcher
+from demo.story import Moment, Story
+from gpuwarden.exporter.scenarios import GIB
+
+if TYPE_CHECKING:
+    from demo.sinks import Received
+
+COLOURS = {
+    "started": "green",
+    "on the card": "green",
+    "detected": "yellow",
+    "log": "yellow",
+    "notify": "yellow",
+    "notified": "yellow",
+    "due": "magenta",
+    "authorised": "red",
+    "acting": "red",
+    "verified": "bold green",
+    "incomplete": "bold red",
+    "process ended": "cyan",
+    "email arrived": "blue",
+    "slack arrived": "blue",
+}
+
+
+def main() -> int:
+    """Run the demo; 0 only if each outcome was read back from Prometheus and the ledger."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave everything up at the end")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".demo", help="where it writes")
+    arguments = parser.parse_args()
+    console = Console(highlight=False)
+    folder: Path = arguments.folder.resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        install_tensorboard(folder)
+    except PermissionError as error:
+        console.print(f"The whitelisted service must belong to root. {error}")
+        return 2
+    with as_launcher(), Stack(folder, write_rules(folder), owner=getpass.getuser()) as stack:
+        console.print(addresses(stack))
+        story = Story(stack, lambda moment: console.print(line(moment), soft_wrap=True))
+        try:
+            began = time.monotonic()
+            story.run()
+            settle(stack)
+            read = ReadBack(stack, story.record)
+            outcomes, counters = read.outcomes(), read.counters()
+            notices(console, stack.sinks.received)
+            console.print(table(outcomes))
+            console.print(counter_table(counters))
+            wrong = [f"{item.job}: {text}" for item in outcomes for text in item.wrong]
+            for text in wrong:
+                console.print(Text(f"not as it should be: {text}", style="bold red"))
+            took = time.monotonic() - began
+            console.print(f"{len(outcomes)} jobs, {len(wrong)} problems, {took:.0f} s")
+            if arguments.keep:
+                console.print(addresses(stack))
+                console.print("Everything is left up; Ctrl-C ends it.")
+                wait_for_interrupt()
+        finally:
+            story.stop()
+    return 1 if wrong else 0
+
+
+def write_rules(folder: Path) -> Path:
+    """The demo's policy with the path of the service that it whitelists."""
+    rules = (ROOT / "demo" / "rules.yaml").read_text()
+    path = folder / "rules.yaml"
+    path.write_text(rules.replace("@TENSORBOARD@", str(tensorboard_path(folder).resolve())))
+    return path
+
+
+def settle(stack: Stack) -> None:
+    """Wait until Prometheus has scraped what the engine counted last (it scrapes every 15 s)."""
+    with stack.open_ledger() as ledger:
+        (ends,) = ledger.execute("SELECT count(*) FROM decisions WHERE state='verified'").fetchone()
+    try:
+        until(lambda: stack.value("sum(gpu_released_success_total)") == ends, 30, every=0.5)
+    except TimeoutError:
+        return  # the outcomes will say what is missing
+
+
+def addresses(stack: Stack) -> str:
+    """Where to look."""
+    rows = (
+        ("Prometheus", stack.url("prometheus")),
+        ("Alertmanager", stack.url("alertmanager")),
+        ("engine", f"{stack.url('engine')}/v1/jobs"),
+        ("exporter", f"{stack.url('exporter')}/metrics"),
+        ("files", str(stack.folder)),
+    )
+    return "\n".join(f"  {name:<13} {address}" for name, address in rows)
+
+
+def line(moment: Moment) -> Text:
+    """One line of the timeline."""
+    text = Text(f"{moment.at:6.1f} s  ", style="dim")
+    text.append(f"{moment.job:<12}", style="bold")
+    text.append(f"{moment.what:<15}", style=COLOURS.get(moment.what, ""))
+    text.append(moment.detail)
+    return text
+
+
+def notices(console: Console, received: list[Received]) -> None:
+    """Every notice as it arrived, the same text only once."""
+    shown: set[tuple[str, str]] = set()
+    for message in received:
+        if (message.channel, message.text) in shown:
+            continue
+        shown.add((message.channel, message.text))
+        console.rule(f"{message.channel} to {message.to}")
+        if message.subject:
+            console.print(Text(message.subject, style="bold"))
+        console.print(Text(message.text))
+
+
+def table(outcomes: list[Outcome]) -> Table:
+    """What became of each job."""
+    columns = ("job", "owner", "verdict", "cause", "seconds since the violation began", "freed")
+    result = Table(*columns, title="What became of the jobs", title_justify="left")
+    for item in outcomes:
+        mark = "" if not item.wrong else " (!)"
+        result.add_row(
+            item.job + mark,
+            item.owner,
+            item.verdict,
+            item.cause,
+            "  ".join(f"{kind} {seconds:.0f}" for kind, seconds in item.steps),
+            f"{item.freed / GIB:.0f} GiB" if item.freed else "",
+        )
+    return result
+
+
+def counter_table(counters: dict[str, float | None]) -> Table:
+    """The four counters, as Prometheus has them."""
+    result = Table("counter", "value", title="As Prometheus has it", title_justify="left")
+    for name, value in counters.items():
+        result.add_row(name, "absent" if value is None else f"{value:.0f}")
+    return result
+
+
+def wait_for_interrupt() -> None:
+    """Wait until the user has seen enough."""
+    try:
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        return
+
+
+if __name__ == "__main__":
+    os.umask(0o022)
+    sys.exit(main())
