@@ -74,8 +74,8 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """Whether it runs no more: a zombie, or dead."""
-        return self.state in ("Z", "X", "x")
+        """Whether it runs no more; a zombie with other threads has lost only its main thread."""
+        return self.state in ("Z", "X", "x") and self.threads <= 1
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,0 +1,171 @@
+"""The exporter's web server: metrics, health, a landing page."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from gpuwarden import __version__
+from gpuwarden.errors import TemporaryError
+from gpuwarden.exporter.sampler import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.requests import Request
+
+    from gpuwarden.exporter.sampler import Sampler
+    from gpuwarden.exporter.settings import ExporterSettings
+
+METRICS_PATH = "/metrics"
+_BACKLOG = 128
+_SHUTDOWN_SECONDS = 1
+
+_LANDING = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>gpuwarden exporter</title></head>
+<body><h1>gpuwarden exporter {__version__}</h1>
+<p>GPUs of this node, the jobs on them, and how well they train.</p>
+<ul><li><a href="{METRICS_PATH}">Metrics</a></li>
+<li><a href="/-/healthy">Healthy</a>: the process answers</li>
+<li><a href="/-/ready">Ready</a>: the node has been read completely</li></ul>
+</body></html>
+"""
+
+_logger = structlog.get_logger(__name__)
+
+
+def application(sampler: Sampler) -> Starlette:
+    """The web application.
+
+    Args:
+        sampler: where pages come from.
+    """
+
+    async def metrics(request: Request) -> Response:
+        form = wanted_format(request.headers.get("accept", ""))
+        return Response(
+            sampler.page().body[form],
+            headers={"content-type": form.value, "cache-control": "no-store"},
+        )
+
+    async def healthy(_request: Request) -> Response:
+        return PlainTextResponse("healthy\n")
+
+    async def ready(_request: Request) -> Response:
+        if sampler.ready:
+            return PlainTextResponse("ready\n")
+        reason = sampler.problem or "the node has not been read completely yet"
+        return PlainTextResponse(f"not ready: {reason}\n", status_code=503)
+
+    async def landing(_request: Request) -> Response:
+        return HTMLResponse(_LANDING)
+
+    return Starlette(
+        routes=[
+            Route("/", landing),
+            Route(METRICS_PATH, metrics),
+            Route("/-/healthy", healthy),
+            Route("/-/ready", ready),
+        ]
+    )
+
+
+def wanted_format(accept: str) -> Format:
+    """The format that an Accept header prefers: OpenMetrics where it is named, unless refused.
+
+    Args:
+        accept: the header's value.
+    """
+    best, chosen = 0.0, Format.TEXT
+    for item in accept.split(","):
+        media, *parameters = (part.strip().lower() for part in item.split(";"))
+        quality = 1.0
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            if key.strip() == "q":
+                quality = _quality(value)
+        if media == "application/openmetrics-text":
+            form = Format.OPENMETRICS
+        elif media in ("text/plain", "text/*", "*/*"):
+            form = Format.TEXT
+        else:
+            continue
+        if quality > best:
+            best, chosen = quality, form
+    return chosen
+
+
+def _quality(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if 0 <= value <= 1 else 0.0
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket.
+
+    Args:
+        host: address; `::` takes IPv4 too where the system has both.
+        port: 0 for a free one.
+
+    Raises:
+        TemporaryError: the address is taken or is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
+    if host == "::" and not both:
+        family, host = socket.AF_INET, ""
+    try:
+        server = socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+        )
+    except OSError as error:
+        raise TemporaryError(
+            f"cannot listen on {host or '*'} port {port}: {error.strerror or error}; "
+            "choose another --web.listen-address"
+        ) from error
+    with server:
+        yield server
+
+
+def serve(settings: ExporterSettings, sampler: Sampler) -> None:
+    """Serve until SIGTERM or SIGINT; the sampler is stopped and the driver shut down.
+
+    Args:
+        settings: where to listen, and how many requests at a time.
+        sampler: not yet started.
+
+    Raises:
+        TemporaryError: the address cannot be had.
+    """
+    config = uvicorn.Config(
+        application(sampler),
+        access_log=False,
+        http="h11",
+        lifespan="off",
+        limit_concurrency=settings.max_requests,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        timeout_keep_alive=30,
+        ws="none",
+    )
+    with listening(settings.host, settings.port) as server:
+        host, port = server.getsockname()[:2]
+        _logger.info("listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        sampler.start()
+        try:
+            uvicorn.Server(config).run(sockets=[server])
+        finally:
+            sampler.stop()
+            _logger.info("stopped")

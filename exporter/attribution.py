@@ -1,0 +1,503 @@
+"""From processes on cards to jobs and their owners.
+
+Attribution is done here, once, and never in PromQL: which job a process belongs to, which part of
+a shared card is whose, since when a job uses a card and when it last showed life. One `Attribution`
+keeps what must be remembered between snapshots, keyed by identities, never by pids.
+"""
+
+from __future__ import annotations
+
+import pwd
+import stat
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuwarden.clock import SystemClock
+from gpuwarden.exporter import classification, resources
+from gpuwarden.exporter.jobs import GpuProcessRow, Holding, Job, NodeSnapshot, YoloCommand
+from gpuwarden.exporter.lineages import Lineages
+from gpuwarden.exporter.processes import (
+    PROC,
+    Launchers,
+    PlatformKind,
+    Process,
+    arguments,
+    boot_id,
+    boot_time,
+    executable,
+    platform_of,
+    proc_job_id,
+    read_all,
+    start_time,
+)
+from gpuwarden.exporter.runs import FUTURE_SECONDS, RunDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpuwarden.clock import Clock
+    from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess
+    from gpuwarden.exporter.processes import Platform
+    from gpuwarden.exporter.runs import LiveRun
+
+Identity = tuple[int, int]
+
+ACTIVE_SHARE_OF_CORE = 0.01
+"""A tree that used more of a core than this since the last snapshot shows life."""
+REFRESH_SNAPSHOTS = 15
+"""After so many snapshots owner and cgroup of every process are read anew."""
+LIBRARY_TRIES = 3
+_MPS_COMM = "nvidia-cuda-mps"
+_UNKNOWN_TENANT = "?"
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What is found out once about a process; its name is part of the key, for it may exec."""
+
+    executable: str
+    kernel: bool
+    command: YoloCommand | None
+    library: str = ""
+    library_tries: int = 0
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of a job while it lives."""
+
+    usage: resources.Usage = field(default_factory=resources.Usage)
+    first_gpu_use: float | None = None
+    cpu_active_at: float | None = None
+    held: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The processes of one job in one snapshot."""
+
+    job_id: str
+    platform: Platform
+    root: Process
+    root_lives: bool = True
+    tree: list[Process] = field(default_factory=list)
+    on_cards: dict[int, Process] = field(default_factory=dict)
+    runs: list[LiveRun] = field(default_factory=list)
+
+
+class Attribution:
+    """Turns snapshots of the cards into snapshots of the node."""
+
+    def __init__(
+        self,
+        jobs: Path,
+        *,
+        launchers: Launchers | None = None,
+        clock: Clock | None = None,
+        proc: Path = PROC,
+    ) -> None:
+        """Begin knowing nobody.
+
+        Args:
+            jobs: the folder that holds `jobs/`.
+            launchers: what starts jobs on this node.
+            clock: for activity and ages.
+            proc: where procfs is mounted.
+        """
+        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._proc = proc
+        self._boot = boot_id(proc)
+        self._lineages = Lineages(launchers if launchers is not None else Launchers())
+        self._runs = RunDirectory(
+            jobs,
+            boot=self._boot,
+            pid_namespace=(proc / "self/ns/pid").stat().st_ino,
+            user_name=user_name,
+        )
+        self._known: dict[int, Process] = {}
+        self._snapshots = 0
+        self._facts: dict[tuple[int, int, str], _Facts] = {}
+        self._memories: dict[str, _Memory] = {}
+        self._dropped: Counter[str] = Counter()
+
+    def observe(self, devices: DeviceSnapshot | None) -> NodeSnapshot:
+        """Attribute what the cards show; reads /proc and the job files.
+
+        Args:
+            devices: the cards, or None without a driver: then only declared trainings are seen.
+
+        Raises:
+            OSError: /proc cannot be read.
+        """
+        now = self._clock.wall()
+        booted = boot_time(self._proc)
+        self._dropped = Counter()
+        processes = self._processes(devices)
+        self._lineages.update(processes)
+        live = self._runs.scan(processes, now=now, booted=booted)
+        self._runs.reap_leftovers()
+        groups = self._groups(devices, processes, live)
+        tenants = self._tenants(devices, processes, groups)
+        jobs = self._jobs(devices, groups, tenants, now=now, booted=booted)
+        rows, unattributed = self._rows(devices, processes, groups, booted=booted)
+        self._forget(jobs, processes)
+        return NodeSnapshot(
+            taken_at=devices.taken_at if devices is not None else now,
+            devices=devices,
+            jobs=jobs,
+            processes=rows,
+            unattributed=unattributed,
+            node_pressure=resources.pressure(self._proc / "pressure"),
+            lost_gpu_seconds=dict(self._runs.lost),
+            dropped=dict(self._dropped + self._runs.dropped),
+        )
+
+    # -----------------------------------------------------------------------------------------
+    # Who belongs together
+
+    def _processes(self, devices: DeviceSnapshot | None) -> dict[int, Process]:
+        """All processes; owner and cgroup are read anew for those on cards, at times for all."""
+        self._snapshots += 1
+        known = self._known if self._snapshots % REFRESH_SNAPSHOTS else {}
+        fresh = {process.pid for gpu in _cards(devices) for process in gpu.processes or ()}
+        processes = read_all(
+            self._proc,
+            known={pid: process for pid, process in known.items() if pid not in fresh},
+        )
+        self._known = processes
+        return processes
+
+    def _groups(
+        self,
+        devices: DeviceSnapshot | None,
+        processes: Mapping[int, Process],
+        live: Iterable[LiveRun],
+    ) -> dict[str, _Group]:
+        """Jobs that use a card or declare a training, with all their processes."""
+        groups: dict[str, _Group] = {}
+        for gpu in _cards(devices):
+            for item in gpu.processes or ():
+                process = processes.get(item.pid)
+                if process is None or process.ended or process.comm.startswith(_MPS_COMM):
+                    continue
+                self._group(groups, process, processes).on_cards[process.pid] = process
+        for run in live:
+            self._group(groups, processes[run.pid], processes).runs.append(run)
+        if groups:
+            for process in processes.values():
+                group = groups.get(self._job_id(process, processes)[0])
+                if group is not None:
+                    group.tree.append(process)
+        for group in groups.values():
+            if group.platform.kind is not PlatformKind.NONE:
+                # What the platform runs beside the job (a pod's pause container) is not its owner.
+                group.root = min(
+                    (item for item in group.tree if item.uid == group.root.uid),
+                    key=lambda item: (item.start_ticks, item.pid),
+                    default=group.root,
+                )
+        return groups
+
+    def _group(
+        self, groups: dict[str, _Group], process: Process, processes: Mapping[int, Process]
+    ) -> _Group:
+        job_id, platform, root = self._job_id(process, processes)
+        group = groups.get(job_id)
+        if group is None:
+            # Its values now, or as they were where it ended before its descendants.
+            now = processes.get(root.pid)
+            if now is not None and now.identity == root.identity:
+                group = _Group(job_id, platform, now)
+            else:
+                group = _Group(job_id, platform, root, root_lives=False)
+            groups[job_id] = group
+        return group
+
+    def _job_id(
+        self, process: Process, processes: Mapping[int, Process]
+    ) -> tuple[str, Platform, Process]:
+        platform = _platform(process.cgroup)
+        if platform.kind is PlatformKind.KUBERNETES:
+            return f"pod-{platform.id}", platform, process
+        if platform.kind is PlatformKind.SLURM:
+            # A raw id names neither cluster nor attempt: Slurm's job, and only Slurm's to end.
+            return f"slurm-unresolved-{platform.id}", platform, process
+        root = self._lineages.root(process, processes)
+        return proc_job_id(root, self._boot), platform, root
+
+    @staticmethod
+    def _tenants(
+        devices: DeviceSnapshot | None,
+        processes: Mapping[int, Process],
+        groups: Mapping[str, _Group],
+    ) -> dict[str, set[str]]:
+        """Card -> jobs on it; a process that /proc does not know is a tenant of its own."""
+        owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
+        tenants: dict[str, set[str]] = {}
+        for gpu in _cards(devices):
+            names = set()
+            for item in gpu.processes or ():
+                process = processes.get(item.pid)
+                if process is None or not process.comm.startswith(_MPS_COMM):
+                    names.add(owner.get(item.pid, _UNKNOWN_TENANT))
+            tenants[gpu.uuid] = names
+        return tenants
+
+    # -----------------------------------------------------------------------------------------
+    # Jobs
+
+    def _jobs(
+        self,
+        devices: DeviceSnapshot | None,
+        groups: Mapping[str, _Group],
+        tenants: Mapping[str, set[str]],
+        *,
+        now: float,
+        booted: float,
+    ) -> tuple[Job, ...]:
+        pressures = resources.cgroup_pressures(group.root.cgroup for group in groups.values())
+        jobs = []
+        for job_id in sorted(groups):
+            group = groups[job_id]
+            memory = self._memories.setdefault(job_id, _Memory())
+            holdings = self._holdings(group, memory, devices, tenants)
+            if group.on_cards and memory.first_gpu_use is None:
+                memory.first_gpu_use = now
+            for run in group.runs:
+                self._runs.note_holdings(run.run.description.run_id, len(holdings))
+            usage, share = resources.measure(
+                memory.usage,
+                group.tree,
+                holders={*group.on_cards, *(run.pid for run in group.runs)},
+                now=self._clock.monotonic(),
+                proc=self._proc,
+            )
+            usage.pressure.update(pressures.get(group.root.cgroup, {}))
+            if share is None or share > ACTIVE_SHARE_OF_CORE:
+                memory.cpu_active_at = now
+            facts = {pid: self._facts_of(process) for pid, process in group.on_cards.items()}
+            seen = list(facts.values())
+            if group.root_lives:
+                seen.append(self._facts_of(group.root))
+            command = next((item.command for item in seen if item.command is not None), None)
+            jobs.append(
+                Job(
+                    job_id=job_id,
+                    user=user_name(group.root.uid),
+                    source=_source(group, command),
+                    framework=self._framework(group, facts, seen),
+                    interactive=any(item.kernel for item in seen)
+                    or any(item.tty for item in (group.root, *group.on_cards.values())),
+                    root=group.root,
+                    executables=tuple(
+                        sorted(
+                            {
+                                (facts[pid].executable, process.cgroup)
+                                for pid, process in group.on_cards.items()
+                            }
+                        )
+                    ),
+                    holdings=holdings,
+                    start_time=start_time(group.root, booted=booted),
+                    first_gpu_use=memory.first_gpu_use,
+                    activity=self._activity(group, memory, now),
+                    resources=usage,
+                    runs=tuple(run.run for run in group.runs),
+                    command=None if group.runs else command,
+                )
+            )
+        return tuple(jobs)
+
+    @staticmethod
+    def _holdings(
+        group: _Group,
+        memory: _Memory,
+        devices: DeviceSnapshot | None,
+        tenants: Mapping[str, set[str]],
+    ) -> tuple[Holding, ...]:
+        holdings = []
+        for gpu in _cards(devices):
+            if gpu.processes is None:
+                # Lost, or its list cannot be read: what the job held it holds until that is known.
+                if gpu.uuid in memory.held:
+                    holdings.append(Holding(gpu.index, gpu.uuid))
+                continue
+            own = [item for item in gpu.processes if item.pid in group.on_cards]
+            if not own:
+                memory.held.pop(gpu.uuid, None)
+                continue
+            memory.held[gpu.uuid] = gpu.index
+            sole = tenants[gpu.uuid] == {group.job_id}
+            holdings.append(
+                Holding(
+                    index=gpu.index,
+                    uuid=gpu.uuid,
+                    memory_bytes=_sum(item.memory_bytes for item in own),
+                    utilization_ratio=gpu.utilization_ratio if sole else _shared(own),
+                )
+            )
+        return tuple(holdings)
+
+    def _facts_of(self, process: Process) -> _Facts:
+        key = (*process.identity, process.comm)
+        facts = self._facts.get(key)
+        if facts is None:
+            words = arguments(process.pid, self._proc)
+            facts = self._facts[key] = _Facts(
+                executable=executable(process.pid, self._proc) or "",
+                kernel=classification.is_kernel(words),
+                command=classification.yolo_command(words),
+            )
+        return facts
+
+    def _framework(self, group: _Group, facts: Mapping[int, _Facts], seen: Iterable[_Facts]) -> str:
+        if group.runs:
+            return "ultralytics"
+        if any(item.kernel for item in seen):
+            return "jupyter"
+        for item in seen:
+            if item.command is not None:
+                return item.command.framework
+        for pid, item in facts.items():
+            # Libraries are loaded before a card is used, but simulations may be bound earlier.
+            if not item.library and item.library_tries < LIBRARY_TRIES:
+                item.library_tries += 1
+                item.library = classification.loaded_framework(pid, self._proc)
+            if item.library:
+                return item.library
+        return ""
+
+    def _activity(self, group: _Group, memory: _Memory, now: float) -> dict[str, float]:
+        """Signal -> last sign of life; signals that the job never had are absent."""
+        found: dict[str, float] = {}
+        logs, heartbeats = [], []
+        for live in group.runs:
+            if live.run.heartbeat is not None:
+                heartbeats.append(live.run.heartbeat)
+            written = self._log_written(live, now)
+            if written is not None:
+                logs.append(written)
+        if logs:
+            found["log"] = min(now, max(logs))
+        if heartbeats:
+            found["heartbeat"] = min(now, max(heartbeats))
+        if memory.cpu_active_at is not None:
+            found["cpu"] = memory.cpu_active_at
+        return found
+
+    def _log_written(self, live: LiveRun, now: float) -> float | None:
+        """When the log that a run names was last written; it must be a file of the run's owner."""
+        log = live.run.description.log
+        if log is None or not log.startswith("/") or "\0" in log:
+            return None
+        try:
+            about = Path(log).stat(follow_symlinks=False)
+        except (OSError, ValueError):
+            return None
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != live.uid:
+            self._dropped["log_owner"] += 1
+            return None
+        if about.st_mtime > now + FUTURE_SECONDS:
+            self._dropped["future"] += 1
+            return None
+        return about.st_mtime
+
+    # -----------------------------------------------------------------------------------------
+    # Processes on cards
+
+    def _rows(
+        self,
+        devices: DeviceSnapshot | None,
+        processes: Mapping[int, Process],
+        groups: Mapping[str, _Group],
+        *,
+        booted: float,
+    ) -> tuple[tuple[GpuProcessRow, ...], dict[str, int]]:
+        owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
+        rows: list[GpuProcessRow] = []
+        unattributed: dict[str, int] = {}
+        for gpu in _cards(devices):
+            if gpu.processes is None:
+                continue
+            known: list[GpuProcess] = []
+            for item in gpu.processes:
+                process = processes.get(item.pid)
+                if process is None or process.ended:
+                    self._dropped["no_process"] += 1
+                    continue
+                known.append(item)
+                rows.append(
+                    GpuProcessRow(
+                        index=gpu.index,
+                        uuid=gpu.uuid,
+                        pid=item.pid,
+                        user=user_name(process.uid),
+                        job_id=owner.get(item.pid, ""),
+                        start_time=start_time(process, booted=booted),
+                        memory_bytes=item.memory_bytes,
+                        utilization_ratio=item.utilization_ratio,
+                    )
+                )
+            accounted = _sum(item.memory_bytes for item in known)
+            if gpu.memory_used_bytes is not None and accounted is not None:
+                # The driver's lists and sums are taken one after another.
+                unattributed[gpu.uuid] = max(0, gpu.memory_used_bytes - accounted)
+        return tuple(rows), unattributed
+
+    def _forget(self, jobs: Iterable[Job], processes: Mapping[int, Process]) -> None:
+        alive = {job.job_id for job in jobs}
+        self._memories = {key: value for key, value in self._memories.items() if key in alive}
+        self._facts = {
+            key: value
+            for key, value in self._facts.items()
+            if key[0] in processes and processes[key[0]].start_ticks == key[1]
+        }
+
+
+def _cards(devices: DeviceSnapshot | None) -> tuple[Gpu, ...]:
+    return devices.gpus if devices is not None else ()
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def _shared(own: Iterable[GpuProcess]) -> float | None:
+    total = 0.0
+    for item in own:
+        if item.utilization_ratio is None:
+            return None
+        total += item.utilization_ratio
+    return min(1.0, total)
+
+
+def _source(group: _Group, command: YoloCommand | None) -> str:
+    if group.platform.kind is PlatformKind.SLURM:
+        return "slurm"
+    if group.platform.kind is PlatformKind.KUBERNETES:
+        return "pod"
+    if group.runs:
+        return "trainer"
+    return "cmdline" if command is not None else "process"
+
+
+@lru_cache(maxsize=4096)
+def _platform(cgroup: str) -> Platform:
+    return platform_of(cgroup)
+
+
+@lru_cache(maxsize=4096)
+def user_name(uid: int) -> str:
+    """Name of a user, or the uid where it has none (in containers, or gone)."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError, OSError):
+        return str(uid)

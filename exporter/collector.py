@@ -1,0 +1,333 @@
+"""From one snapshot of the node to metric families; names, labels and help are the catalogue's."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gpuwarden import __version__
+from gpuwarden.catalogue import CATALOGUE, PHASES, MetricType
+from gpuwarden.exporter.resources import STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from prometheus_client import Metric as Family
+
+    from gpuwarden.exporter.devices import Gpu
+    from gpuwarden.exporter.jobs import GpuProcessRow, Job, NodeSnapshot, Run
+
+COLLECTORS = ("nvml", "jobs")
+DROP_REASONS = (
+    "contradiction",
+    "duplicate_series",
+    "enumeration",
+    "future",
+    "invalid_sample",
+    "invalid_value",
+    "job_file_claimed_twice",
+    "job_file_owner",
+    "log_owner",
+    "no_process",
+    "nvml_error",
+    "permission",
+    "pid",
+    "process_limit",
+    "process_table",
+    "series_limit",
+    "stale_sample",
+)
+"""Reasons that are shown from the start, so that the first one is seen as an increase."""
+MAX_LABEL = 256
+MAX_OWN_SERIES = 32
+"""Series per family that one run's own words may make (loss components, metrics, groups)."""
+
+
+class Families:
+    """Families of one page, made on first use and kept in the catalogue's order."""
+
+    def __init__(self) -> None:
+        """Begin with an empty page."""
+        self._families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        self._series: set[tuple[str, ...]] = set()
+        self.duplicates = 0
+
+    def add(self, name: str, value: float | None, *labels: str) -> None:
+        """Add a sample; a value that is not known adds nothing.
+
+        The first value of a series counts: a page that says one thing twice is refused as a whole.
+
+        Args:
+            name: of the catalogue.
+            value: in base units; None, and what is not finite, is left out.
+            labels: in the catalogue's order.
+
+        Raises:
+            KeyError: the catalogue has no such metric.
+            ValueError: too many or too few labels.
+        """
+        metric = CATALOGUE[name]
+        if len(labels) != len(metric.labels):
+            raise ValueError(f"{name} has the labels {metric.labels}, not {labels}")
+        if value is None or not math.isfinite(value):
+            return
+        values = [clean(label) for label in labels]
+        series = (name, *values)
+        if series in self._series:
+            self.duplicates += 1
+            return
+        self._series.add(series)
+        family = self._families.get(name)
+        if family is None:
+            made = CounterMetricFamily if metric.type is MetricType.COUNTER else GaugeMetricFamily
+            family = made(name.removesuffix("_total"), metric.help, labels=metric.labels)
+            self._families[name] = family
+        family.add_metric(values, value)
+
+    def listed(self) -> list[Family]:
+        """The families in the catalogue's order."""
+        return [self._families[name] for name in CATALOGUE if name in self._families]
+
+
+class Page(Collector):
+    """A registry's view of families that are already built."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        """Keep the families.
+
+        Args:
+            families: in order.
+        """
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Family]:
+        """The families."""
+        return self._families
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing: a registry would otherwise collect in order to register."""
+        return []
+
+
+def clean(label: str) -> str:
+    """A label value that every parser takes: valid UTF-8, printable, at most 256 characters."""
+    if len(label) > MAX_LABEL:
+        label = label[:MAX_LABEL]
+    if label.isascii() and label.isprintable():
+        return label
+    text = label.encode("utf-8", "replace").decode()
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def collect(
+    snapshot: NodeSnapshot,
+    *,
+    totals: Mapping[str, int],
+    processes: bool = True,
+    max_processes: int = 256,
+) -> tuple[list[Family], dict[str, int]]:
+    """Families of a whole snapshot.
+
+    Args:
+        snapshot: the node.
+        totals: reason -> values dropped since the exporter started.
+        processes: whether to export families per process.
+        max_processes: rows per card for them.
+
+    Returns:
+        The families in the catalogue's order, and what the collector itself left out, by reason.
+    """
+    families = Families()
+    dropped: Counter[str] = Counter()
+    devices = snapshot.devices
+    if devices is not None:
+        for gpu in devices.gpus:
+            _gpu(families, gpu, snapshot)
+    if processes:
+        dropped["process_limit"] += _processes(families, snapshot.processes, max_processes)
+    for job in snapshot.jobs:
+        _job(families, job)
+        for run in job.runs:
+            dropped["series_limit"] += _run(families, job.job_id, run)
+    for resource, seconds in snapshot.node_pressure.items():
+        families.add("gpuwarden_node_pressure_seconds_total", seconds, resource)
+    for (user, reason), seconds in snapshot.lost_gpu_seconds.items():
+        families.add("gpuwarden_lost_gpu_seconds_total", seconds, user, reason)
+    complete = devices is not None and devices.complete and not snapshot.failed
+    if complete:
+        families.add("gpuwarden_snapshot_timestamp_seconds", snapshot.taken_at)
+    dropped["duplicate_series"] = families.duplicates
+    own(families, up=devices is not None, failed=snapshot.failed, totals=totals)
+    return families.listed(), {reason: count for reason, count in dropped.items() if count}
+
+
+def own(families: Families, *, up: bool, failed: Iterable[str], totals: Mapping[str, int]) -> None:
+    """What the exporter says of itself, also where it has nothing else to say.
+
+    Args:
+        families: the page.
+        up: whether NVML is initialised and answers.
+        failed: collectors without a current result.
+        totals: reason -> values dropped since the exporter started.
+    """
+    failed = frozenset(failed)
+    families.add("gpuwarden_nvml_up", float(up))
+    for name in COLLECTORS:
+        bad = name in failed or (name == "nvml" and not up)
+        families.add("gpuwarden_collector_success", float(not bad), name)
+    for reason in sorted({*DROP_REASONS, *totals}):
+        families.add("gpuwarden_dropped_values_total", totals.get(reason, 0), reason)
+    families.add("gpuwarden_exporter_build_info", 1, __version__)
+
+
+def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
+    at = (str(gpu.index), gpu.uuid)
+    devices = snapshot.devices
+    if devices is not None and gpu.name:
+        families.add(
+            "gpu_info",
+            1,
+            *at,
+            gpu.name,
+            gpu.pci_bus_id,
+            devices.driver_version,
+            "true" if devices.simulated else "false",
+        )
+    families.add("gpu_up", float(gpu.up), *at)
+    if gpu.processes is not None:
+        families.add("gpu_processes", len(gpu.processes), *at)
+    for name, value in (
+        ("gpu_utilization_ratio", gpu.utilization_ratio),
+        ("gpu_memory_activity_ratio", gpu.memory_activity_ratio),
+        ("gpu_memory_total_bytes", gpu.memory_total_bytes),
+        ("gpu_memory_used_bytes", gpu.memory_used_bytes),
+        ("gpu_memory_free_bytes", gpu.memory_free_bytes),
+        ("gpu_memory_reserved_bytes", gpu.memory_reserved_bytes),
+        ("gpu_memory_unattributed_bytes", snapshot.unattributed.get(gpu.uuid)),
+        ("gpu_temperature_celsius", gpu.temperature_celsius),
+        ("gpu_power_watts", gpu.power_watts),
+        ("gpu_power_limit_watts", gpu.power_limit_watts),
+        ("gpu_energy_joules_total", gpu.energy_joules),
+    ):
+        families.add(name, value, *at)
+    for clock, hertz in gpu.clocks_hertz.items():
+        families.add("gpu_clock_hertz", hertz, *at, clock)
+    for reason, active in gpu.throttle.items():
+        families.add("gpu_throttle_active", float(active), *at, reason)
+    for error, count in gpu.ecc_errors.items():
+        families.add("gpu_ecc_errors_total", count, *at, error)
+
+
+def _processes(families: Families, rows: Iterable[GpuProcessRow], limit: int) -> int:
+    """Add the rows of the processes with the most memory on each card; gives how many are not."""
+    shown: Counter[str] = Counter()
+    left_out = 0
+    for row in sorted(rows, key=lambda row: (-(row.memory_bytes or 0), row.pid)):
+        shown[row.uuid] += 1
+        if shown[row.uuid] > limit:
+            left_out += 1
+            continue
+        labels = (str(row.index), row.uuid, str(row.pid), row.user, row.job_id)
+        families.add("gpu_process_memory_bytes", row.memory_bytes, *labels)
+        families.add("gpu_process_utilization_ratio", row.utilization_ratio, *labels)
+        families.add("gpu_process_start_time_seconds", row.start_time, *labels)
+    return left_out
+
+
+def _job(families: Families, job: Job) -> None:
+    name = job.job_id
+    interactive = "true" if job.interactive else "false"
+    families.add("gpu_job_info", 1, name, job.user, job.source, job.framework, interactive)
+    for executable, cgroup in job.executables:
+        families.add("gpu_job_executable", 1, name, executable, cgroup)
+    for holding in job.holdings:
+        card = (name, str(holding.index), holding.uuid)
+        families.add("gpu_job_holds_gpu", 1, *card)
+        families.add("gpu_job_utilization_ratio", holding.utilization_ratio, *card)
+        families.add("gpu_job_memory_bytes", holding.memory_bytes, *card)
+    families.add("gpu_job_start_time_seconds", job.start_time, name)
+    families.add("gpu_job_first_gpu_use_timestamp_seconds", job.first_gpu_use, name)
+    for signal, time in job.activity.items():
+        families.add("gpu_job_activity_timestamp_seconds", time, name, signal)
+    usage = job.resources
+    if usage is not None:
+        families.add("gpu_job_cpu_seconds_total", usage.cpu_seconds, name)
+        families.add("gpu_job_read_bytes_total", usage.read_bytes, name)
+        families.add("gpu_job_io_wait_seconds_total", usage.io_wait_seconds, name)
+        families.add("gpu_job_threads", usage.threads, name)
+        families.add("gpu_job_loader_workers", usage.loader_workers, name)
+        families.add("gpu_job_resident_memory_bytes", usage.resident_bytes, name)
+        for state in STATES:
+            families.add("gpu_job_processes", usage.states.get(state, 0), name, state)
+        for resource, seconds in usage.pressure.items():
+            families.add("gpu_job_pressure_seconds_total", seconds, name, resource)
+    command = job.command
+    if command is not None:
+        # No run of a trainer: whatever asks for one by this label finds none.
+        details = (command.model, command.batch, command.imgsz, "", command.project)
+        families.add("yolo_info", 1, name, "", *details)
+        if command.epochs.isdecimal():
+            families.add("yolo_epochs_planned", int(command.epochs), name, "")
+
+
+def _run(families: Families, job_id: str, run: Run) -> int:
+    """Add a declared training; gives how many of its own series were one too many."""
+    described, status = run.description, run.status
+    at = (job_id, described.run_id)
+    families.add(
+        "yolo_info",
+        1,
+        *at,
+        described.model,
+        str(described.batch),
+        str(described.imgsz),
+        "true" if described.amp else "false",
+        described.project,
+    )
+    families.add("yolo_epochs_planned", described.epochs, *at)
+    if status is None:
+        return 0
+    for phase in PHASES:
+        families.add("yolo_phase", float(phase == status.phase), *at, phase)
+        seconds = status.counters.phase_seconds.get(phase)
+        families.add("yolo_phase_seconds_total", _positive(seconds), *at, phase)
+    counters, checkpoint = status.counters, status.checkpoint
+    for name, value in (
+        ("yolo_phase_start_timestamp_seconds", run.phase_since),
+        ("yolo_epoch", status.epoch),
+        ("yolo_images_total", counters.images),
+        ("yolo_steps_total", counters.steps),
+        ("yolo_data_wait_seconds_total", _positive(counters.data_wait_seconds)),
+        ("yolo_nonfinite_loss_total", counters.nonfinite_losses),
+        ("yolo_gradient_norm", status.gradient_norm),
+        ("yolo_amp_scale", status.amp_scale),
+        ("yolo_checkpoint_timestamp_seconds", run.checkpoint_time),
+        ("yolo_checkpoint_durable_timestamp_seconds", run.checkpoint_durable),
+        ("yolo_checkpoint_bytes", checkpoint.bytes if checkpoint is not None else None),
+        ("yolo_checkpoint_seconds_total", _positive(counters.checkpoint_seconds)),
+        ("yolo_stop_latency_seconds", _positive(status.stop_latency)),
+        ("yolo_replay_seconds_total", _positive(counters.replay_seconds)),
+        ("yolo_gpu_memory_peak_bytes", status.gpu_memory_peak),
+    ):
+        families.add(name, value, *at)
+    families.add("yolo_resume_mode", 1, *at, status.resume_mode)
+    left_out = 0
+    for name, values in (
+        ("yolo_loss", status.losses),
+        ("yolo_metric", status.metrics),
+        ("yolo_learning_rate", status.lr),
+    ):
+        left_out += max(0, len(values) - MAX_OWN_SERIES)
+        for label, value in itertools.islice(values.items(), MAX_OWN_SERIES):
+            families.add(name, value, *at, label)
+    return left_out
+
+
+def _positive(value: float | None) -> float | None:
+    """A length of time; a negative one is not known."""
+    return value if value is not None and value >= 0 else None

@@ -1,0 +1,70 @@
+"""The exporter put together: driver, attribution, sampler, server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gpuwarden.exporter import app
+from gpuwarden.exporter.attribution import Attribution
+from gpuwarden.exporter.nvml import open_gpus
+from gpuwarden.exporter.processes import Launchers
+from gpuwarden.exporter.runs import prepare
+from gpuwarden.exporter.sampler import Format, Sampler
+
+if TYPE_CHECKING:
+    from gpuwarden.exporter.settings import ExporterSettings
+
+_logger = structlog.get_logger(__name__)
+
+
+def build(settings: ExporterSettings) -> Sampler:
+    """Everything but the server; nothing is read yet.
+
+    Args:
+        settings: of this exporter.
+
+    Raises:
+        InvalidInput: `--gpus` or its scenario is wrong.
+    """
+    nvml = open_gpus(settings.gpus)
+    try:
+        prepare(settings.jobs_directory)
+    except OSError as error:
+        _logger.warning(
+            "job files' folder cannot be made; trainings are not seen until it is there",
+            folder=str(settings.jobs_directory),
+            error=error.strerror,
+        )
+    launchers = Launchers.with_extra(settings.launchers)
+    attribution = Attribution(settings.jobs_directory, launchers=launchers)
+    return Sampler(settings, nvml, attribution)
+
+
+def run(settings: ExporterSettings) -> None:
+    """Serve until told to stop.
+
+    Args:
+        settings: of this exporter.
+
+    Raises:
+        GpuwardenError: it cannot start.
+    """
+    app.serve(settings, build(settings))
+
+
+def once(settings: ExporterSettings) -> str:
+    """One page in the text format.
+
+    Args:
+        settings: of this exporter.
+
+    Raises:
+        GpuwardenError: it cannot start.
+    """
+    sampler = build(settings)
+    try:
+        return sampler.sample().body[Format.TEXT].decode()
+    finally:
+        sampler.stop()

@@ -1,0 +1,204 @@
+"""What a job's process tree uses of the node: what tells a starved card from an idle one.
+
+Counters of a tree are not the sum of its processes' counters: a process that ends takes its own
+away, and its parent gains them when it waits for it. `Growth` turns the sums into what only grows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuwarden.exporter.jobs import Resources
+from gpuwarden.exporter.processes import CLOCK_TICKS, PROC, arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gpuwarden.exporter.processes import Process
+
+MAX_TREE = 4096
+"""Processes of one job whose I/O is read; a larger tree is a fork bomb."""
+PRESSURE_RESOURCES = ("cpu", "io", "memory")
+CGROUPS = Path("/sys/fs/cgroup")
+WORKER_COMM = "pt_data_worker"
+"""What torch names its data loaders' workers since 2.6."""
+
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "I": "sleeping",
+    "D": "blocked",
+    "T": "stopped",
+    "t": "stopped",
+    "Z": "zombie",
+}
+STATES = ("running", "sleeping", "blocked", "stopped", "zombie")
+_SOME_TOTAL = re.compile(r"^some .*\btotal=([0-9]+)", re.MULTILINE)
+_TRACKERS = ("resource_tracker", "semaphore_tracker", "forkserver")
+
+
+@dataclass(slots=True)
+class Growth:
+    """A counter over a tree whose members come and go; it begins with what they had by then."""
+
+    total: int = 0
+    last: int | None = None
+
+    def add(self, reading: int) -> int:
+        """Take the tree's sum now; give how much it grew.
+
+        A sum that fell lost a member that nobody waited for: what the others did meanwhile is not
+        known and not counted, and counting goes on from there.
+        """
+        grown = reading if self.last is None else max(0, reading - self.last)
+        self.last = reading
+        self.total += grown
+        return grown
+
+
+@dataclass(slots=True)
+class Usage:
+    """What is kept of a job's tree between two snapshots.
+
+    Attributes:
+        cpu: clock ticks.
+        read: bytes.
+        io_wait: seconds.
+        measured_at: monotonic time of the last reading.
+        trackers: processes found to be no loader worker, by identity.
+    """
+
+    cpu: Growth = field(default_factory=Growth)
+    read: Growth = field(default_factory=Growth)
+    io_wait: float = 0.0
+    measured_at: float | None = None
+    trackers: dict[tuple[int, int], bool] = field(default_factory=dict)
+
+
+def measure(
+    usage: Usage,
+    tree: Collection[Process],
+    *,
+    holders: Collection[int],
+    now: float,
+    proc: Path = PROC,
+) -> tuple[Resources, float | None]:
+    """Read a tree and bring its counters forward.
+
+    Args:
+        usage: the job's counters.
+        tree: its live processes.
+        holders: pids of those that hold a card or run the training loop.
+        now: monotonic time.
+        proc: where procfs is mounted.
+
+    Returns:
+        What it uses, and the share of one core that it used since the last reading (None for the
+        first).
+    """
+    grown = usage.cpu.add(sum(item.cpu_ticks + item.children_ticks for item in tree))
+    elapsed = None if usage.measured_at is None else now - usage.measured_at
+    share = grown / CLOCK_TICKS / elapsed if elapsed else None
+    if elapsed:
+        usage.io_wait += elapsed * sum(1 for item in tree if item.state == "D")
+    usage.measured_at = now
+    read = _read_bytes(tree, proc)
+    if read is not None:
+        usage.read.add(read)
+    states = dict.fromkeys(STATES, 0)
+    for item in tree:
+        if item.state in _STATES:
+            states[_STATES[item.state]] += 1
+    resources = Resources(
+        cpu_seconds=usage.cpu.total / CLOCK_TICKS,
+        read_bytes=None if read is None else usage.read.total,
+        io_wait_seconds=usage.io_wait,
+        threads=sum(item.threads for item in tree),
+        loader_workers=_loader_workers(usage, tree, holders=holders, proc=proc),
+        resident_bytes=sum(item.resident_bytes for item in tree),
+        states=states,
+    )
+    return resources, share
+
+
+def _read_bytes(tree: Iterable[Process], proc: Path) -> int | None:
+    """Bytes that a tree read from storage, ended and waited-for children included."""
+    total, known = 0, False
+    for number, item in enumerate(tree):
+        if number >= MAX_TREE:
+            break
+        try:
+            with Path(proc, str(item.pid), "io").open("rb") as file:
+                content = file.read(4096)
+        except OSError:
+            continue
+        at = content.find(b"\nread_bytes: ")
+        if at >= 0:
+            total += int(content[at + 13 :].split(maxsplit=1)[0])
+            known = True
+    return total if known else None
+
+
+def _loader_workers(
+    usage: Usage, tree: Iterable[Process], *, holders: Collection[int], proc: Path
+) -> int:
+    """Processes that look like workers of a data loader.
+
+    torch names them since 2.6; before, they are children of a training process under its name
+    that hold no card themselves.
+    """
+    by_pid = {item.pid: item for item in tree}
+    count = 0
+    trackers: dict[tuple[int, int], bool] = {}
+    for item in by_pid.values():
+        if item.pid in holders or item.ended:
+            continue
+        if item.comm == WORKER_COMM:
+            count += 1
+            continue
+        parent = by_pid.get(item.ppid)
+        if parent is None or item.ppid not in holders or item.comm != parent.comm:
+            continue
+        tracker = usage.trackers.get(item.identity)
+        if tracker is None:
+            words = " ".join(arguments(item.pid, proc)[:4])
+            tracker = any(word in words for word in _TRACKERS)
+        trackers[item.identity] = tracker
+        count += not tracker
+    usage.trackers = trackers
+    return count
+
+
+def pressure(folder: Path, suffix: str = "") -> dict[str, float]:
+    """Stall seconds by resource (PSI, some); resources that the kernel does not account are absent.
+
+    Args:
+        folder: /proc/pressure, or a cgroup's folder.
+        suffix: `.pressure` for a cgroup.
+    """
+    found = {}
+    for resource in PRESSURE_RESOURCES:
+        try:
+            with (folder / f"{resource}{suffix}").open("rb") as file:
+                content = file.read(4096).decode(errors="replace")
+        except OSError:
+            continue
+        match = _SOME_TOTAL.search(content)
+        if match is not None:
+            found[resource] = int(match[1]) / 1e6
+    return found
+
+
+def cgroup_pressures(
+    cgroups: Iterable[str], root: Path = CGROUPS
+) -> Mapping[str, dict[str, float]]:
+    """Pressure of each cgroup (v2), read once for all jobs in it; the root is the node's."""
+    found = {}
+    for cgroup in set(cgroups):
+        path = cgroup.lstrip("/")
+        if path and ".." not in path.split("/"):
+            found[cgroup] = pressure(root / path, ".pressure")
+    return found

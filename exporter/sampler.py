@@ -1,0 +1,196 @@
+"""One thread reads the node every two seconds; scrapes get its newest page.
+
+A scrape never waits for the driver. While a call hangs, the last page grows old, and past three
+intervals it is no longer served: then the exporter says that it knows nothing, because a card's
+value of a minute ago would be taken for one of now.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import structlog
+from prometheus_client import exposition
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from gpuwarden.clock import SystemClock
+from gpuwarden.errors import DriverUnavailable
+from gpuwarden.exporter.collector import Families, Page, collect, own
+from gpuwarden.exporter.jobs import NodeSnapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from prometheus_client import Metric as Family
+
+    from gpuwarden.clock import Clock
+    from gpuwarden.exporter.attribution import Attribution
+    from gpuwarden.exporter.devices import DeviceSnapshot
+    from gpuwarden.exporter.nvml import Nvml
+    from gpuwarden.exporter.settings import ExporterSettings
+
+STALE_INTERVALS = 3
+FIRST_RETRY_SECONDS = 2.0
+LAST_RETRY_SECONDS = 60.0
+_STOP_SECONDS = 0.5
+
+_openmetrics: Callable[[Page], bytes] = openmetrics.generate_latest
+_logger = structlog.get_logger(__name__)
+
+
+class Format(Enum):
+    """How a page is written; the value is its content type."""
+
+    TEXT = exposition.CONTENT_TYPE_PLAIN_0_0_4
+    OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A page.
+
+    Attributes:
+        body: format -> content.
+        made_at: monotonic time at which its snapshot was begun.
+        complete: whether nothing is missing from it.
+    """
+
+    body: Mapping[Format, bytes]
+    made_at: float
+    complete: bool
+
+
+def render(families: Iterable[Family]) -> dict[Format, bytes]:
+    """Write families in both formats."""
+    page = Page(families)
+    return {
+        Format.TEXT: exposition.generate_latest(page),
+        Format.OPENMETRICS: _openmetrics(page),
+    }
+
+
+class Sampler:
+    """Reads the node and keeps the page; `start` gives it its thread."""
+
+    def __init__(
+        self,
+        settings: ExporterSettings,
+        nvml: Nvml,
+        attribution: Attribution,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            settings: interval and families.
+            nvml: the driver, not yet open.
+            attribution: from cards to jobs.
+            clock: for ages and retries.
+        """
+        self._settings = settings
+        self._nvml = nvml
+        self._attribution = attribution
+        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._page: Rendered | None = None
+        self._totals: Counter[str] = Counter()
+        self._retry = FIRST_RETRY_SECONDS
+        self._retry_at = 0.0
+        self._was_complete = False
+        self._problem: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there has been a complete snapshot."""
+        return self._was_complete
+
+    @property
+    def problem(self) -> str | None:
+        """Why the driver cannot be read, in words, or None."""
+        return self._problem
+
+    def start(self) -> None:
+        """Begin to read."""
+        # A daemon: a driver that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End reading and shut the driver down, unless it hangs."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+        self._nvml.close()
+
+    def page(self) -> Rendered:
+        """The newest page, or one that says that there is none."""
+        page, now = self._page, self._clock.monotonic()
+        if page is not None and now - page.made_at <= STALE_INTERVALS * self._settings.interval:
+            return page
+        families = Families()
+        own(families, up=False, failed=("nvml", "jobs"), totals=dict(self._totals))
+        return Rendered(render(families.listed()), now, complete=False)
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            began = self._clock.monotonic()
+            try:
+                self.sample()
+            except Exception:
+                # Whatever it was, the next snapshot may succeed; until then the page grows old.
+                _logger.exception("snapshot failed")
+            spent = self._clock.monotonic() - began
+            self._stop.wait(max(0.0, self._settings.interval - spent))
+
+    def sample(self) -> Rendered:
+        """Read the node once and keep the page."""
+        made_at = self._clock.monotonic()
+        devices = self._devices()
+        try:
+            snapshot = self._attribution.observe(devices)
+        except OSError as error:
+            _logger.warning("processes cannot be read", error=str(error))
+            snapshot = NodeSnapshot(
+                taken_at=self._clock.wall(), devices=devices, failed=frozenset({"jobs"})
+            )
+        self._totals.update(snapshot.dropped)
+        if devices is not None:
+            self._totals.update(devices.dropped)
+        families, dropped = collect(
+            snapshot,
+            totals=dict(self._totals),
+            processes=self._settings.processes,
+            max_processes=self._settings.max_processes,
+        )
+        self._totals.update(dropped)
+        complete = devices is not None and devices.complete and not snapshot.failed
+        page = Rendered(render(families), made_at, complete=complete)
+        self._page = page
+        self._was_complete = self._was_complete or complete
+        return page
+
+    def _devices(self) -> DeviceSnapshot | None:
+        """The cards, or None without a driver; a missing driver is tried again, ever less often."""
+        now = self._clock.monotonic()
+        try:
+            if not self._nvml.opened:
+                if now < self._retry_at:
+                    return None
+                self._nvml.open()
+                _logger.info("driver opened", simulated=self._nvml.simulated)
+            devices = self._nvml.snapshot()
+        except DriverUnavailable as error:
+            self._retry_at = now + self._retry
+            _logger.warning("no driver", error=str(error), retry_seconds=self._retry)
+            self._retry = min(LAST_RETRY_SECONDS, 2 * self._retry)
+            self._problem = str(error)
+            return None
+        self._retry = FIRST_RETRY_SECONDS
+        self._problem = None
+        return devices

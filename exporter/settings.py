@@ -1,0 +1,71 @@
+"""Settings of the exporter: frozen, each with its unit, default and reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwarden.errors import InvalidInput
+from gpuwarden.job_files import DEFAULT_DIRECTORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEFAULT_PORT = 9835
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterSettings:
+    """How one exporter runs.
+
+    Attributes:
+        host: address to listen on; loopback by default, for the page names users.
+        port: TCP port; 0 takes a free one.
+        jobs_directory: the folder of the job files.
+        gpus: `nvml`, or `simulated:FILE`.
+        interval: seconds between two snapshots; rules count on values of the last scrape, so it
+            should stay below the scrape interval.
+        launchers: names of processes, beside the usual ones, that start jobs but are part of none.
+        processes: whether the families per process are exported.
+        max_processes: series per card and family that they may take; those with the most memory.
+        max_requests: requests that are answered at the same time.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    jobs_directory: Path = DEFAULT_DIRECTORY
+    gpus: str = "nvml"
+    interval: float = 2.0
+    launchers: tuple[str, ...] = ()
+    processes: bool = True
+    max_processes: int = 256
+    max_requests: int = 40
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.interval <= 60:
+            raise InvalidInput(
+                f"--collect.interval {self.interval:g}s is outside 100ms to 1m: rules that look at "
+                "the last samples need a snapshot for each scrape"
+            )
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of a `--web.listen-address`.
+
+    Args:
+        text: `HOST:PORT`, `[IPv6]:PORT`, or `:PORT` for every address.
+
+    Raises:
+        InvalidInput: it is none of these.
+    """
+    host, separator, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        separator = ""
+    if not separator or not port.isdecimal() or int(port) > 65535:
+        raise InvalidInput(
+            f"--web.listen-address {text!r} is not HOST:PORT: write 127.0.0.1:{DEFAULT_PORT}, "
+            f"[::1]:{DEFAULT_PORT}, or :{DEFAULT_PORT} for every address"
+        )
+    return host or "::", int(port)
