@@ -1,0 +1,236 @@
+"""Facts of one tick, gathered from a real Prometheus over back-filled history."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.ruleengine.fleets import END, N1, NOW, SCRAPE, START, History, a_rule, fleet_history
+from tests.servers import Server, backfill, prometheus
+
+from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.ruleengine.facts import gather, needed_keys
+from gpuwarden.ruleengine.model import RuleSet
+from gpuwarden.ruleengine.prometheus import PrometheusClient, Sample
+from gpuwarden.ruleengine.verdicts import FleetFacts, SignalKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+UTILIZATION = {
+    "signal": "gpu_utilization",
+    "agg": "max",
+    "window": "3 samples",
+    "at_most": "5%",
+    "gpus": "all",
+}
+POWER = {"signal": "card_power", "agg": "avg", "window": "1m", "above": "1W", "gpus": "all"}
+GOOD = {"promql": "sum by (job_id) (gpu_job_memory_bytes)", "above": 1}
+DOUBLE = {"promql": "gpu_job_memory_bytes", "above": 1}
+BROKEN = {"promql": "gpu_job_memory_bytes / on (job_id) gpu_job_memory_bytes", "above": 1}
+
+
+def _rules(*conditions: object) -> RuleSet:
+    rules = tuple(
+        a_rule(when).model_copy(update={"id": f"r{index}"}) for index, when in enumerate(conditions)
+    )
+    return RuleSet(version=1, rules=rules)
+
+
+RULES = _rules(UTILIZATION, POWER, GOOD, DOUBLE, BROKEN)
+
+
+def _gather(url: str, rules: RuleSet = RULES, expected: int | None = None) -> FleetFacts:
+    async def once() -> FleetFacts:
+        async with PrometheusClient(url) as client:
+            return await gather(
+                client,
+                rules,
+                time=NOW,
+                scrape_interval=SCRAPE,
+                expected_nodes=expected,
+                teams={"ana": "vision"},
+            )
+
+    return asyncio.run(once())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Prometheus that holds ten minutes of the fleet."""
+    storage = tmp_path_factory.mktemp("fleet") / "tsdb"
+    backfill(fleet_history().text(), storage)
+    with prometheus("global: {}\n", storage) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def fleet(server: Server) -> FleetFacts:
+    """The fleet's facts."""
+    return _gather(server.url)
+
+
+def test_a_training_is_known_in_full(fleet: FleetFacts) -> None:
+    """Everything that rules, causes and the agent need of a job is there."""
+    job = fleet.jobs["train"]
+    assert (job.user, job.team, job.source, job.framework) == ("ana", "vision", "process", "torch")
+    assert not job.interactive
+    assert job.start_time == START - 400
+    assert job.first_gpu_use == START - 300
+    assert job.processes == ((4711, START - 400),)
+    assert job.executables == (("/usr/bin/python3.11", "/a.slice"),)
+    assert job.activity == {"log": END - 3, "heartbeat": END - 1, "cpu": END - 2}
+    assert [(gpu.uuid, gpu.index, gpu.tenants) for gpu in job.gpus] == [("train", "10", 1)]
+    assert job.gpus[0].throttle == ("hw_thermal",)
+    run = job.run
+    assert run is not None
+    assert (run.model, run.batch, run.imgsz, run.amp) == ("yolov8m", 64, 640, True)
+    assert (run.phase, run.phase_since, run.resume_mode) == ("train", START, "exact")
+
+
+def test_the_durable_checkpoint_counts(fleet: FleetFacts) -> None:
+    """A state that may not be on disk is not what an ended job comes back with."""
+    run = fleet.jobs["train"].run
+    assert run is not None
+    assert run.checkpoint_time == START + 400
+
+
+def test_a_dark_node_keeps_its_jobs_but_nothing_of_them_is_fresh(fleet: FleetFacts) -> None:
+    """What it held is remembered, so that its cards are not taken for free."""
+    job = fleet.jobs["dark"]
+    assert not job.fresh
+    assert job.not_fresh_reason == "dark_node"
+    assert [gpu.uuid for gpu in job.gpus] == ["dark"]
+    assert job.user == "ana"
+
+
+def test_a_node_with_a_wrong_clock_is_as_good_as_dark(fleet: FleetFacts) -> None:
+    """Its timestamps cannot be compared with ours."""
+    assert fleet.jobs["slow"].not_fresh_reason == "clock_skew"
+
+
+def test_dark_nodes_are_counted_and_named_as_a_problem(fleet: FleetFacts) -> None:
+    """Two of three nodes do not speak: nothing may be ended on that."""
+    assert (fleet.expected_nodes, fleet.lit_nodes) == (3, 1)
+    assert fleet.problems == ("2 of 3 nodes are dark",)
+    assert fleet.clock_skew_seconds < 5
+
+
+def test_expected_nodes_can_be_set(server: Server) -> None:
+    """A node that left service discovery is missed only by a count that somebody wrote down."""
+    assert _gather(server.url, expected=20).problems == ("19 of 20 nodes are dark",)
+
+
+def test_a_run_that_two_jobs_claim_is_believed_of_neither(fleet: FleetFacts) -> None:
+    """Neither its parameters nor its figures count."""
+    throughput = next(key for key in needed_keys(RULES) if key.signal == "throughput")
+    for name in ("twice", "shared-b"):
+        job = fleet.jobs[name]
+        assert job.run is not None
+        assert job.run.conflict
+        assert job.run.model == ""
+        assert throughput not in job.values
+    assert throughput in fleet.jobs["train"].values
+
+
+def test_a_shared_card_says_so_to_both_jobs(fleet: FleetFacts) -> None:
+    """What is measured on the card is no job's own."""
+    assert fleet.jobs["shared-a"].gpus[0].tenants == 2
+    assert fleet.jobs["shared-b"].gpus[0].tenants == 2
+
+
+def test_nan_is_not_a_value(fleet: FleetFacts) -> None:
+    """NaN compares as false with everything, which would be taken for NO."""
+    assert not fleet.jobs["nan"].values.get(_key(0))
+    assert fleet.jobs["idle"].values[_key(0)] == {"idle": 0.0}
+
+
+def _key(index: int) -> SignalKey:
+    condition = RULES.rules[index].when
+    key: SignalKey = condition.key  # type: ignore[union-attr]
+    return key
+
+
+def test_values_of_a_card_reach_its_jobs_and_the_card_itself(fleet: FleetFacts) -> None:
+    """A free card is a subject too."""
+    assert fleet.jobs["busy"].values[_key(1)] == {"busy0": 300, "busy1": 300}
+    assert fleet.cards["free"].values[_key(1)] == {"free": 300}
+
+
+def test_an_expression_gives_a_number_for_each_job_or_nothing(fleet: FleetFacts) -> None:
+    """Two rows of one job leave open which is meant."""
+    assert fleet.jobs["busy"].values[_key(2)] == {"": 40 * 2**30}
+    assert _key(3) not in fleet.jobs["busy"].values
+    assert fleet.jobs["idle"].values[_key(3)] == {"": 30 * 2**30}
+
+
+def test_an_expression_that_fails_costs_nothing_but_its_own_rule(fleet: FleetFacts) -> None:
+    """The others are judged; the reason is kept for people."""
+    assert set(fleet.failed) == {_key(4)}
+    assert "many-to-many" in fleet.failed[_key(4)] or "duplicate" in fleet.failed[_key(4)]
+
+
+def test_no_prometheus_is_an_error_and_not_an_empty_fleet() -> None:
+    """Nothing known must never look like nothing running."""
+    with pytest.raises(ServiceUnavailable, match="Prometheus at"):
+        _gather("http://127.0.0.1:9")
+
+
+def test_causes_are_looked_for_in_windows_no_longer_than_the_rules() -> None:
+    """A rule with short windows is not explained minutes later."""
+    short = dict(UTILIZATION, window="30s")
+    causes = {key.window_seconds for key in needed_keys(_rules(short)) if key.agg == "avg"}
+    assert causes == {30}
+    assert SignalKey("data_wait_share", "avg", 300) in needed_keys(_rules(UTILIZATION))
+
+
+def test_a_job_on_two_nodes_is_one_job_and_needs_both(tmp_path: Path) -> None:
+    """Its CPU time is the sum of the nodes, and unknown if one of them does not give its part."""
+    history = History()
+    for node, uuid in ((N1, "a"), ("n2:9835", "b")):
+        history.node(node)
+        history.card(uuid, instance=node)
+        history.job("wide", {uuid: 0.5}, instance=node)
+        history.add(
+            "gpu_job_cpu_seconds_total", lambda time: time - START, instance=node, job_id="wide"
+        )
+        history.job("lame", {uuid: 0.5}, instance=node)
+    history.add("gpu_job_cpu_seconds_total", lambda time: time - START, job_id="lame")
+    backfill(history.text(), tmp_path / "tsdb")
+    cores = {"signal": "job_cpu_cores", "window": "5m", "above": "1 core"}
+    rules = _rules(cores)
+    with prometheus("global: {}\n", tmp_path / "tsdb") as server:
+        fleet = _gather(server.url, rules)
+    key = rules.rules[0].when.key  # type: ignore[union-attr]
+    assert fleet.jobs["wide"].values[key][""] == pytest.approx(2)
+    assert fleet.jobs["wide"].instances == (N1, "n2:9835")
+    assert [gpu.uuid for gpu in fleet.jobs["wide"].gpus] == ["a", "b"]
+    assert key not in fleet.jobs["lame"].values
+
+
+class _Recorded:
+    """A source that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, float]] = []
+
+    async def instant(self, query: str, time: float) -> list[Sample]:
+        self.asked.append((query, time))
+        return []
+
+    async def clock_skew(self) -> float:
+        return 0.0
+
+
+def test_one_query_for_each_signal_and_one_time_for_all() -> None:
+    """Rules that differ only in their limits share a query; the fleet's size costs no more."""
+    source = _Recorded()
+    rules = _rules(UTILIZATION, dict(UTILIZATION, at_most="10%"), dict(UTILIZATION, gpus="any"))
+    fleet = asyncio.run(gather(source, rules, time=NOW, scrape_interval=SCRAPE, expected_nodes=0))
+    asked = [query for query, _ in source.asked]
+    assert len(asked) == len(set(asked))
+    assert sum("max_over_time(gpu_job_utilization_ratio[17s500ms])" in text for text in asked) == 1
+    assert {time for _, time in source.asked} == {NOW}
+    assert fleet.problems
