@@ -11,6 +11,7 @@ Every server is ready when its context begins, and is stopped by its own pid whe
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -89,9 +90,15 @@ def fetch(url: str, body: bytes | None = None, *, timeout: float = 30.0, **heade
     request = urllib.request.Request(url, body)
     for name, value in headers.items():
         request.add_header(name.replace("_", "-"), value)
-    with _DIRECT.open(request, timeout=timeout) as response:
-        content: bytes = response.read()
-        return content
+    try:
+        with _DIRECT.open(request, timeout=timeout) as response:
+            content: bytes = response.read()
+            return content
+    except urllib.error.HTTPError as error:
+        # Kept errors would keep their connections open: what they say moves into memory.
+        with error:
+            said = io.BytesIO(error.read())
+        raise urllib.error.HTTPError(url, error.code, error.reason, error.headers, said) from None
 
 
 def binary(names: Sequence[str]) -> str:

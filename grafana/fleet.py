@@ -1,0 +1,513 @@
+"""The fleet board: what operators look at first.
+
+Top row: the answer in eight figures. Below: who holds what and how busy it is, what the rules
+found, whether the trainings do what their profile expects, and what gpuwarden did about it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana_foundation_sdk.builders import dashboard
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
+    VariableRefresh,
+    VariableSort,
+)
+
+from grafana.panels import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    SOURCE,
+    TAG,
+    YELLOW,
+    Column,
+    bars,
+    graph,
+    grid,
+    listing,
+    now,
+    number,
+    query,
+    rows,
+)
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.builders.prometheus import Dataquery
+
+UID = "gpuwarden-fleet"
+NODE = 'job="gpuwarden",instance=~"$node"'
+ENGINE = 'job="gpuwarden-engine"'
+
+BUSY = ((None, RED), (0.05, ORANGE), (0.3, YELLOW), (0.7, GREEN))
+"""Colours of a held card by utilisation: what is held and idle jumps out."""
+
+LEVELS = {"light": YELLOW, "moderate": ORANGE, "severe": RED}
+
+# Who a job belongs to. Across nodes only after max by (job_id): a job may run on several.
+USERS = f'max by (job_id, user) (gpu_job_info{{{NODE},user=~"$user"}})'
+EVERY_JOB = f"max by (job_id) ({USERS})"
+
+CASES = f"max by (rule, level, job_id) (gpuwarden_violation_active{{{ENGINE}}})"
+CAUSES = f"max by (rule, job_id, cause) (gpuwarden_violation_cause{{{ENGINE}}})"
+CASES_WITH_CAUSE = (
+    f"({CASES} * on (rule, job_id) group_left (cause) {CAUSES} or on (rule, level, job_id) {CASES})"
+)
+
+
+def board() -> dashboard.Dashboard:
+    """The board, ready to be built."""
+    built = (
+        dashboard.Dashboard("gpuwarden / Fleet")
+        .uid(UID)
+        .description("Who uses which GPU, how well, and what gpuwarden found and did.")
+        .tags([TAG])
+        .readonly()
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .time("now-6h", "now")
+        .refresh("30s")
+        .timezone("browser")
+        .link(
+            dashboard.DashboardLink("gpuwarden")
+            .type(DashboardLinkType.DASHBOARDS)
+            .tags([TAG])
+            .as_dropdown(as_dropdown=True)
+            .include_vars(include_vars=True)
+            .keep_time(keep_time=True)
+        )
+    )
+    for variable in _variables():
+        built = built.with_variable(variable)
+    for annotation in _annotations():
+        built = built.annotation(annotation)
+    for panel in (
+        *_figures(),
+        *_holders(),
+        *_findings(),
+        *_trend(),
+        *_results(),
+        *_nodes(),
+    ):
+        built = built.with_panel(panel)
+    return built
+
+
+def _variables() -> tuple:
+    def labels(name: str, title: str, definition: str, refresh: VariableRefresh) -> object:
+        return (
+            dashboard.QueryVariable(name)
+            .label(title)
+            .datasource(SOURCE)
+            .query(definition)
+            .refresh(refresh)
+            .sort(VariableSort.NATURAL_ASC)
+            .multi(multi=True)
+            .include_all(include_all=True)
+            .all_value(".*")
+        )
+
+    return (
+        dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"),
+        labels(
+            "node",
+            "Node",
+            'label_values(gpuwarden_nvml_up{job="gpuwarden"}, instance)',
+            VariableRefresh.ON_DASHBOARD_LOAD,
+        ),
+        labels(
+            "user",
+            "User",
+            'label_values(gpu_job_info{job="gpuwarden",instance=~"$node"}, user)',
+            VariableRefresh.ON_TIME_RANGE_CHANGED,
+        ),
+        dashboard.ConstantVariable("engine")
+        .description("Address of the engine's pages, as a browser reaches them.")
+        .value("http://localhost:9837"),
+    )
+
+
+def _annotations() -> tuple:
+    def annotation(name: str, colour: str, expression: str, title: str) -> object:
+        return (
+            dashboard.AnnotationQuery()
+            .name(name)
+            .datasource(SOURCE)
+            .enable(enable=True)
+            .icon_color(colour)
+            .expr(expression)
+            .step("60s")
+            .title_format(title)
+        )
+
+    return (
+        annotation(
+            "Decisions",
+            RED,
+            "sum by (rule, action, outcome) "
+            f'(increase(gpuwarden_decisions_total{{{ENGINE},mode="enforce"}}[2m])) > 0',
+            "{{action}} by {{rule}}: {{outcome}}",
+        ),
+        annotation(
+            "Rule sets",
+            BLUE,
+            f"max by (hash) (gpuwarden_rules_info{{{ENGINE}}}) unless on (hash) "
+            f"max by (hash) (gpuwarden_rules_info{{{ENGINE}}} offset 2m)",
+            "rules {{hash}} in force",
+        ),
+    )
+
+
+def _figures() -> tuple:
+    cards = f"count(gpu_up{{{NODE}}})"
+    alarm = ((None, GREEN), (1, RED))
+    return (
+        number("GPUs", "Cards that the nodes list, lost ones included.", now(cards)),
+        number(
+            "Busy",
+            "Cards that were busy for more than 5 % of the last minute.",
+            now('sum(card:gpu_busy:bool1m{instance=~"$node"})'),
+            steps=((None, GREY), (1, GREEN)),
+        ),
+        number(
+            "Held but idle",
+            "Cards on which a process holds memory and no kernel ran for five minutes. A card seen "
+            "for less than half of that is not counted.",
+            now('sum(card:gpu_held_idle:bool5m{instance=~"$node"})'),
+            steps=((None, GREEN), (1, ORANGE), (5, RED)),
+        ),
+        number(
+            "Lost",
+            "Cards that do not answer NVML while others of their node do.",
+            now(f"count(gpu_up{{{NODE}}} == 0) or 0 * {cards}"),
+            steps=alarm,
+        ),
+        number(
+            "Dark nodes",
+            "Nodes without a snapshot of the last 15 seconds. Over 10 % of them, the engine ends "
+            "no job anywhere.",
+            now(
+                f"count(up{{{NODE}}} unless on (instance) "
+                f"(timestamp(gpuwarden_snapshot_timestamp_seconds{{{NODE}}}) >= time() - 15)) "
+                f"or 0 * count(up{{{NODE}}})"
+            ),
+            steps=alarm,
+        ),
+        number(
+            "Jobs",
+            "Jobs that hold a card, whatever their users; a job over several nodes is one.",
+            now(f"count(max by (job_id) (gpu_job_holds_gpu{{{NODE}}})) or 0 * {cards}"),
+        ),
+        number(
+            "Flagged jobs",
+            "Jobs with an open case of any rule. 0 only while the engine answers.",
+            now(
+                f"count(max by (job_id) (gpuwarden_violation_active{{{ENGINE}}})) "
+                f"or 0 * max(up{{{ENGINE}}} == 1)"
+            ),
+            steps=((None, GREEN), (1, ORANGE)),
+        ),
+        number(
+            "Health alerts",
+            "Firing alerts about gpuwarden itself. 0 only while the Watchdog fires, which shows "
+            "that alerts are evaluated at all.",
+            now(
+                'count(ALERTS{alertstate="firing",service="gpuwarden",alertname!="Watchdog"}) '
+                'or 0 * count(ALERTS{alertstate="firing",alertname="Watchdog"})'
+            ),
+            steps=alarm,
+        ),
+    )
+
+
+def _holders() -> tuple:
+    held = (
+        f"max by (instance, gpu, uuid, job_id) (gpu_job_utilization_ratio{{{NODE}}}) "
+        f"or on (instance, uuid, job_id) max by (instance, gpu, uuid, job_id) "
+        f"(gpu_job_holds_gpu{{{NODE}}}) * 0 - 1"
+    )
+    owners = f'max by (instance, job_id, user) (gpu_job_info{{{NODE},user=~"$user"}})'
+    return (
+        grid(
+            "Who holds which GPU",
+            "One row for each card and owner, coloured by the owner's use of the card: red is "
+            "held and idle, grey is held and not measurable (a shared card without figures per "
+            "process). A gap is time in which the owner did not hold the card.",
+            [
+                query(
+                    "max by (instance, gpu, user) "
+                    f"((({held}) + on (instance, job_id) group_left (user) (0 * {owners})))",
+                    "{{instance}} GPU {{gpu}} · {{user}}",
+                )
+            ],
+            unit="percentunit",
+            steps=BUSY,
+            names={},
+        ),
+    )
+
+
+def _findings() -> tuple:
+    return (
+        listing(
+            "Open cases",
+            "Rules whose `for` is met. The engine's page behind a job says what was seen, what "
+            "comes next and why nothing happened yet. Not filtered by node: a case is the "
+            "engine's.",
+            [
+                rows(
+                    f"({CASES_WITH_CAUSE} * on (job_id) group_left (user) "
+                    'max by (job_id, user) (gpu_job_info{job="gpuwarden",user=~"$user"})) '
+                    # a job that no node shows has an open case still, and no known user
+                    f"or ({CASES_WITH_CAUSE} unless on (job_id) "
+                    'gpu_job_info{job="gpuwarden"})'
+                )
+            ],
+            columns=(
+                Column("level", "Level", width=110),
+                Column("rule", "Rule"),
+                Column("cause", "Probable cause"),
+                Column("user", "User"),
+                Column(
+                    "job_id",
+                    "Job",
+                    link="${engine}/jobs/${__data.fields.Job}",
+                ),
+            ),
+            span=14,
+        ),
+        listing(
+            "Protected jobs",
+            "Jobs that a rule would have judged, and what protects them: the whitelist, their "
+            "owner's keep, or a guard.",
+            [rows(f"max by (rule, job_id, reason) (gpuwarden_protected{{{ENGINE}}})")],
+            columns=(
+                Column("rule", "Rule"),
+                Column("reason", "Protected by"),
+                Column("job_id", "Job", link="${engine}/jobs/${__data.fields.Job}"),
+            ),
+            span=10,
+        ),
+        _expectations(),
+    )
+
+
+def _expectations() -> object:
+    def known(expression: str, ref: str) -> Dataquery:
+        """Every job has the column; where the value is not known it says n/a."""
+        return rows(
+            f"({expression} and on (job_id) {EVERY_JOB}) or on (job_id) ({EVERY_JOB} * 0 - 1)", ref
+        )
+
+    behind = ((None, RED), (0.5, ORANGE), (0.85, GREEN))
+    throughput = "job:yolo_throughput_images_per_second:rate5m"
+    expected = f"max by (job_id) (gpuwarden_expected_throughput_images_per_second{{{ENGINE}}})"
+    memory = f"max by (job_id) (gpuwarden_expected_gpu_memory_bytes{{{ENGINE}}})"
+    busy = f"max by (job_id) (gpuwarden_expected_gpu_utilization_ratio{{{ENGINE}}})"
+    return listing(
+        "Expected and actual",
+        "What a training does beside what its profile expects of this model, batch and card. "
+        "Memory is that of its fullest card, utilisation the mean of its cards over five minutes. "
+        "n/a: no profile, or not a training.",
+        [
+            rows(USERS, "A"),
+            known(throughput, "B"),
+            known(expected, "C"),
+            known(f"({throughput} / on (job_id) ({expected} > 0))", "D"),
+            known("job:gpu_memory_bytes:max", "E"),
+            known(memory, "F"),
+            known("job:gpu_utilization_ratio:avg5m", "G"),
+            known(busy, "H"),
+            known("job:yolo_data_wait_ratio:rate5m", "I"),
+        ],
+        columns=(
+            Column("job_id", "Job", link="${engine}/jobs/${__data.fields.Job}"),
+            Column("user", "User"),
+            Column("Value #B", "Images/s"),
+            Column("Value #C", "expected images/s"),
+            Column("Value #D", "of expected", "percentunit", steps=behind),
+            Column("Value #E", "Memory", "bytes"),
+            Column("Value #F", "expected memory", "bytes"),
+            Column("Value #G", "Utilisation", "percentunit"),
+            Column("Value #H", "expected utilisation", "percentunit"),
+            Column("Value #I", "waits for data", "percentunit"),
+        ),
+    )
+
+
+def _trend() -> tuple:
+    return (
+        graph(
+            "Utilisation of the fleet",
+            "Tenth, median and ninetieth percentile over all cards: a good mean hides ten idle "
+            "cards beside ten busy ones. Not filtered by node.",
+            [
+                query("fleet:gpu_utilization_ratio:p90", "p90", "A"),
+                query("fleet:gpu_utilization_ratio:p50", "median", "B"),
+                query("fleet:gpu_utilization_ratio:p10", "p10", "C"),
+            ],
+            unit="percentunit",
+            highest=1,
+        ),
+        graph(
+            "GPU memory",
+            "Used by cards that work, claimed by holders of idle cards, and free.",
+            [
+                query(
+                    f"sum(gpu_memory_used_bytes{{{NODE}}} unless on (instance, uuid) "
+                    "(card:gpu_held_idle:bool5m == 1))",
+                    "in use",
+                    "A",
+                ),
+                query(
+                    f"sum(gpu_memory_used_bytes{{{NODE}}} and on (instance, uuid) "
+                    "(card:gpu_held_idle:bool5m == 1))",
+                    "claimed, idle",
+                    "B",
+                ),
+                query(f"sum(gpu_memory_free_bytes{{{NODE}}})", "free", "C"),
+            ],
+            unit="bytes",
+            stacked=True,
+            colours={"in use": GREEN, "claimed, idle": RED, "free": GREY},
+        ),
+        graph(
+            "GPU memory by user",
+            "The twelve users who hold most at each moment.",
+            [query('topk(12, user:gpu_memory_bytes:sum{user=~"$user"})', "{{user}}")],
+            unit="bytes",
+            span=8,
+            stacked=True,
+        ),
+        graph(
+            "Cards by team",
+            "Cards held by the users of each team of the directory; users of no team are missing.",
+            [query("team:gpus_held:count", "{{team}}")],
+            unit="short",
+            span=8,
+            stacked=True,
+        ),
+        bars(
+            "Idle GPU-hours by user",
+            "Hours for which a user held an idle card in the shown range: the twelve highest. A "
+            "card that two users hold counts for both.",
+            # one sample stands for the recording interval of 15 s
+            [
+                now(
+                    "topk(12, sum_over_time("
+                    'user:gpus_held_idle:count{user=~"$user"}[$__range]) * 15 / 3600)',
+                    "{{user}}",
+                )
+            ],
+            unit="h",
+        ),
+    )
+
+
+def _results() -> tuple:
+    def counter(name: str) -> Dataquery:
+        return now(f"sum(increase({name}{{{ENGINE}}}[$__range]))")
+
+    return (
+        number(
+            "Idle jobs found",
+            "Jobs found holding GPUs idle in the shown range.",
+            counter("gpu_idle_detected_total"),
+            span=6,
+        ),
+        number(
+            "Reclaims proven",
+            "Ended jobs whose processes NVML no longer lists.",
+            counter("gpu_released_success_total"),
+            steps=((None, BLUE),),
+            span=6,
+        ),
+        number(
+            "Reclaims not proven",
+            "Ended jobs that NVML still listed when the proof's time was over.",
+            counter("gpu_release_failed_total"),
+            steps=((None, GREEN), (0.5, RED)),
+            span=6,
+        ),
+        number(
+            "Memory freed",
+            "Memory of the ended processes, as NVML had it right before their end.",
+            counter("gpu_memory_freed_bytes_total"),
+            unit="bytes",
+            span=6,
+        ),
+        graph(
+            "Open cases by level",
+            "Cases at each moment by the highest stage they reached.",
+            [query("level:violations:count", "{{level}}")],
+            unit="short",
+            stacked=True,
+            colours=LEVELS,
+        ),
+        graph(
+            "Decisions",
+            "Decisions by action, mode and outcome. In observe and warn nothing is ended: these "
+            "count what would have been.",
+            [
+                query(
+                    "sum by (action, mode, outcome) "
+                    f"(increase(gpuwarden_decisions_total{{{ENGINE}}}[$__rate_interval]))",
+                    "{{action}} ({{mode}}): {{outcome}}",
+                )
+            ],
+            unit="short",
+        ),
+    )
+
+
+def _nodes() -> tuple:
+    nodes = f"max by (instance) (up{{{NODE}}})"
+    return (
+        listing(
+            "Nodes",
+            "Snapshot age: over 15 s a node counts as dark. n/a: there is no current snapshot.",
+            [
+                rows(nodes, "A"),
+                rows(
+                    "max by (instance) (time() - "
+                    f"gpuwarden_snapshot_timestamp_seconds{{{NODE}}}) "
+                    f"or on (instance) ({nodes} * 0 - 1)",
+                    "B",
+                ),
+                rows(
+                    f"count by (instance) (gpu_up{{{NODE}}}) or on (instance) ({nodes} * 0 - 1)",
+                    "C",
+                ),
+                rows(
+                    f"count by (instance) (gpu_up{{{NODE}}} == 0) "
+                    f"or on (instance) (count by (instance) (gpu_up{{{NODE}}}) * 0) "
+                    f"or on (instance) ({nodes} * 0 - 1)",
+                    "D",
+                ),
+                rows(
+                    f"sum by (instance) (gpu_memory_used_bytes{{{NODE}}}) "
+                    f"or on (instance) ({nodes} * 0 - 1)",
+                    "E",
+                ),
+                rows(
+                    f"max by (instance, driver_version, simulated) (gpu_info{{{NODE}}})",
+                    "F",
+                ),
+            ],
+            columns=(
+                Column("instance", "Node"),
+                Column("Value #A", "scraped", "bool_yes_no", steps=((None, RED), (1, GREEN))),
+                Column(
+                    "Value #B", "snapshot age", "s", steps=((None, GREY), (0, GREEN), (15, RED))
+                ),
+                Column("Value #C", "GPUs"),
+                Column("Value #D", "lost", steps=((None, GREEN), (1, RED))),
+                Column("Value #E", "memory used", "bytes"),
+                Column("driver_version", "driver"),
+                Column("simulated", "simulated"),
+            ),
+        ),
+    )

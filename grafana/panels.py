@@ -1,0 +1,311 @@
+"""House defaults for panels: every board builds from these, so that all look and behave alike.
+
+The SDK is in public preview and renames methods between releases: it is pinned, and only this
+module and the boards touch it. A panel is a builder that `Dashboard.with_panel` takes and places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    prometheus,
+    stat,
+    statushistory,
+    table,
+    timeseries,
+)
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueGraphMode,
+    DataSourceRef,
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    StackingMode,
+    TooltipDisplayMode,
+    VisibilityMode,
+    VizOrientation,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DataTransformerConfig,
+    DynamicConfigValue,
+    FieldColorModeId,
+    Threshold,
+    ThresholdsMode,
+    ValueMap,
+    ValueMappingResult,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TAG = "gpuwarden"
+"""On every board; the drop-down of boards lists what carries it."""
+
+SOURCE = DataSourceRef("prometheus", "${datasource}")
+"""The one data source: never a fixed uid, so that a board works beside any Prometheus."""
+
+RED, ORANGE, YELLOW, GREEN, BLUE, GREY = "red", "orange", "yellow", "green", "blue", "#8e8e8e"
+
+NOT_KNOWN = "-1"
+"""What a query gives where a value cannot be had; shown as n/a, never as a number."""
+
+STAT_HEIGHT, GRAPH_HEIGHT, TABLE_HEIGHT = 4, 8, 9
+
+PanelT = TypeVar("PanelT", bound=Any)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        field: label name, or `Value #A` for the value of query A.
+        title: heading.
+        unit: Grafana's unit, or an empty string for text.
+        link: address behind each cell, in Grafana's variables.
+        steps: (from, colour) thresholds that colour the cell's text.
+        width: in pixels; 0 leaves it to Grafana.
+    """
+
+    field: str
+    title: str
+    unit: str = ""
+    link: str = ""
+    steps: tuple[tuple[float | None, str], ...] = ()
+    width: int = 0
+
+
+def query(expression: str, legend: str = "", ref: str = "A") -> prometheus.Dataquery:
+    """A query over the range of the board, one line per legend."""
+    return (
+        prometheus.Dataquery()
+        .datasource(SOURCE)
+        .expr(_one_line(expression))
+        .legend_format(legend)
+        .ref_id(ref)
+        .range()
+    )
+
+
+def now(expression: str, legend: str = "", ref: str = "A") -> prometheus.Dataquery:
+    """A query of one moment, the end of the board's range: for stats and bars."""
+    return query(expression, legend, ref).instant()
+
+
+def rows(expression: str, ref: str = "A") -> prometheus.Dataquery:
+    """A query of one moment whose series are the rows of a table."""
+    return query(expression, "", ref).instant().format(PromQueryFormat.TABLE)
+
+
+def number(
+    title: str,
+    description: str,
+    target: prometheus.Dataquery,
+    *,
+    unit: str = "none",
+    steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
+    span: int = 3,
+) -> stat.Panel:
+    """One figure of this moment. An empty answer shows Grafana's "No data": collection is dead."""
+    panel = (
+        stat.Panel()
+        .with_target(target)
+        .graph_mode(BigValueGraphMode.NONE)
+        .color_mode(BigValueColorMode.BACKGROUND_SOLID)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .thresholds(_steps(steps))
+        .mappings([_known({})])
+        .height(STAT_HEIGHT)
+        .span(span)
+    )
+    return _dress(panel, title, description, unit=unit)
+
+
+def graph(
+    title: str,
+    description: str,
+    targets: Sequence[prometheus.Dataquery],
+    *,
+    unit: str,
+    span: int = 12,
+    stacked: bool = False,
+    highest: float | None = None,
+    colours: Mapping[str, str] | None = None,
+) -> timeseries.Panel:
+    """Lines over time, or areas on one another; gaps in the data stay gaps."""
+    panel = (
+        timeseries.Panel()
+        .targets(list(targets))
+        .line_width(1)
+        .fill_opacity(40 if stacked else 8)
+        .show_points(VisibilityMode.NEVER)
+        .span_nulls(span_nulls=False)
+        .min(0)
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(LegendDisplayMode.TABLE)
+            .placement(LegendPlacement.BOTTOM)
+            .show_legend(show_legend=True)
+            .calcs(["mean", "lastNotNull"])
+        )
+        .tooltip(
+            common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+        )
+        .height(GRAPH_HEIGHT)
+        .span(span)
+    )
+    if stacked:
+        panel = panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
+    if highest is not None:
+        panel = panel.max(highest)
+    for name, colour in (colours or {}).items():
+        fixed = {"mode": "fixed", "fixedColor": colour}
+        panel = panel.override_by_name(name, [DynamicConfigValue("color", fixed)])
+    return _dress(panel, title, description, unit=unit)
+
+
+def grid(
+    title: str,
+    description: str,
+    targets: Sequence[prometheus.Dataquery],
+    *,
+    unit: str,
+    steps: Sequence[tuple[float | None, str]],
+    names: Mapping[str, str],
+    span: int = 24,
+    height: int = 12,
+) -> statushistory.Panel:
+    """A row per series and a cell per moment, coloured by value; `names` are for single values."""
+    panel = (
+        statushistory.Panel()
+        .targets(list(targets))
+        .show_value(VisibilityMode.NEVER)
+        .row_height(0.85)
+        .col_width(1)
+        .per_page(30)
+        .max_data_points(120)
+        .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
+        .thresholds(_steps(steps))
+        .mappings([_known(names)])
+        .legend(common.VizLegendOptions().show_legend(show_legend=False))
+        .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.SINGLE))
+        .height(height)
+        .span(span)
+    )
+    return _dress(panel, title, description, unit=unit)
+
+
+def bars(
+    title: str,
+    description: str,
+    targets: Sequence[prometheus.Dataquery],
+    *,
+    unit: str,
+    span: int = 8,
+) -> bargauge.Panel:
+    """One bar per series, of this moment."""
+    panel = (
+        bargauge.Panel()
+        .targets(list(targets))
+        .orientation(VizOrientation.HORIZONTAL)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.CONTINUOUS_YL_RD))
+        .min(0)
+        .height(GRAPH_HEIGHT)
+        .span(span)
+    )
+    return _dress(panel, title, description, unit=unit)
+
+
+def listing(
+    title: str,
+    description: str,
+    targets: Sequence[prometheus.Dataquery],
+    *,
+    columns: Sequence[Column],
+    span: int = 24,
+    height: int = TABLE_HEIGHT,
+) -> table.Panel:
+    """A table of this moment; several queries are merged by the labels they share.
+
+    A query whose series are missing would take its column with it: end such a query in
+    `or <every row> * 0 - 1`, which is shown as n/a.
+    """
+    order = {column.field: place for place, column in enumerate(columns)}
+    # One query's values are called Value, those of several Value #A, Value #B, ...
+    values = {"Value", *(f"Value #{target.build().ref_id}" for target in targets)}
+    panel = (
+        table.Panel()
+        .targets(list(targets))
+        .with_transformation(DataTransformerConfig("merge", options={}))
+        .with_transformation(
+            DataTransformerConfig(
+                "organize",
+                options={
+                    "includeByName": dict.fromkeys(order, True),
+                    "excludeByName": dict.fromkeys(sorted({"Time", *values} - set(order)), True),
+                    "indexByName": order,
+                    "renameByName": {column.field: column.title for column in columns},
+                },
+            )
+        )
+        .mappings([_known({})])
+        .height(height)
+        .span(span)
+    )
+    for column in columns:
+        properties = _properties(column)
+        if properties:
+            panel = panel.override_by_name(column.title, properties)
+    return _dress(panel, title, description, unit="none")
+
+
+def _properties(column: Column) -> list[DynamicConfigValue]:
+    found = []
+    if column.unit:
+        found.append(DynamicConfigValue("unit", column.unit))
+    if column.link:
+        link = {"title": "Open", "url": column.link, "targetBlank": True}
+        found.append(DynamicConfigValue("links", [link]))
+    if column.steps:
+        steps = [{"value": value, "color": colour} for value, colour in column.steps]
+        found += [
+            DynamicConfigValue("thresholds", {"mode": "absolute", "steps": steps}),
+            DynamicConfigValue("custom.cellOptions", {"type": "color-text"}),
+        ]
+    if column.width:
+        found.append(DynamicConfigValue("custom.width", column.width))
+    return found
+
+
+def _dress(panel: PanelT, title: str, description: str, *, unit: str) -> PanelT:
+    return panel.title(title).description(description).unit(unit).datasource(SOURCE)
+
+
+def _steps(steps: Sequence[tuple[float | None, str]]) -> dashboard.ThresholdsConfig:
+    return (
+        dashboard.ThresholdsConfig()
+        .mode(ThresholdsMode.ABSOLUTE)
+        .steps([Threshold(value, colour) for value, colour in steps])
+    )
+
+
+def _known(names: Mapping[str, str]) -> ValueMap:
+    texts = {NOT_KNOWN: "n/a", **names}
+    return ValueMap(
+        {
+            value: ValueMappingResult(text=text, color=GREY, index=place)
+            for place, (value, text) in enumerate(texts.items())
+        }
+    )
+
+
+def _one_line(expression: str) -> str:
+    return " ".join(expression.split())
