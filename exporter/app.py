@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 from typing import TYPE_CHECKING
 
@@ -163,6 +164,9 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
     with listening(settings.host, settings.port) as server:
         host, port = server.getsockname()[:2]
         _logger.info("listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        # uvicorn raises the signal that ended it once more: that must not skip the shutdown below.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: None)
         sampler.start()
         try:
             uvicorn.Server(config).run(sockets=[server])

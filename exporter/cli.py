@@ -17,7 +17,14 @@ def _duration(_context: click.Context, option: click.Parameter, value: str) -> f
         raise click.BadParameter(str(error), param=option) from error
 
 
-@click.command("exporter")
+_EXAMPLE = """\b
+Try it without a GPU:
+  echo card index=0 > /tmp/scenario
+  gpuwarden exporter --gpus simulated:/tmp/scenario --jobs.directory /tmp/jobs --once
+"""
+
+
+@click.command("exporter", epilog=_EXAMPLE)
 @click.option(
     "--web.listen-address",
     "listen_address",
@@ -94,17 +101,12 @@ def exporter(
     log_format: str,
     once: bool,
 ) -> None:
-    r"""Serve a node's GPU metrics to Prometheus.
+    """Serve a node's GPU metrics to Prometheus.
 
     Which user and job uses which GPU, what each job does with it, and what its training reports.
     The exporter only reads. To see processes of other users it needs CAP_SYS_PTRACE and
     CAP_DAC_READ_SEARCH, or root. Without a driver it says so (gpuwarden_nvml_up 0), keeps serving
     and tries again.
-
-    \b
-    Try it without a GPU:
-      printf 'card index=0\n' > /tmp/scenario
-      gpuwarden exporter --gpus simulated:/tmp/scenario --jobs.directory /tmp/jobs --once
     """
     logs.configure(log_level, log_format)
     host, port = parse_address(listen_address)
