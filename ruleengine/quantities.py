@@ -177,7 +177,10 @@ def parse_duration(value: object) -> float:
         raise MalformedQuantity("must be a duration, such as 30s, 5m or 1h30m")
     if isinstance(value, (int, float)):
         raise MalformedQuantity(f"{value} lacks a unit: write {value}s, {value}m or {value}h")
-    return durations.parse(value)
+    try:
+        return durations.parse(value)
+    except ValueError as error:
+        raise MalformedQuantity(str(error)) from error
 
 
 def parse_ratio(value: object) -> float:
