@@ -1,0 +1,188 @@
+"""Answers that are partial, late or of another shape are errors, never an empty fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
+
+import pytest
+from tests.servers import Server, prometheus
+
+from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.ruleengine.prometheus import PrometheusClient, QueryRefused, Sample
+
+Answer = tuple[int, object]
+Serve = Callable[[dict[str, str]], Answer]
+
+
+@contextmanager
+def _serving(answer: Serve) -> Iterator[str]:
+    """A server that speaks the query API as the test says."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            form = {
+                name: values[0]
+                for name, values in parse_qs(self.rfile.read(length).decode()).items()
+            }
+            status, body = answer(form)
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _ask(url: str, query: str = "up") -> list[Sample]:
+    async def once() -> list[Sample]:
+        async with PrometheusClient(url, timeout=5) as client:
+            return await client.instant(query, 1000.25)
+
+    return asyncio.run(once())
+
+
+def _vector(*rows: object, **extra: object) -> Answer:
+    return 200, {
+        "status": "success",
+        "data": {"resultType": "vector", "result": list(rows)},
+    } | extra
+
+
+ROW = {"metric": {"__name__": "up", "job": "x"}, "value": [1000.25, "1"]}
+
+
+def test_a_row_is_its_labels_and_its_value() -> None:
+    """Numbers are text in Prometheus' JSON, so that NaN and infinity pass."""
+    with _serving(lambda _: _vector(ROW, {"metric": {}, "value": [1, "+Inf"]})) as url:
+        assert _ask(url) == [Sample({"job": "x"}, 1.0), Sample({}, float("inf"))]
+
+
+def test_the_time_is_sent_with_its_fraction() -> None:
+    """All queries of a tick carry the same one."""
+    forms: list[dict[str, str]] = []
+
+    def answer(form: dict[str, str]) -> Answer:
+        forms.append(form)
+        return _vector()
+
+    with _serving(answer) as url:
+        assert _ask(url) == []
+    assert forms == [{"query": "up", "time": "1000.250", "timeout": "5s"}]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        _vector(ROW, isPartial=True),
+        _vector(ROW, warnings=["remote read: store-2 is down"]),
+        (500, {"status": "error", "errorType": "internal", "error": "boom"}),
+        (503, {"status": "error", "errorType": "timeout", "error": "query timed out"}),
+        (502, b"<html>bad gateway</html>"),
+        (200, b""),
+        (200, []),
+        (200, {"status": "success"}),
+        (200, {"status": "success", "data": {"resultType": "vector", "result": 3}}),
+        (200, {"status": "success", "data": {"resultType": "vector", "result": [{}]}}),
+        _vector({"metric": {}, "value": [1, "many"]}),
+    ],
+)
+def test_everything_but_a_whole_answer_is_worth_another_try(answer: Answer) -> None:
+    """The tick is discarded, and nothing changes."""
+    with _serving(lambda _: answer) as url, pytest.raises(ServiceUnavailable):
+        _ask(url)
+
+
+def test_remarks_on_the_query_are_no_partial_answer() -> None:
+    """Newer versions say that a metric might not be a counter."""
+    answer = _vector(ROW, infos=["PromQL info: x"], warnings=["PromQL info: metric might not be"])
+    with _serving(lambda _: answer) as url:
+        assert len(_ask(url)) == 1
+
+
+def test_no_server_is_an_error_that_names_the_address() -> None:
+    """Refused connections and time-outs alike."""
+    with pytest.raises(ServiceUnavailable, match=r"Prometheus at http://127\.0\.0\.1:9"):
+        _ask("http://127.0.0.1:9")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real Prometheus without data."""
+    with prometheus("global: {}\n", tmp_path_factory.mktemp("empty") / "tsdb") as running:
+        yield running
+
+
+def test_a_scalar_is_one_row(server: Server) -> None:
+    """As of the real server."""
+    assert _ask(server.url, "3 + 4") == [Sample({}, 7.0)]
+    assert _ask(server.url, "vector(5)") == [Sample({}, 5.0)]
+
+
+@pytest.mark.parametrize("query", ["up[5m]", '"text"', "sum by (", "holt(up)"])
+def test_a_wrong_query_is_refused_and_not_tried_again(server: Server, query: str) -> None:
+    """Its rule is UNKNOWN; the others are judged."""
+    with pytest.raises(QueryRefused):
+        _ask(server.url, query)
+
+
+class _Clock:
+    """A wall clock that is wrong by some seconds, and moves when it is read."""
+
+    def __init__(self, *readings: float) -> None:
+        self._readings = iter(readings)
+
+    def wall(self) -> float:
+        return next(self._readings)
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "skew"),
+    [(100.0, 100.2, 0.0), (90.0, 90.2, 9.8), (120.0, 120.2, -20.0), (99.0, 101.0, 0.0)],
+)
+def test_the_clocks_distance_is_known_within_the_round_trip(
+    before: float, after: float, skew: float
+) -> None:
+    """What the round trip can explain is no skew."""
+    answer: Answer = (
+        200,
+        {"status": "success", "data": {"resultType": "scalar", "result": [100, "100"]}},
+    )
+
+    async def once(url: str) -> float:
+        async with PrometheusClient(url, clock=_Clock(before, after)) as client:
+            return await client.clock_skew()
+
+    with _serving(lambda _: answer) as url:
+        assert asyncio.run(once(url)) == pytest.approx(skew)
+
+
+def test_a_real_servers_clock_is_ours(server: Server) -> None:
+    """On one machine."""
+
+    async def once() -> float:
+        async with PrometheusClient(server.url) as client:
+            return await client.clock_skew()
+
+    assert abs(asyncio.run(once())) < 1

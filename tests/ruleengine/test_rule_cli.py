@@ -1,0 +1,93 @@
+"""`gpuwarden rules` prints all findings and says by its exit status whether files are usable."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuwarden.ruleengine.rule_cli import rules
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GOOD = """\
+version: 1
+rules:
+- id: hog
+  target: job
+  cold_start: 60s
+  when: {signal: gpu_memory_share, above: 90%, share: 80%, window: 5m, gpus: any}
+  for: 5m
+  stages: [{level: light, after: 0s, do: log}]
+"""
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(rules, list(arguments), standalone_mode=True)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    """A usable file."""
+    path = tmp_path / "good.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def test_a_usable_file_exits_zero_and_names_the_hash(good: Path) -> None:
+    """The hash is what `gpuwarden_rules_info` shows once they are in force."""
+    result = _run("check", str(good))
+    assert result.exit_code == 0
+    assert result.stdout.startswith("1 file: 0 errors, 0 warnings; 1 rule, hash ")
+
+
+def test_errors_are_printed_with_their_lines_and_exit_two(good: Path) -> None:
+    """As people read them."""
+    good.write_text(GOOD.replace("90%", "90").replace("do: log", "do: kill"))
+    result = _run("check", str(good))
+    assert result.exit_code == 2
+    assert f"{good}:6:43: error[GW107]: rules[0].when.above: " in result.stdout
+    assert f"{good}:8:42: error[GW104]: rules[0].stages[0].do: " in result.stdout
+    assert result.stdout.splitlines()[-1] == "1 file: 2 errors, 0 warnings"
+
+
+def test_warnings_alone_leave_a_file_usable(good: Path) -> None:
+    """They are printed all the same."""
+    good.write_text(GOOD.replace("90%", "100%"))
+    result = _run("check", str(good))
+    assert result.exit_code == 0
+    assert "warning[GW303]" in result.stdout
+
+
+def test_json_is_one_versioned_document(good: Path) -> None:
+    """For CI."""
+    good.write_text(GOOD.replace("90%", "90"))
+    result = _run("check", "-o", "json", str(good))
+    document = json.loads(result.stdout)
+    assert document["schema"] == "gpuwarden.diagnostics/v1"
+    assert [item["code"] for item in document["diagnostics"]] == ["GW107"]
+    assert result.exit_code == 2
+
+
+def test_windows_are_checked_against_the_scrape_interval(good: Path) -> None:
+    """Which is a setting of Prometheus."""
+    assert _run("check", "--scrape-interval", "2m", str(good)).exit_code == 2
+    wrong = _run("check", "--scrape-interval", "5", str(good))
+    assert wrong.exit_code == 2
+    assert "lacks a unit" in wrong.stderr
+
+
+def test_a_missing_file_is_a_finding_of_its_own(tmp_path: Path) -> None:
+    """With the others' findings beside it."""
+    result = _run("check", str(tmp_path / "none.yaml"))
+    assert result.exit_code == 2
+    assert "GW100" in result.stdout
+
+
+def test_the_schema_is_printed_for_editors() -> None:
+    """It knows the signals by name."""
+    document = json.loads(_run("schema").stdout)
+    assert "gpu_utilization" in document["$defs"]["Signal"]["properties"]["signal"]["enum"]
