@@ -1,0 +1,360 @@
+"""NVML's kinds of answers, given by the simulated library under the real pynvml."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.exporter.nodes import Children, eventually
+
+from gpuwarden.errors import DriverUnavailable, InvalidInput
+from gpuwarden.exporter.devices import ProcessKind
+from gpuwarden.exporter.nvml import Nvml, open_gpus
+from gpuwarden.exporter.simulated import (
+    GIB,
+    NOT_AVAILABLE,
+    Card,
+    Fault,
+    Scenario,
+    SimulatedProcess,
+    build,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Driver = Callable[[Scenario], Nvml]
+
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE, LOST, UNKNOWN = 3, 4, 6, 7, 15, 999
+UTILIZATION = "nvmlDeviceGetProcessUtilization"
+
+
+def _ghost(pid: int = 100, **changes: object) -> SimulatedProcess:
+    values: dict[str, object] = {"card": 0, "pid": pid, "memory": GIB, "ghost": 1}
+    return SimulatedProcess(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def _ratios(nvml: Nvml) -> dict[int, float | None]:
+    processes = nvml.snapshot().gpus[0].processes
+    assert processes is not None
+    return {process.pid: process.utilization_ratio for process in processes}
+
+
+class TestCards:
+    """What is said of a card, and what is not."""
+
+    def test_a_healthy_card(self, driver: Driver) -> None:
+        """Every value comes in base units, and memory without the driver's reserve."""
+        card = Card(0, reserved=614 * 2**20, used=20 * 2**20, temperature=55, power=321)
+        scenario = Scenario(cards=[card], processes=[_ghost(memory=2 * GIB)], driver="580.1")
+        snapshot = driver(scenario).snapshot()
+        gpu = snapshot.gpus[0]
+        assert (snapshot.driver_version, snapshot.simulated) == ("580.1", True)
+        assert (snapshot.complete, snapshot.dropped) == (True, {})
+        assert (gpu.index, gpu.uuid, gpu.name) == (0, card.uuid, "NVIDIA A100-SXM4-40GB")
+        assert gpu.memory_total_bytes == 40 * GIB
+        assert gpu.memory_used_bytes == 2 * GIB + 20 * 2**20
+        assert gpu.memory_reserved_bytes == 614 * 2**20
+        assert (gpu.temperature_celsius, gpu.power_watts, gpu.power_limit_watts) == (55, 321, 400)
+        assert gpu.clocks_hertz["sm"] == 1.41e9
+        assert gpu.ecc_errors == {"corrected": 0, "uncorrected": 0}
+
+    def test_a_lost_card_beside_a_healthy_one(self, driver: Driver, scenario_file: Path) -> None:
+        """A card off the bus is down and has no values; the other one is not concerned."""
+        healthy = Scenario(cards=[Card(0, utilization=50), Card(1, utilization=60)])
+        nvml = driver(healthy)
+        assert nvml.snapshot().gpus[1].utilization_ratio == 0.6
+        replace(healthy, faults=[Fault("*", LOST, card=1)]).write(scenario_file)
+        gpus = eventually(lambda: nvml.snapshot().gpus, until=lambda gpus: not gpus[1].up)
+        assert (gpus[0].up, gpus[0].utilization_ratio) == (True, 0.5)
+        lost = gpus[1]
+        assert lost.uuid == Card(1).uuid
+        assert (lost.utilization_ratio, lost.memory_used_bytes, lost.processes) == (None,) * 3
+
+    def test_a_card_lost_from_the_start(self, driver: Driver) -> None:
+        """A card that was never seen is down without an identity, and is no other card."""
+        scenario = Scenario(cards=[Card(0), Card(1)], faults=[Fault("*", LOST, card=1)])
+        lost = driver(scenario).snapshot().gpus[1]
+        assert (lost.index, lost.uuid, lost.up) == (1, "", False)
+
+    def test_what_is_not_supported_is_absent(self, driver: Driver) -> None:
+        """A missing feature is no value and no fault."""
+        missing = ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEccErrors"]
+        faults = [Fault("nvmlDeviceGetUtilizationRates", NOT_SUPPORTED)]
+        snapshot = driver(Scenario([Card(0)], faults=faults, missing=missing)).snapshot()
+        gpu = snapshot.gpus[0]
+        assert (gpu.power_watts, gpu.ecc_errors, gpu.utilization_ratio) == (None, {}, None)
+        assert (snapshot.dropped, snapshot.complete) == ({}, True)
+
+    def test_unified_memory(self, driver: Driver) -> None:
+        """A card that has no memory of its own has no memory values, and all others."""
+        faults = [Fault("nvmlDeviceGetMemoryInfo*", NOT_SUPPORTED)]
+        gpu = driver(Scenario([Card(0, utilization=7)], faults=faults)).snapshot().gpus[0]
+        assert (gpu.memory_total_bytes, gpu.memory_used_bytes) == (None, None)
+        assert gpu.utilization_ratio == 0.07
+
+    def test_a_driver_before_memory_v2(self, driver: Driver) -> None:
+        """Without the second version nobody knows what is reserved."""
+        scenario = Scenario([Card(0)], missing=["nvmlDeviceGetMemoryInfo_v2"])
+        gpu = driver(scenario).snapshot().gpus[0]
+        assert (gpu.memory_total_bytes, gpu.memory_reserved_bytes) == (40 * GIB, None)
+
+    @pytest.mark.parametrize(
+        ("code", "reason"), [(NO_PERMISSION, "permission"), (999, "nvml_error")]
+    )
+    def test_failures_are_counted(self, driver: Driver, code: int, reason: str) -> None:
+        """A value that failed is absent, and counted by why."""
+        faults = [Fault("nvmlDeviceGetTotalEnergyConsumption", code)]
+        snapshot = driver(Scenario([Card(0)], faults=faults)).snapshot()
+        assert snapshot.gpus[0].energy_joules is None
+        assert snapshot.dropped == {reason: 1}
+
+    def test_a_name_that_is_not_text(self, driver: Driver) -> None:
+        """Garbage for a name leaves the card known by its UUID."""
+        gpu = driver(Scenario([Card(0, name="\udcf8\udcff")])).snapshot().gpus[0]
+        assert gpu.name == "\N{REPLACEMENT CHARACTER}" * 2
+        assert gpu.uuid == Card(0).uuid
+
+    def test_cards_come_and_change_their_index(self, driver: Driver, scenario_file: Path) -> None:
+        """Cards are known by UUID, whatever index they have now."""
+        first = Card(0, uuid="GPU-a", utilization=10)
+        nvml = driver(Scenario([first]))
+        assert [gpu.uuid for gpu in nvml.snapshot().gpus] == ["GPU-a"]
+        second = Card(0, uuid="GPU-b", utilization=20)
+        Scenario([second, replace(first, index=1)]).write(scenario_file)
+        gpus = eventually(lambda: nvml.snapshot().gpus, until=lambda gpus: len(gpus) == 2)
+        assert [(gpu.uuid, gpu.utilization_ratio) for gpu in gpus] == [
+            ("GPU-b", 0.2),
+            ("GPU-a", 0.1),
+        ]
+
+    def test_mig_has_no_utilization(self, driver: Driver) -> None:
+        """On a MIG card neither the card nor a process has a utilization; memory is there."""
+        scenario = Scenario([Card(0, mig=1)], processes=[_ghost(sm=50)])
+        gpu = driver(scenario).snapshot().gpus[0]
+        assert gpu.mig_enabled
+        assert gpu.utilization_ratio is None
+        assert gpu.processes is not None
+        assert gpu.processes[0].utilization_ratio is None
+        assert gpu.processes[0].memory_bytes == GIB
+
+    def test_busy_without_a_process(self, driver: Driver) -> None:
+        """A card that is stuck at 100 % without a process is shown so."""
+        gpu = driver(Scenario([Card(0, utilization=100)])).snapshot().gpus[0]
+        assert (gpu.utilization_ratio, gpu.processes) == (1.0, ())
+
+
+class TestProcessUtilization:
+    """0 only where the driver said so."""
+
+    def test_not_found_means_zero_for_a_listed_process(self, driver: Driver) -> None:
+        """A listed process without a sample did nothing, where samples work."""
+        snapshot = driver(Scenario([Card(0)], processes=[_ghost()])).snapshot()
+        processes = snapshot.gpus[0].processes
+        assert processes is not None
+        assert (processes[0].memory_bytes, processes[0].utilization_ratio) == (GIB, 0.0)
+        assert snapshot.dropped == {}
+
+    @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, UNKNOWN])
+    def test_an_error_is_not_idleness(self, driver: Driver, code: int) -> None:
+        """Where samples fail, a busy process is not known to be idle."""
+        scenario = Scenario([Card(0)], [_ghost(sm=97)], faults=[Fault(UTILIZATION, code)])
+        assert _ratios(driver(scenario)) == {100: None}
+
+    def test_a_missing_function_is_not_idleness(self, driver: Driver) -> None:
+        """A driver without samples tells of nobody's load."""
+        assert _ratios(driver(Scenario([Card(0)], [_ghost(sm=97)], missing=[UTILIZATION]))) == {
+            100: None
+        }
+
+    def test_success_with_nothing(self, driver: Driver) -> None:
+        """Success with no samples is the same as none found."""
+        scenario = Scenario([Card(0, utilization=0)], [_ghost()], faults=[Fault(UTILIZATION, 0)])
+        assert _ratios(driver(scenario)) == {100: 0.0}
+
+    def test_a_busy_card_without_samples(self, driver: Driver) -> None:
+        """A card busy by nobody's samples cannot tell who is idle."""
+        scenario = Scenario([Card(0, utilization=97)], [_ghost()])
+        nvml = driver(scenario)
+        assert _ratios(nvml) == {100: None}
+        assert nvml.snapshot().dropped == {"contradiction": 1}
+
+    def test_shares_of_two(self, driver: Driver) -> None:
+        """Two processes on one card each have their own share."""
+        assert _ratios(driver(Scenario([Card(0)], [_ghost(1, sm=60), _ghost(2, sm=37)]))) == {
+            1: 0.6,
+            2: 0.37,
+        }
+
+    def test_stale_samples_are_dropped(self, driver: Driver) -> None:
+        """A sample of nine seconds ago says nothing about now."""
+        scenario = Scenario([Card(0)], [_ghost(1, sm=5), _ghost(2, sm=3, sample_age=9.0)])
+        assert _ratios(driver(scenario)) == {1: 0.05, 2: 0.0}
+
+    def test_a_short_time_between_two_looks(self, driver: Driver) -> None:
+        """Looking again at once does not turn a busy process into an idle one."""
+        nvml = driver(Scenario([Card(0)], [_ghost(sm=97)]))
+        assert [_ratios(nvml) for _ in range(5)] == [{100: 0.97}] * 5
+
+    def test_a_sample_beyond_reason(self, driver: Driver) -> None:
+        """More than 100 % is no value."""
+        nvml = driver(Scenario([Card(0, utilization=0)], [_ghost(1, sm=300), _ghost(2, sm=1)]))
+        snapshot = nvml.snapshot()
+        assert snapshot.dropped == {"invalid_sample": 1}
+
+    def test_more_processes_than_expected(self, driver: Driver) -> None:
+        """Lists longer than any guess are read whole."""
+        many = [_ghost(pid, sm=1, memory=1) for pid in range(1, 1001)]
+        assert _ratios(driver(Scenario([Card(0)], many))) == dict.fromkeys(range(1, 1001), 0.01)
+
+    def test_a_list_that_grows_while_it_is_read(self, driver: Driver) -> None:
+        """An answer that did not fit is asked for again with more room."""
+        faults = [Fault(UTILIZATION, INSUFFICIENT_SIZE, times=2)]
+        assert _ratios(driver(Scenario([Card(0)], [_ghost(sm=9)], faults=faults))) == {100: 0.09}
+
+
+class TestProcessList:
+    """Who is on a card."""
+
+    def test_nobody(self, driver: Driver) -> None:
+        """An empty list is said; it is not the same as none."""
+        assert driver(Scenario([Card(0)])).snapshot().gpus[0].processes == ()
+
+    def test_a_list_that_cannot_be_read(self, driver: Driver) -> None:
+        """Without its list a card tells of nobody, and the node is not whole."""
+        faults = [Fault("nvmlDeviceGetComputeRunningProcesses*", UNKNOWN)]
+        nvml = driver(Scenario([Card(0)], [_ghost()], faults=faults))
+        snapshot = nvml.snapshot()
+        assert (snapshot.gpus[0].processes, snapshot.complete) == (None, False)
+        assert nvml.process_list() == {}
+
+    def test_pids_that_cannot_be(self, driver: Driver) -> None:
+        """A table with mostly impossible pids was read at wrong offsets, and is refused."""
+        rows = [_ghost(7), _ghost(0), _ghost(4294967295)]
+        snapshot = driver(Scenario([Card(0)], rows)).snapshot()
+        assert snapshot.gpus[0].processes is None
+        assert snapshot.dropped == {"pid": 2, "process_table": 1}
+        assert not snapshot.complete
+
+    def test_memory_that_is_not_told(self, driver: Driver) -> None:
+        """Memory that the driver does not tell is not known, not huge."""
+        processes = driver(Scenario([Card(0)], [_ghost(memory=NOT_AVAILABLE)])).process_list()
+        assert processes[Card(0).uuid][0].memory_bytes is None
+
+    def test_each_process_once(self, driver: Driver) -> None:
+        """A process that computes and draws is one process; MPS clients are there."""
+        rows = [
+            _ghost(1, memory=5),
+            _ghost(1, memory=5, kind="graphics"),
+            _ghost(2, kind="mps"),
+            _ghost(3, kind="graphics"),
+        ]
+        processes = driver(Scenario([Card(0)], rows)).process_list()[Card(0).uuid]
+        assert [(process.pid, process.kind) for process in processes] == [
+            (1, ProcessKind.COMPUTE),
+            (2, ProcessKind.MPS),
+            (3, ProcessKind.GRAPHICS),
+        ]
+
+    def test_memory_lingers_and_a_successor_moves_in(
+        self, driver: Driver, children: Children
+    ) -> None:
+        """The dead stay on the list for a moment, and somebody else may take their place."""
+        first, second = children.start(), children.start()
+        nvml = driver(
+            Scenario(
+                [Card(0)],
+                [
+                    SimulatedProcess(0, first.pid, memory=30 * GIB, linger=0.5),
+                    SimulatedProcess(0, second.pid, memory=8 * GIB, after=first.pid),
+                ],
+            )
+        )
+
+        def listed() -> list[int]:
+            return [process.pid for process in nvml.process_list()[Card(0).uuid]]
+
+        assert listed() == [first.pid]
+        children.kill(first)
+        gone = time.monotonic()
+        assert listed() == [first.pid]
+        assert eventually(listed, until=lambda pids: first.pid not in pids) == [second.pid]
+        assert time.monotonic() - gone >= 0.5
+        assert nvml.memory_used() == {Card(0).uuid: 8 * GIB}
+
+    def test_two_users_of_a_scenario_agree(
+        self, driver: Driver, children: Children, scenario_file: Path
+    ) -> None:
+        """Who died before a program opened the driver is dead for it too."""
+        child = children.start()
+        scenario = Scenario([Card(0)], [SimulatedProcess(0, child.pid, memory=GIB, linger=600)])
+        first = driver(scenario)
+        assert first.memory_used() == {Card(0).uuid: GIB}
+        children.kill(child)
+        first.close()
+        second = Nvml(build(), scenario=scenario_file)
+        second.open()
+        assert second.memory_used() == {Card(0).uuid: GIB}
+        assert second.snapshot().gpus[0].utilization_ratio == 0.0
+        second.close()
+
+
+class TestLifeCycle:
+    """Drivers that are not there, go, and come back."""
+
+    def test_no_library(self, tmp_path: Path) -> None:
+        """A library that is not there says so."""
+        with pytest.raises(DriverUnavailable, match="cannot be loaded"):
+            Nvml(tmp_path / "libnvidia-ml.so.1").open()
+
+    def test_not_loaded(self, driver: Driver) -> None:
+        """A driver that is not loaded names its code and what to do."""
+        with pytest.raises(DriverUnavailable, match="modprobe") as caught:
+            driver(Scenario([Card(0)], faults=[Fault("nvmlInit*", 9)]))
+        assert caught.value.nvml_code == 9
+
+    def test_reloaded_while_in_use(self, driver: Driver, scenario_file: Path) -> None:
+        """A driver that goes is reported once, and opened again when it is back."""
+        scenario = Scenario([Card(0)])
+        nvml = driver(scenario)
+        nvml.snapshot()
+        replace(scenario, faults=[Fault("nvmlDeviceGetCount_v2", 1)]).write(scenario_file)
+
+        def gone() -> bool:
+            try:
+                nvml.snapshot()
+            except DriverUnavailable:
+                return True
+            return False
+
+        assert eventually(gone)
+        assert not nvml.opened
+        scenario.write(scenario_file)
+        nvml.open()
+        assert eventually(lambda: len(nvml.snapshot().gpus)) == 1
+
+    def test_closed(self, driver: Driver) -> None:
+        """A driver that is shut down answers no more."""
+        nvml = driver(Scenario([Card(0)]))
+        nvml.close()
+        with pytest.raises(DriverUnavailable):
+            nvml.snapshot()
+
+    @pytest.mark.parametrize("flag", ["nvidia", "simulated", "simulated:"])
+    def test_flags_that_name_no_driver(self, flag: str) -> None:
+        """A wrong flag says what may be written."""
+        with pytest.raises(InvalidInput, match="simulated:FILE"):
+            open_gpus(flag)
+
+    def test_a_scenario_with_mistakes(self, scenario_file: Path) -> None:
+        """A wrong scenario is refused at the start, with every mistake at its place."""
+        scenario_file.write_text("card indx=0\nprocess card=0 pid=1\n")
+        with pytest.raises(InvalidInput) as caught:
+            open_gpus(f"simulated:{scenario_file}")
+        assert [(item.span.line, item.span.column) for item in caught.value.diagnostics] == [
+            (1, 6),
+            (2, 1),
+        ]
