@@ -310,7 +310,7 @@ class Engine:
             if any(event.kind == "detected" for event in step.events) and cause.name == IDLE:
                 events.append(Event("idle_detected"))
         for event in events:
-            log.info("case", rule=rule.id, job=job.job_id, event=event.kind, **event.detail)
+            log.info("case", rule=rule.id, job=job.job_id, kind=event.kind, **event.detail)
         closed = None if step.closed is None else step.closed.value
         number = None if stored is None else stored.id
         return Change(number, case, rule.mode.value, tuple(events), closed)
