@@ -267,18 +267,21 @@ class All(Strict):
     """Every condition holds."""
 
     all: Annotated[tuple[Condition, ...], BeforeValidator(some_tuple)]
+    """Conditions; the least of their truths is the truth."""
 
 
 class Any_(Strict):  # noqa: N801 - typing.Any would be shadowed
     """At least one condition holds."""
 
     any: Annotated[tuple[Condition, ...], BeforeValidator(some_tuple)]
+    """Conditions; the greatest of their truths is the truth."""
 
 
 class Not(Strict):
     """The condition does not hold; what is unknown stays unknown."""
 
     not_: Condition = Field(alias="not")
+    """A condition; its truth is turned around."""
 
 
 Leaf = Signal | ProfileCondition | SilentFor | Promql

@@ -9,6 +9,7 @@ import click
 from gpuwarden import durations
 from gpuwarden.diagnostics import render_json
 from gpuwarden.ruleengine.loading import CheckedFiles, check_rule_files, rule_set_hash
+from gpuwarden.ruleengine.references import rule_reference
 from gpuwarden.ruleengine.schemas import rule_file_schema
 
 
@@ -102,3 +103,9 @@ def schema() -> None:
       # yaml-language-server: $schema=rules.schema.json
     """
     click.echo(rule_file_schema(), nl=False)
+
+
+@rules.command()
+def reference() -> None:
+    """Print the reference page of the rule language as Markdown."""
+    click.echo(rule_reference(), nl=False)
