@@ -50,7 +50,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave everything up at the end")
     parser.add_argument("--folder", type=Path, default=ROOT / ".demo", help="where it writes")
     arguments = parser.parse_args()
-    console = Console(highlight=False)
+    # A file or pipe has no width of its own; 80 columns would break the table.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 132)
     folder: Path = arguments.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -140,7 +141,7 @@ def notices(console: Console, received: list[Received]) -> None:
 
 def table(outcomes: list[Outcome]) -> Table:
     """What became of each job."""
-    columns = ("job", "owner", "verdict", "cause", "seconds since the violation began", "freed")
+    columns = ("job", "owner", "verdict", "cause", "violation", "stages, seconds later", "freed")
     result = Table(*columns, title="What became of the jobs", title_justify="left")
     for item in outcomes:
         mark = "" if not item.wrong else " (!)"
@@ -149,6 +150,7 @@ def table(outcomes: list[Outcome]) -> Table:
             item.owner,
             item.verdict,
             item.cause,
+            "" if item.began is None else time.strftime("%H:%M:%S", time.localtime(item.began)),
             "  ".join(f"{kind} {seconds:.0f}" for kind, seconds in item.steps),
             f"{item.freed / GIB:.0f} GiB" if item.freed else "",
         )

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from tests.servers import free_port
 
 from demo.datasets import make_detection_dataset
-from demo.stack import COMMAND
+from demo.stack import CARDS, COMMAND
 from gpuwarden import job_files
 from gpuwarden.exporter.processes import boot_id, proc_job_id, read_process
-from gpuwarden.exporter.scenarios import GIB, Card, Scenario, SimulatedProcess
+from gpuwarden.exporter.scenarios import GIB, Scenario, SimulatedProcess
 
 if TYPE_CHECKING:
     from demo.stack import Stack
@@ -83,7 +83,7 @@ def cast() -> dict[str, Job]:
         Job("fitting", "training in line with its profile", 0, 4 * GIB, 70, training=True),
         Job("hog", "training that fills the card and is slow", 1, 37 * GIB, 60, training=True),
         Job("notebook", "crashed notebook, memory held", 2, 30 * GIB, 0),
-        Job("starved", "training starved by its loader", 3, 12 * GIB, 95, training=True),
+        Job("starved", "training starved by its loader", 3, 3 * GIB, 95, training=True),
         Job("tensorboard", "shared service, whitelisted", 0, 6 * GIB, 0),
         Job("waiting", "takes the notebook's card", 2, 30 * GIB, 85, after="notebook"),
     )
@@ -95,9 +95,7 @@ class Cards:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._cards = [Card(index=index, name="NVIDIA A100-SXM4-40GB") for index in range(4)]
         self._processes: dict[int, SimulatedProcess] = {}
-        self.write()
 
     def put(self, job: Job, *, after: int | None = None) -> None:
         """Put a job's root process on its card."""
@@ -115,9 +113,7 @@ class Cards:
 
     def write(self) -> None:
         """Replace the scenario that the driver reads."""
-        Scenario(cards=self._cards, processes=list(self._processes.values())).write(
-            self._stack.scenario
-        )
+        Scenario(cards=CARDS, processes=list(self._processes.values())).write(self._stack.scenario)
 
 
 class Starter:

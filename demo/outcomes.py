@@ -38,6 +38,7 @@ class Outcome:
         owner: user, as Prometheus has it.
         verdict: rules that found a violation, or `fits`, or `protected`.
         cause: as the ledger has it.
+        began: Unix time of the first violation, or None.
         steps: (event, seconds since the first violation), in order.
         freed: bytes freed as NVML showed it.
         wrong: what should be otherwise; empty if all is well.
@@ -47,6 +48,7 @@ class Outcome:
     owner: str = ""
     verdict: str = ""
     cause: str = ""
+    began: float | None = None
     steps: list[tuple[str, float]] = field(default_factory=list)
     freed: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -164,10 +166,13 @@ class ReadBack:
         outcome.expect(not job.ended, f"it ended with status {job.status}")
         outcome.expect(not self._of(self._decisions, job.job_id), "a decision was taken on it")
         outcome.expect(not self._of(self._cases, job.job_id), "a case was opened on it")
-        reasons = self._labels("gpuwarden_protected", job.job_id, "reason")
-        outcome.verdict = f"protected ({', '.join(sorted(reasons))})"
+        protected = self._labels("gpuwarden_protected", job.job_id, "reason")
+        outcome.expect("whitelist" in protected, f"Prometheus has the reasons {sorted(protected)}")
+        about = self._stack.servers["engine"].json(f"/v1/jobs/{job.job_id}")
+        reasons = {item["protected"] for item in about["rules"] if item["protected"]}
+        outcome.verdict = ", ".join(sorted(reasons))
         named = any("shared TensorBoard" in reason for reason in reasons)
-        outcome.expect(named, f"Prometheus has the reasons {sorted(reasons)}")
+        outcome.expect(named, f"the engine says {sorted(reasons)}")
 
     # -- what several share ----------------------------------------------------------------
 
@@ -185,6 +190,8 @@ class ReadBack:
         for case in cases:
             if case["rule_id"] == "off-profile":
                 continue
+            if case["rule_id"] in [body["rule_id"] for body in seen]:
+                outcome.began = case["opened_at"]
             outcome.steps += [
                 (event["kind"], event["time"] - case["opened_at"])
                 for event in self._events

@@ -19,6 +19,7 @@ import yaml
 from tests.servers import ALERTMANAGER, PROMETHEUS, Server, binary, free_port
 
 from demo.sinks import Sinks
+from gpuwarden.exporter.scenarios import Card, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,6 +31,7 @@ LAUNCHER = "gw-launcher"
 """Command name of the process that starts workloads; each child of it is the root of a job."""
 NODE = "gpu-node-1"
 TOKEN = "demo-token"  # noqa: S105 - of this stack alone, on loopback
+CARDS = tuple(Card(index=index, name="NVIDIA A100-SXM4-40GB") for index in range(4))
 ORDER = ("prometheus", "alertmanager", "exporter", "agent", "engine")
 
 
@@ -94,6 +96,7 @@ class Stack:
         """Write every configuration file and key; nothing is started."""
         for name in ("keys", "engine", "agent", "logs", "alerting"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        Scenario(cards=CARDS).write(self.scenario)
         self._write_keys()
         self._write_prometheus()
         self._write_alertmanager()

@@ -156,10 +156,8 @@ class Story:
             for row in rows:
                 self._last_event = row["id"]
                 name = names.get(row["job_id"], row["job_id"])
-                detail = words(json.loads(row["detail"]))
-                self.say(
-                    name, row["kind"], f"{row['rule_id']}: {detail}" if detail else row["rule_id"]
-                )
+                text = words(row["kind"], row["rule_id"], json.loads(row["detail"]))
+                self.say(name, row["kind"], text)
         for message in self._stack.sinks.received[self._heard :]:
             self._heard += 1
             self.say("", f"{message.channel} arrived", arrival(message))
@@ -201,15 +199,21 @@ class Story:
         )
 
 
-def words(detail: dict[str, Any]) -> str:
-    """The details of an event as one line."""
-    parts = []
-    for name, value in detail.items():
-        if isinstance(value, float):
-            parts.append(f"{name} {value:.1f}")
-        elif isinstance(value, str | int):
-            parts.append(f"{name} {value}")
-    return ", ".join(parts)[:160]
+def words(kind: str, rule: str, detail: dict[str, Any]) -> str:
+    """A line of the audit for people."""
+    match kind:
+        case "detected":
+            return f"{rule} has held for {detail['for']:.0f} s"
+        case "log" | "notify":
+            return f"{rule}, level {detail['level']}"
+        case "notified":
+            return f"{rule}: the ledger has every recipient's proof"
+        case "due":
+            return f"{rule}: told {detail['notice_age']:.0f} s ago, and it still holds"
+        case "authorised":
+            return f"{rule}: at most {detail['work_lost']:.0f} s of work would be lost"
+        case _:
+            return f"{rule} {detail.get('reason') or ''}".rstrip()
 
 
 def arrival(message: Received) -> str:
