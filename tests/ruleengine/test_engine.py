@@ -1,0 +1,828 @@
+"""The whole loop on owned time: what is found, told, waited for and ended, and what never is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpuwarden.agent_api import Outcome
+from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
+from gpuwarden.ruleengine.cases import CaseState
+from gpuwarden.ruleengine.channels import SlackChannel
+from gpuwarden.ruleengine.deliveries import LastHop
+from gpuwarden.ruleengine.engine import Engine
+from gpuwarden.ruleengine.explain import answer, job_document
+from gpuwarden.ruleengine.ledger import Ledger
+from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+from gpuwarden.ruleengine.rulebooks import RuleBook
+from gpuwarden.ruleengine.settings import SlackSettings, load_settings
+from tests.ruleengine.worlds import (
+    Agent,
+    Fleet,
+    Job,
+    Keys,
+    OwnedClock,
+    Sink,
+    agent,
+    alertmanager_sink,
+    slack,
+    webhook,
+)
+
+TICK = 15.0
+RULES = """
+version: 1
+limits: {terminate: {per_tick: 1, per_hour: 3, per_user_per_day: 2,
+  halt_above_share_of_running: 10%}}
+rules:
+- id: idle-held
+  description: Memory held and nothing happening
+  mode: MODE
+  target: job
+  match: {}
+  cold_start: 60s
+  ignore_phases: {}
+  when:
+    all:
+    - {signal: gpu_utilization, agg: max, window: 60s, at_most: 5%, gpus: all}
+    - {silent_for: 5m, signals: [cpu, heartbeat]}
+  for: 1m
+  clear_after: 30s
+  trust_for: 30m
+  stages:
+  - {level: light, after: 0s, do: log}
+  - {level: moderate, after: 2m, do: notify, owner_may: {keep: 1h, times: 1}}
+  - {level: severe, after: 8m, do: terminate, notice_delivered_for: 5m, grace: 60s,
+     max_work_lost: 12h}
+WHITELIST
+"""
+DIRECTORY = """
+version: 1
+operators: {slack: "#gpu-ops"}
+users:
+  alice: {slack: U0ALICE01, team: vision, timezone: Europe/Berlin}
+  bob: {slack: U0BOB0001, team: speech}
+"""
+
+
+@dataclass
+class World:
+    """One engine and everything around it."""
+
+    folder: Path
+    clock: OwnedClock
+    fleet: Fleet
+    keys: Keys
+    agent: Agent
+    agent_url: str
+    alerts: Sink
+    alerts_reply: dict[str, int]
+    slack: Sink
+    slack_reply: dict[str, Any]
+    engine: Engine
+    hop: LastHop
+    close: Callable[[], Any]
+    forwarding: bool = True
+
+    def rules(self, mode: str = "enforce", whitelist: str = "") -> None:
+        """Write the rule file."""
+        text = RULES.replace("MODE", mode).replace("WHITELIST", whitelist)
+        (self.folder / "rules.yaml").write_text(text)
+
+    async def tick(self, count: int = 1, seconds: float = TICK) -> None:
+        """Let time pass and the engine tick; Alertmanager passes on what it was told."""
+        for _ in range(count):
+            self.clock.pass_(seconds)
+            self.fleet.rules = self.engine.rulebook.rules
+            await self.engine.tick()
+            await self.forward()
+
+    async def forward(self) -> None:
+        """Do what Alertmanager would: hand firing job notices to the last hop."""
+        if not self.forwarding or not self.alerts.received:
+            return
+        newest = self.alerts.received[-1].json()
+        firing = [
+            alert
+            for alert in newest
+            if alert["endsAt"] > alert["startsAt"]
+            and alert["labels"]["level"] not in ("page",)
+            and alert["endsAt"] > _iso(self.clock.wall())
+        ]
+        if firing:
+            await self.hop.receive(webhook(firing), ["slack"])
+
+    async def until(self, state: CaseState | None, limit: int = 80) -> None:
+        """Tick until the case of job-1 is in a state, or closed for None."""
+        for _ in range(limit):
+            if self.state() == state:
+                return
+            await self.tick()
+        pytest.fail(f"still {self.state()}, not {state}: {self.why()}")
+
+    async def settled(self) -> None:
+        """Let decisions that are being followed come to their result."""
+        for _ in range(200):
+            if not self.engine.ledger.open_decisions():
+                return
+            self.engine.reclaimer.follow()
+            await asyncio.sleep(0.01)
+        pytest.fail("a decision stays open")
+
+    def state(self, job: str = "proc-1") -> CaseState | None:
+        stored = self.engine.cases.get("idle-held", job)
+        return None if stored is None else stored.case.state
+
+    def why(self, job: str = "proc-1") -> set[str]:
+        blocks = self.engine.view.blocks.get(("idle-held", job), ())
+        return {block.reason for block in blocks}
+
+    def kinds(self, job: str = "proc-1") -> list[str]:
+        return [str(event["kind"]) for event in self.engine.ledger.events(job)]
+
+
+def _iso(moment: float) -> str:
+    from gpuwarden.ruleengine.alertmanager import rfc3339
+
+    return rfc3339(moment)
+
+
+def _build(world: World) -> None:
+    (world.folder / "engine.yaml").write_text(
+        "version: 1\nprometheus: {url: http://127.0.0.1:1}\nrules: [rules.yaml]\n"
+        f"directory: directory.yaml\nledger: ledger.sqlite\ntick: {TICK:.0f}s\n"
+        "alertmanagers: [http://127.0.0.1:1]\nkill_switch: halt\n"
+        "external_url: http://engine:9837\n"
+    )
+    settings = load_settings(world.folder / "engine.yaml")
+    book = RuleBook(settings)
+    ledger = Ledger(settings.path(settings.values.ledger))
+    poster = AlertmanagerClient([world.alerts.url], world.clock)
+    agents = AgentClient(world.agent_url)
+    world.engine = Engine(
+        settings.values,
+        settings.path("halt"),
+        rulebook=book,
+        ledger=ledger,
+        source=world.fleet,
+        alertmanager=poster,
+        agents=agents,
+        signer=Signer.load(world.keys.file),
+        clock=world.clock,
+        ticket_key=b"k" * 32,
+        poll=0.01,
+    )
+    channel = SlackChannel(
+        SlackSettings(url=world.slack.url, token_file="t"), "xoxb-test"
+    )
+    world.hop = LastHop(
+        ledger, {"slack": channel}, directory=lambda: book.directory, clock=world.clock
+    )
+    world.fleet.rules = book.rules
+
+    async def close() -> None:
+        await world.engine.reclaimer.aclose()
+        await poster.aclose()
+        await agents.aclose()
+        await channel.aclose()
+        ledger.close()
+
+    world.close = close
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[World]:
+    """The servers and files of a world whose engine is not yet running."""
+    clock, keys = OwnedClock(), Keys(tmp_path)
+    fleet = Fleet(clock, jobs=[Job("proc-1", activity={"cpu": 1_799_990_000.0})])
+    with contextlib.ExitStack() as stack:
+        agent_sink, state = stack.enter_context(agent(keys))
+        alerts, alerts_reply = stack.enter_context(alertmanager_sink())
+        slack_sink, slack_reply = stack.enter_context(slack())
+        world = World(
+            folder=tmp_path,
+            clock=clock,
+            fleet=fleet,
+            keys=keys,
+            agent=state,
+            agent_url=f"http://{{host}}:{agent_sink.port}",
+            alerts=alerts,
+            alerts_reply=alerts_reply,
+            slack=slack_sink,
+            slack_reply=slack_reply,
+            engine=None,  # type: ignore[arg-type]
+            hop=None,  # type: ignore[arg-type]
+            close=lambda: None,
+        )
+        world.rules()
+        (tmp_path / "directory.yaml").write_text(DIRECTORY)
+        yield world
+
+
+@contextlib.asynccontextmanager
+async def running(world: World) -> AsyncIterator[World]:
+    """The world with its engine; call again for a restart."""
+    _build(world)
+    try:
+        yield world
+    finally:
+        await world.close()
+
+
+def test_an_idle_job_is_found_told_waited_for_ended_and_proven(servers: World) -> None:
+    """From the first YES to the proof, every step is in the audit, in its order."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.NOTIFIED)
+            assert world.agent.requests == []
+            for _ in range(60):
+                await world.tick()
+                if world.agent.requests:
+                    break
+            await world.settled()
+            assert world.state() is CaseState.VERIFIED
+            steps = [kind for kind in world.kinds() if kind != "idle_detected"]
+            assert steps[:3] == ["detected", "log", "notify"]
+            assert steps[3:6] == ["notified", "due", "authorised"]
+            assert steps[-1] == "verified"
+            (request,) = world.agent.requests
+            assert request.job_id == "proc-1"
+            assert request.grace == 60.0
+            assert request.then == "hold"
+            assert [ref.pid for ref in request.seen] == [4711]
+            document = job_document(world.engine, "proc-1")
+            assert document is not None
+            assert "was ended by the rule idle-held" in answer(document)
+
+    asyncio.run(story())
+
+
+def test_nothing_is_ended_before_both_deadlines_are_over(servers: World) -> None:
+    """The decision comes no earlier than `after`, and `notice_delivered_for` after the proof."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.NOTIFIED)
+            stored = world.engine.cases.get("idle-held", "proc-1")
+            assert stored is not None
+            while not world.agent.requests:
+                await world.tick()
+            (authorised,) = [
+                event
+                for event in world.engine.ledger.events("proc-1")
+                if event["kind"] == "authorised"
+            ]
+            detected, proven = stored.case.detected_at, stored.case.notified_at
+            assert detected is not None
+            assert proven is not None
+            assert float(str(authorised["time"])) >= detected + 8 * 60
+            assert float(str(authorised["time"])) >= proven + 5 * 60
+
+    asyncio.run(story())
+
+
+def test_without_proof_of_the_notice_nothing_is_ended_and_operators_are_told(
+    servers: World,
+) -> None:
+    """Slack's 200 with ok:false is no delivery: the case stays detected, and a page stands."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            world.slack_reply["body"] = {"ok": False, "error": "channel_not_found"}
+            await world.tick(80)
+            assert world.state() is CaseState.DETECTED
+            assert world.agent.requests == []
+            names = {alert["labels"]["alertname"] for alert in world.alerts.received[-1].json()}
+            assert "GpuwardenNoticeUndeliverable" in names
+            world.slack_reply["body"] = None
+            await world.tick(2)
+            assert world.state() is CaseState.NOTIFIED
+
+    asyncio.run(story())
+
+
+def test_a_user_without_an_address_is_never_ended(servers: World) -> None:
+    """Nobody in the directory: no proof is possible, so no end is."""
+    servers.fleet.jobs[0].user = "stranger"
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.tick(80)
+            assert world.state() is CaseState.DETECTED
+            assert world.agent.requests == []
+            assert world.slack.received == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("mode", ["observe", "warn"])
+def test_only_enforce_ends_jobs(servers: World, mode: str) -> None:
+    """In the other modes the end is written down as what would have been done."""
+    servers.rules(mode)
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.tick(80)
+            assert world.agent.requests == []
+            assert "would_terminate" in world.kinds()
+            told = bool(world.slack.received)
+            assert told is (mode == "warn")
+
+    asyncio.run(story())
+
+
+def test_a_whitelisted_job_has_no_case(servers: World) -> None:
+    """Its verdict says why, so that the page can."""
+    servers.rules(
+        whitelist="whitelist:\n- {match: {user: alice}, rules: [idle-held], reason: demo, "
+        "approved_by: ops, expires: 2099-01-01T00:00:00+00:00}\n"
+    )
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.tick(20)
+            assert world.state() is None
+            document = job_document(world.engine, "proc-1")
+            assert document is not None
+            assert "protected" in answer(document)
+            assert "demo" in answer(document)
+
+    asyncio.run(story())
+
+
+def test_prometheus_down_changes_nothing_and_an_outage_sends_due_cases_back(
+    servers: World,
+) -> None:
+    """Time without facts does not count, and what was due is judged afresh first."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            (world.folder / "halt").touch()
+            await world.until(CaseState.DUE)
+            before = world.engine.cases.all()
+            world.fleet.down = True
+            await world.tick(10)
+            assert world.engine.cases.all() == before
+            assert world.engine.ticks.outcomes["discarded"] == 10
+            (world.folder / "halt").unlink()
+            world.fleet.down = False
+            await world.tick()
+            assert "postponed" in world.kinds()
+            assert world.agent.requests == []
+            assert {b.reason for b in world.engine.view.halted} == {"settling"}
+            await world.tick(4)
+            assert len(world.agent.requests) == 1
+
+    asyncio.run(story())
+
+
+def test_a_restart_neither_advances_a_deadline_nor_acts_at_once(servers: World) -> None:
+    """Elapsed time travels with the case; the time in which the engine was down does not count."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.NOTIFIED)
+            stored = world.engine.cases.get("idle-held", "proc-1")
+            assert stored is not None
+        servers.clock.pass_(3600)
+        async with running(servers) as world:
+            await world.tick()
+            again = world.engine.cases.get("idle-held", "proc-1")
+            assert again is not None
+            assert again.case.elapsed == stored.case.elapsed
+            assert again.case.notice_age == stored.case.notice_age
+            assert again.case.notified_at == stored.case.notified_at
+            assert world.agent.requests == []
+            while not world.agent.requests:
+                await world.tick()
+            assert world.kinds().count("notified") == 1
+
+    asyncio.run(story())
+
+
+def test_a_decision_left_open_by_a_crash_is_asked_for_and_never_sent_again(
+    servers: World,
+) -> None:
+    """The agent has it: the new engine reads the result. One request, one end."""
+    servers.agent.finish = False
+
+    async def story() -> None:
+        async with running(servers) as world:
+            while not world.agent.requests:
+                await world.tick()
+            assert world.state() is CaseState.ACTING
+        servers.agent.finish = True
+        async with running(servers) as world:
+            assert world.state() is CaseState.ACTING
+            await world.settled()
+            assert world.state() is CaseState.VERIFIED
+            await world.tick(4)
+            assert len(world.agent.requests) == 1
+
+    asyncio.run(story())
+
+
+def test_a_decision_that_never_arrived_lapses_and_the_case_may_be_tried_again(
+    servers: World,
+) -> None:
+    """404 after the expiry: not in flight any more, and nothing was ended."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.NOTIFIED)
+            world.agent.refuse = (503, "restarting")
+            while not world.agent.requests:
+                await world.tick()
+            sent = len(world.agent.requests)
+            (decision,) = world.engine.ledger.open_decisions()
+            assert decision.state == "authorised"
+            world.clock.pass_(40)
+            await world.settled()
+            again = world.engine.ledger.decision(decision.id)
+            assert again is not None
+            assert again.state == "lapsed"
+            assert world.state() is CaseState.NOTIFIED
+            assert {r.encode() for r in world.agent.requests[:sent]} == {decision.body}
+            world.agent.refuse = None
+            while len(world.agent.requests) == sent:
+                await world.tick()
+            await world.settled()
+            assert world.agent.ended == ["proc-1"]
+
+    asyncio.run(story())
+
+
+def test_a_lost_answer_leads_to_no_second_end(servers: World) -> None:
+    """The same signed bytes are sent again within their life; the agent acts once."""
+    servers.agent.lose_answers = 1
+
+    async def story() -> None:
+        async with running(servers) as world:
+            while not world.agent.requests:
+                await world.tick()
+            await world.settled()
+            assert len({request.decision_id for request in world.agent.requests}) == 1
+            assert world.agent.ended == ["proc-1"]
+
+    asyncio.run(story())
+
+
+def test_a_refusal_waits_before_it_is_tried_again(servers: World) -> None:
+    """The agent cannot be forced: the attempt is not consumed, and not hammered either."""
+    servers.agent.refuse = (403, "kill_switch")
+
+    async def story() -> None:
+        async with running(servers) as world:
+            while not world.agent.requests:
+                await world.tick()
+            assert world.state() is CaseState.REFUSED
+            await world.tick(10)
+            assert len(world.agent.requests) == 1
+            world.agent.refuse = None
+            await world.tick(40)
+            assert world.agent.ended == ["proc-1"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("outcome", [Outcome.INCOMPLETE, Outcome.FAILED])
+def test_an_unproven_end_is_counted_as_such_and_operators_are_told(
+    servers: World, outcome: Outcome
+) -> None:
+    """No success is claimed, no second try is made on the attempt."""
+    servers.agent.outcome = outcome
+    servers.agent.reason = "survivor"
+
+    async def story() -> None:
+        async with running(servers) as world:
+            while not world.agent.requests:
+                await world.tick()
+            await world.settled()
+            await world.tick(10)
+            assert world.state() is CaseState(outcome.value)
+            assert len(world.agent.requests) == 1
+            levels = {alert["labels"]["level"] for alert in world.alerts.received[-1].json()}
+            assert {"ended", "page"} <= levels
+
+    asyncio.run(story())
+
+
+def test_no_second_victim_on_the_card_of_an_unproven_reclaim(servers: World) -> None:
+    """Until the card is seen free of the first job, another job on it is left alone."""
+    servers.agent.outcome = Outcome.INCOMPLETE
+
+    async def story() -> None:
+        async with running(servers) as world:
+            while not world.agent.requests:
+                await world.tick()
+            await world.settled()
+            world.fleet.jobs.append(
+                Job("proc-2", user="bob", activity={"cpu": 1_799_990_000.0})
+            )
+            world.fleet.jobs[0].utilization = None
+            # Two tenants: per-process values decide, and both jobs report theirs.
+            await world.tick(60)
+            assert world.state("proc-2") is CaseState.DUE
+            assert "incomplete_reclaim" in world.why("proc-2")
+            world.fleet.jobs.pop(0)
+            await world.tick(8)
+            assert world.agent.requests[-1].job_id == "proc-2"
+
+    asyncio.run(story())
+
+
+def test_fresh_facts_right_before_the_act_have_the_last_word(servers: World) -> None:
+    """The tick saw an idle job; the last look sees it work: it is not ended."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            (world.folder / "halt").touch()
+            await world.until(CaseState.DUE)
+            (world.folder / "halt").unlink()
+            world.clock.pass_(TICK)
+            asked = world.fleet.queries
+            await world.engine._gather()
+            per_round = world.fleet.queries - asked
+            seen = world.fleet.queries
+
+            def wake_up() -> None:
+                if world.fleet.queries - seen > per_round:
+                    world.fleet.jobs[0].utilization = 0.9
+
+            world.fleet.before_answer = wake_up
+            await world.engine.tick()
+            assert world.agent.requests == []
+            assert world.why() == {"not_confirmed"}
+            assert world.state() is CaseState.NOTIFIED
+
+    asyncio.run(story())
+
+
+def test_the_kill_switch_stops_everything(servers: World) -> None:
+    """While the file exists a due case waits; when it is gone, it does not."""
+    (servers.folder / "halt").touch()
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.DUE)
+            await world.tick(5)
+            assert world.why() == {"kill_switch"}
+            assert world.agent.requests == []
+            (world.folder / "halt").unlink()
+            await world.tick()
+            assert len(world.agent.requests) == 1
+
+    asyncio.run(story())
+
+
+def test_a_keep_moves_the_deadline_and_is_counted_for_life(servers: World) -> None:
+    """The deadline moves by what was asked; a restart does not forget it."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.NOTIFIED)
+            stored = world.engine.cases.get("idle-held", "proc-1")
+            rule = world.engine.rulebook.rule("idle-held")
+            assert stored is not None
+            assert rule is not None
+            world.engine.keep(
+                stored, rule, role="owner", by="alice", reason="in a meeting", seconds=3600
+            )
+            await world.tick(100)
+            assert world.agent.requests == []
+        async with running(servers) as world:
+            await world.tick(20)
+            assert world.agent.requests == []
+            assert world.engine.outlook(
+                world.engine.cases.all()[0].case, rule, world.clock.wall()
+            ).keeps_used == 1
+            for _ in range(200):
+                await world.tick()
+                if world.agent.requests:
+                    break
+            assert len(world.agent.requests) == 1
+
+    asyncio.run(story())
+
+
+def test_a_stricter_rule_does_not_shorten_a_promise(servers: World) -> None:
+    """What the notice said holds, also for a rule that was changed since."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.NOTIFIED)
+            stored = world.engine.cases.get("idle-held", "proc-1")
+            assert stored is not None
+            path = world.folder / "rules.yaml"
+            path.write_text(path.read_text().replace("after: 8m", "after: 2m"))
+            left = 8 * 60 - stored.case.elapsed
+            await world.tick(int(left / TICK) - 1)
+            assert world.agent.requests == []
+            await world.tick(3)
+            assert len(world.agent.requests) == 1
+
+    asyncio.run(story())
+
+
+def test_a_bad_file_keeps_the_old_rules_and_ends_nothing_until_it_is_mended(
+    servers: World,
+) -> None:
+    """Reload is all or nothing, and never silent."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.NOTIFIED)
+            path = world.folder / "rules.yaml"
+            good = path.read_text()
+            path.write_text(good.replace("do: notify", "do: notfy"))
+            await world.tick(40)
+            assert world.state() is CaseState.DUE
+            assert world.why() == {"bad_files"}
+            assert any("notfy" in problem for problem in world.engine.problems)
+            path.write_text(good)
+            await world.tick()
+            assert world.engine.problems == []
+            assert len(world.agent.requests) == 1
+
+    asyncio.run(story())
+
+
+def test_a_rule_that_is_removed_closes_its_cases(servers: World) -> None:
+    """Nothing hangs on a rule that is no longer there."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.NOTIFIED)
+            path = world.folder / "rules.yaml"
+            path.write_text(path.read_text().replace("id: idle-held", "id: idle-other"))
+            await world.tick()
+            assert world.engine.cases.get("idle-held", "proc-1") is None
+            assert world.kinds()[-1] == "closed"
+
+    asyncio.run(story())
+
+
+def test_a_dark_node_freezes_its_cases(servers: World) -> None:
+    """UNKNOWN never acts, and its time does not count."""
+    servers.fleet.nodes["127.0.0.2:9835"] = True
+    servers.fleet.jobs[0].instance = "127.0.0.2:9835"
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.NOTIFIED)
+            stored = world.engine.cases.get("idle-held", "proc-1")
+            assert stored is not None
+            world.fleet.nodes["127.0.0.2:9835"] = False
+            await world.tick(20)
+            frozen = world.engine.cases.get("idle-held", "proc-1")
+            assert frozen is not None
+            assert frozen.case.elapsed == stored.case.elapsed
+            assert world.agent.requests == []
+            await world.tick(30)
+            assert world.state() is None
+            assert world.kinds()[-1] == "closed"
+
+    asyncio.run(story())
+
+
+def test_one_owner_is_not_hit_twice_within_the_cool_down(servers: World) -> None:
+    """The second job of the same owner waits, with the reason."""
+    servers.fleet.jobs.append(
+        Job("proc-2", uuid="GPU-2", activity={"cpu": 1_799_990_000.0})
+    )
+
+    async def story() -> None:
+        async with running(servers) as world:
+            while not world.agent.requests:
+                await world.tick()
+            await world.settled()
+            first = world.agent.requests[0].job_id
+            second = "proc-2" if first == "proc-1" else "proc-1"
+            world.fleet.jobs = [job for job in world.fleet.jobs if job.job_id == second]
+            await world.tick()
+            assert "cool_down" in world.why(second)
+            await world.tick(45)
+            assert [request.job_id for request in world.agent.requests] == [first, second]
+
+    asyncio.run(story())
+
+
+def test_many_owners_due_at_once_are_taken_for_a_fault_of_the_data(servers: World) -> None:
+    """Above the share of running jobs nothing is ended, and the operators are paged."""
+    servers.fleet.jobs = [
+        Job(
+            f"proc-{n}",
+            user="alice" if n % 2 else "bob",
+            uuid=f"GPU-{n}",
+            activity={"cpu": 1_799_990_000.0},
+            utilization=0.0 if n <= 6 else 0.9,
+        )
+        for n in range(1, 21)
+    ]
+    for number, job in enumerate(servers.fleet.jobs[:6]):
+        job.user = f"user{number}"
+    users = "".join(f"  user{n}: {{slack: U0USER00{n}}}\n" for n in range(6))
+    (servers.folder / "directory.yaml").write_text(f"version: 1\nusers:\n{users}")
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.tick(60)
+            assert world.agent.requests == []
+            assert {b.reason for b in world.engine.view.halted} == {"share_of_running"}
+            names = {alert["labels"]["alertname"] for alert in world.alerts.received[-1].json()}
+            assert "GpuwardenEnforcementHalted" in names
+            for job in world.fleet.jobs[1:6]:
+                job.utilization = 0.9
+            await world.tick(3)
+            assert [request.job_id for request in world.agent.requests] == ["proc-1"]
+
+    asyncio.run(story())
+
+
+def test_a_heartbeat_protects_only_within_the_budget(servers: World) -> None:
+    """What a job says of itself delays for `trust_for`, once."""
+    servers.fleet.jobs[0].activity = {"cpu": 1_799_990_000.0, "heartbeat": 1_800_000_000.0}
+
+    async def story() -> None:
+        async with running(servers) as world:
+            for _ in range(60):
+                world.fleet.jobs[0].activity["heartbeat"] = world.clock.wall() + TICK
+                await world.tick()
+            assert world.state() is None
+            for _ in range(62):
+                world.fleet.jobs[0].activity["heartbeat"] = world.clock.wall() + TICK
+                await world.tick()
+            assert world.state() is not None
+
+    asyncio.run(story())
+
+
+def test_a_jump_of_the_wall_clock_moves_no_deadline(servers: World) -> None:
+    """Elapsed time is measured on the monotonic clock."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.NOTIFIED)
+            stored = world.engine.cases.get("idle-held", "proc-1")
+            assert stored is not None
+            world.clock.jump(7200)
+            await world.tick(2)
+            after = world.engine.cases.get("idle-held", "proc-1")
+            assert after is not None
+            assert after.case.elapsed <= stored.case.elapsed + 2 * TICK
+            assert world.agent.requests == []
+
+    asyncio.run(story())
+
+
+def test_the_notice_is_sent_once_however_often_it_is_repeated(servers: World) -> None:
+    """Resends, repeats and restarts lead to one message per stage and recipient."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            (world.folder / "halt").touch()
+            await world.tick(40)
+        async with running(servers) as world:
+            await world.tick(10)
+            assert len(world.slack.received) == 1
+            text = world.slack.received[0].json()["text"]
+            assert "Europe/Berlin" in text
+            assert "gpuwarden keep proc-1 --rule idle-held" in text
+
+    asyncio.run(story())
+
+
+def test_only_the_last_level_of_a_case_fires(servers: World) -> None:
+    """A change of level resolves the old alert and fires the new one in one post."""
+    servers.agent.finish = False
+
+    async def story() -> None:
+        async with running(servers) as world:
+            while not world.agent.requests:
+                await world.tick()
+            posted = world.alerts.received[-1].json()
+            now = _iso(world.clock.wall())
+            levels = {alert["labels"]["level"]: alert["endsAt"] > now for alert in posted}
+            assert levels == {"moderate": False, "severe": True}
+
+    asyncio.run(story())
+
+
+def test_cases_are_frozen_values(servers: World) -> None:
+    """A view or a page cannot change a case behind the ledger's back."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.DETECTED)
+            stored = world.engine.cases.all()[0]
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                stored.case.elapsed = 1e9  # type: ignore[misc]
+
+    asyncio.run(story())
