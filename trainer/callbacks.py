@@ -248,7 +248,11 @@ class Hooks(_Host):
             return loader
         loop.dataset = orders.fingerprint(loader.dataset)
         wrapped = TrainLoader(
-            loader, epoch=lambda: self.epoch, board=session.board, watch=session.watch
+            loader,
+            epoch=lambda: self.epoch,
+            board=session.board,
+            watch=session.watch,
+            settle=session.settle,
         )
         loop.order = ""
         if loop.mode == resume.EXACT:
@@ -282,6 +286,9 @@ class Hooks(_Host):
         loop.resumed = found
         self.start_epoch = found["epoch"]
         if loop.mode != resume.EXACT:
+            generator = getattr(self.train_loader, "generator", None)
+            if generator is not None:  # else the first epoch's order would come again
+                generator.manual_seed(self.args.seed + found["epoch"])
             return
         loop.last_step = found["last_optimizer_step"]
         closing = bool(

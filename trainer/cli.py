@@ -12,8 +12,8 @@ import click
 
 from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput
-from gpuwarden.trainer.leaving import SIGNALS, LeaveWatch
-from gpuwarden.trainer.sessions import Session, prepare_offline
+from gpuwarden.trainer.leaving import SIGNALS, Leave, LeaveWatch
+from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import DATA_ORDERS, RESUME_CHOICES, TrainSettings
 
 if TYPE_CHECKING:
@@ -121,16 +121,16 @@ def train(words: tuple[str, ...], **options: Any) -> int:
     _log_to_stderr()
     watch = LeaveWatch()
     watch.install()
-    # Not given back: a second signal that arrives while the interpreter ends must not kill it,
-    # for a scheduler would then see a crash instead of the status.
-    return _train(settings, watch, words)
-
-
-def _train(settings: TrainSettings, watch: LeaveWatch, words: Sequence[str]) -> int:
-    overrides = parse_words(words)
-    prepare_offline()
-    model = load_model(overrides)
-    code, _reason = Session(settings, watch=watch).run(model, overrides, train=model.train)
+    try:
+        with watch.interruptible():  # importing torch takes seconds
+            overrides = parse_words(words)
+            model = load_model(overrides)
+        code, _reason = Session(settings, watch=watch).run(model, overrides, train=model.train)
+    except Leave:
+        code = watch.leaving_status()
+    # A second signal that arrives while the interpreter ends must not kill it, for a scheduler
+    # would then see a crash instead of the status.
+    watch.ignore()
     return code
 
 

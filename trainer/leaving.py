@@ -114,6 +114,15 @@ class LeaveWatch:
         if _current is self:
             _current = None
 
+    def ignore(self) -> None:
+        """From now on the signals do nothing: the process is ending with a status of its own.
+
+        The interpreter would put Python's handlers back to their deadly defaults on its way out,
+        but leaves what is ignored ignored.
+        """
+        for number in self._previous:
+            signal.signal(number, signal.SIG_IGN)
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         now = self.clock.monotonic()
         if self._signal is None:
@@ -232,6 +241,11 @@ class LeaveWatch:
             leave_by=request.leave_by,
             decision_id=request.decision_id,
         )
+
+    def leaving_status(self) -> int:
+        """Exit status of an attempt that leaves now."""
+        notice = self.notice()
+        return notice.status if notice else job_files.EXIT_REQUEUE
 
     def must_leave(self, *, epoch_ended: bool = False, margin: float = 0.0) -> bool:
         """Whether to leave at this boundary.

@@ -23,6 +23,7 @@ class TrainLoader:
         epoch: the trainer's current epoch.
         board: is told how long the loop waited and worked.
         watch: may interrupt the wait, where a batch lost in it is not missed.
+        settle: called before loader workers are forked.
     """
 
     def __init__(
@@ -32,9 +33,11 @@ class TrainLoader:
         epoch: Callable[[], int],
         board: StatusBoard,
         watch: LeaveWatch,
+        settle: Callable[[], None],
     ) -> None:
         self.inner = inner
         self._epoch, self._board, self._watch = epoch, board, watch
+        self._settle = settle
         self._batches: orders.EpochBatches | None = None
         self._recorded: orders.RecordedSampler | None = None
         self._next_epoch = -1
@@ -100,6 +103,8 @@ class TrainLoader:
         self._position(first, resume)
         if resume:
             resume.ready()
+        if getattr(self.inner, "iterator", None) is None and self.inner.num_workers:
+            self._settle()
         source = iter(self.inner)
         for _ in range(first, len(self.inner)):
             began = time.monotonic()

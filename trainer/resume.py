@@ -250,13 +250,10 @@ def check_fits(manifest: Manifest, trainer: Any, *, dataset: str, order: str) ->
         InvalidInput: naming every difference.
     """
     wrong = []
-    if manifest.epochs != trainer.epochs:
+    if manifest.epochs != trainer.epochs and not trainer.args.time:
         wrong.append(f"epochs={trainer.epochs} instead of {manifest.epochs}")
     if manifest.batch_size != trainer.batch_size:
-        wrong.append(
-            f"batch={trainer.batch_size} instead of {manifest.batch_size} "
-            "(it may have been reduced for lack of memory: then say so)"
-        )
+        wrong.append(f"batch={trainer.batch_size} instead of {manifest.batch_size}")
     elif manifest.batches != len(trainer.train_loader):
         wrong.append(f"{len(trainer.train_loader)} batches an epoch instead of {manifest.batches}")
     if manifest.dataset and dataset and manifest.dataset != dataset:

@@ -89,7 +89,6 @@ class Saver:
                 log.warning("this training cannot be resumed: %s", error)
                 self._board.set(resume_mode="none")
                 return False
-            self._board.saved(Checkpoint(draft.time, draft.step, self._durable()))
             self._writing = BackgroundWrite(lambda: self._store.write(state, draft))
             if not background:
                 self.collect(wait=True)
@@ -116,7 +115,3 @@ class Saver:
         else:
             self.newest = manifest.position
             self._board.saved(Checkpoint(manifest.time, manifest.step, durable, manifest.size))
-
-    def _durable(self) -> float | None:
-        checkpoint = self._board.status.checkpoint
-        return checkpoint.durable if checkpoint else None

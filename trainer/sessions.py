@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden import __version__, job_files
 from gpuwarden.clock import Clock, SystemClock
 from gpuwarden.errors import InvalidInput
-from gpuwarden.job_files import RequestState, RunDescription
+from gpuwarden.job_files import Checkpoint, RequestState, RunDescription
 from gpuwarden.trainer import status
 from gpuwarden.trainer.leaving import Leave, LeaveWatch
 from gpuwarden.trainer.saving import Saver
@@ -127,7 +127,10 @@ class Session:
         """
         from gpuwarden.trainer import resume  # noqa: PLC0415 -- its siblings need torch
 
+        prepare_offline()
         words = {name: value for name, value in words.items() if value is not None}
+        if isinstance(words.get("data"), list | tuple):
+            raise InvalidInput("one run trains on one data set: give data= a single data.yaml")
         devices = words.get("device")
         if (
             (isinstance(devices, str) and "," in devices)
@@ -184,8 +187,7 @@ class Session:
                 yield outcome
         except Leave:
             notice = self.watch.notice()
-            code = notice.status if notice else job_files.EXIT_REQUEUE
-            outcome.append((code, notice.reason if notice else "left"))
+            outcome.append((self.watch.leaving_status(), notice.reason if notice else "left"))
 
     def _attempt(
         self, model: Any, words: dict[str, Any], *, native: Any, train: Any, base: type | None
@@ -243,7 +245,7 @@ class Session:
         # The ladder's signal may come before its request was read: the last word counts.
         self.watch.reread()
         notice = self.watch.notice() or notice
-        code = notice.status if notice else job_files.EXIT_REQUEUE
+        code = self.watch.leaving_status()
         reason = notice.reason if notice else "request, withdrawn meanwhile"
         if not saved:
             code, reason = job_files.EXIT_NOT_RESUMABLE, f"{reason}; no state could be saved"
@@ -307,6 +309,10 @@ class Session:
         if degraded:
             log.warning("resumes from whole epochs only: %s", degraded)
         self.board.set(resume_mode=trainer.gpuwarden.mode)
+        if not self._plan.fresh and (manifests := self._store.manifests()):
+            # The words are the same: another batch size was found by AutoBatch, or halved for lack
+            # of memory, and is the one that the state belongs to.
+            trainer.args.batch = trainer.batch_size = manifests[0].batch_size
         self._describe(trainer)
 
     def degrade(self, trainer: Any, reason: str) -> None:
@@ -368,6 +374,7 @@ class Session:
                 f"({manifest.software}), or start anew with --resume never"
             )
         self._saver.newest = manifest.position
+        self.board.saved(Checkpoint(manifest.time, manifest.step, manifest.time, manifest.size))
         self.board.set(step=manifest.step, epoch=manifest.epoch)
         log.info(
             "resuming run %s at epoch %d, batch %d of %d (step %d)",
@@ -430,6 +437,10 @@ class Session:
             self._save(trainer, "epoch", background=True)
         elif self._saver.due and loop.mode == "exact":
             self._save(trainer, "periodic", background=True)
+
+    def settle(self) -> None:
+        """Wait for a state being written: loader workers must not be forked meanwhile."""
+        self._saver.collect(wait=True)
 
     def before_final(self, trainer: Any) -> None:
         """Only the final evaluation is left."""

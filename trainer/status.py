@@ -112,7 +112,8 @@ class StatusBoard:
             return
         self._account()
         self.set(throughput=self._throughput(self._clock.monotonic()))
-        self._window.clear()
+        if phase == "train":
+            self._window.clear()
         self.set(phase=phase, phase_since=self._clock.wall())
         self.beat(force=True)
 
@@ -161,7 +162,7 @@ class StatusBoard:
                 self.set(**{name: finite_numbers(values)})
 
     def saved(self, checkpoint: Checkpoint) -> None:
-        """A state was taken, or is now known to be on disk."""
+        """A state is now known to be on disk; one that is only being written is not told."""
         self.set(checkpoint=checkpoint)
 
     def answered(self, decision_id: str, state: RequestState) -> None:
@@ -213,14 +214,16 @@ class StatusBoard:
         self._accounted = now
 
     def _throughput(self, now: float) -> float | None:
+        if self._status.phase != "train":
+            return self._status.throughput
         window = self._window
         window.append((now, self._images))
         while len(window) > 2 and now - window[1][0] >= THROUGHPUT_SECONDS:
             window.popleft()
-        seconds = now - window[0][0]
-        if self._status.phase != "train" or seconds <= 0:
-            return self._status.throughput
-        return (self._images - window[0][1]) / seconds
+        seconds, images = now - window[0][0], self._images - window[0][1]
+        if seconds <= 0 or (not images and seconds < WRITE_SECONDS):
+            return self._status.throughput  # the phase has only begun
+        return images / seconds
 
     def _write(self, path: Path, content: bytes) -> None:
         now = self._clock.monotonic()

@@ -1,0 +1,343 @@
+"""Real trainings in this process, interrupted by real signals, compared bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from gpuwarden import job_files
+from gpuwarden.job_files import LeaveRequest, RunStatus
+from gpuwarden.trainer import LeftTraining, attach
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.trainer.conftest import Material
+
+pytestmark = [
+    pytest.mark.training,
+    # Ultralytics' and torch's own, which no user of theirs can mend.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+BATCHES = 6
+
+
+def _digest(trainer: Any) -> dict[str, str]:
+    """Sums of model, EMA and optimizer, and of results.csv without its time column."""
+    sums = {}
+    for name, part in (
+        ("model", trainer.model.state_dict()),
+        ("ema", trainer.ema.ema.state_dict()),
+        ("optimizer", trainer.optimizer.state_dict()),
+    ):
+        digest = hashlib.sha256()
+        _feed(digest, part)
+        sums[name] = digest.hexdigest()
+    rows = [line.split(",") for line in trainer.csv.read_text("utf-8").splitlines()]
+    text = "\n".join(",".join(row[:1] + row[2:]) for row in rows)
+    sums["results"] = hashlib.sha256(text.encode()).hexdigest()
+    assert len(rows) == 4
+    return sums
+
+
+def _feed(digest: Any, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        digest.update(value.detach().contiguous().numpy().tobytes())
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            digest.update(str(name).encode())
+            _feed(digest, item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _feed(digest, item)
+    else:
+        digest.update(repr(value).encode())
+
+
+class Trainings:
+    """Starts attempts at trainings in one project folder."""
+
+    def __init__(self, material: Material, folder: Path, jobs: Path) -> None:
+        self.material, self.folder, self.jobs = material, folder, jobs
+
+    def model(self) -> Any:
+        """A new, untrained model."""
+        from ultralytics import YOLO  # noqa: PLC0415 -- after its environment is set
+
+        return YOLO(str(self.material.model))
+
+    def words(self, **words: Any) -> dict[str, Any]:
+        """Words of a short training into the project."""
+        return self.material.words(project=str(self.folder / "runs"), **words)
+
+    def attempt(
+        self,
+        run_id: str,
+        words: dict[str, Any],
+        *,
+        hooks: dict[str, Callable[[Any], None]] | None = None,
+        base: type | None = None,
+        **options: Any,
+    ) -> Any:
+        """The trainer after an attempt that ran to its end."""
+        model = attach(self.model(), run_id=run_id, jobs_directory=self.jobs, **options)
+        for event, hook in (hooks or {}).items():
+            model.add_callback(event, hook)
+        model.train(trainer=base, **self.words(name=run_id, **words))
+        return model.trainer
+
+    def status(self, run_id: str) -> RunStatus:
+        """What the run has published last."""
+        path = job_files.status_path(self.jobs, run_id)
+        return RunStatus.decode(job_files.read(path).content)
+
+
+@pytest.fixture
+def trainings(material: Material, tmp_path: Path, jobs: Path) -> Trainings:
+    """Trainings into the test's own project."""
+    return Trainings(material, tmp_path, jobs)
+
+
+def _at_batch(epoch: int, batch: int) -> dict[str, Callable[[Any], None]]:
+    """Signals when so many batches of the epoch are done."""
+
+    def hook(trainer: Any) -> None:
+        if (trainer.epoch, trainer.gpuwarden.batch + 1) == (epoch, batch):
+            signal.raise_signal(signal.SIGTERM)
+
+    return {"on_train_batch_end": hook}
+
+
+def _at_epoch_end(epoch: int) -> dict[str, Callable[[Any], None]]:
+    def hook(trainer: Any) -> None:
+        if trainer.epoch == epoch:
+            signal.raise_signal(signal.SIGTERM)
+
+    return {"on_fit_epoch_end": hook}
+
+
+def _in_validation(number: int) -> dict[str, Callable[[Any], None]]:
+    """Signals within the so-manieth validation; the fourth is the final evaluation."""
+    seen = []
+
+    def hook(_validator: Any) -> None:
+        seen.append(1)
+        if len(seen) == number:
+            signal.raise_signal(signal.SIGTERM)
+
+    return {"on_val_batch_end": hook}
+
+
+# Accumulation of 4 batches that crosses epochs, mosaics closed for the last one, every mix.
+RICH = {"nbs": 32, "close_mosaic": 1, "mixup": 0.3, "copy_paste": 0.2, "multi_scale": 0.5}
+PLAIN = {"optimizer": "SGD", "nbs": 16, "close_mosaic": 0}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    material: Material, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], dict[str, str]]:
+    """Digest of the training that nobody interrupts, by data order and kind."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "jobs").mkdir()
+
+    @cache
+    def digest(order: str, kind: str) -> dict[str, str]:
+        words = RICH if kind == "rich" else PLAIN
+        trainings = Trainings(material, folder, folder)
+        return _digest(trainings.attempt(f"{order}-{kind}", words, data_order=order))
+
+    return digest
+
+
+@pytest.mark.parametrize(
+    ("training", "hooks", "left"),
+    [
+        (("stateless", "rich"), _at_batch(0, 1), 17),
+        (("stateless", "rich"), _at_batch(1, 3), 9),
+        (("stateless", "rich"), _in_validation(2), 6),
+        (("stateless", "rich"), _at_epoch_end(1), 6),
+        (("stateless", "rich"), _at_batch(2, 1), 5),
+        (("stateless", "rich"), _in_validation(4), 0),
+        (("stateless", "plain"), _at_batch(0, 5), 13),
+        (("ultralytics", "rich"), _at_batch(0, 4), 14),
+        (("ultralytics", "rich"), _at_epoch_end(0), 12),
+        (("ultralytics", "rich"), _at_epoch_end(1), 6),
+        (("ultralytics", "plain"), _in_validation(1), 12),
+    ],
+)
+def test_an_interrupted_training_ends_bit_identical(
+    trainings: Trainings,
+    undisturbed: Callable[[str, str], dict[str, str]],
+    training: tuple[str, str],
+    hooks: dict[str, Callable[[Any], None]],
+    left: int,
+) -> None:
+    """Model, EMA, optimizer and results are those of the undisturbed run, and no step is redone."""
+    order, kind = training
+    words = RICH if kind == "rich" else PLAIN
+    with pytest.raises(LeftTraining) as leave:
+        trainings.attempt("run", words, hooks=hooks, data_order=order)
+    assert leave.value.code == 75
+    trainer = trainings.attempt("run", words, data_order=order)
+    status = trainings.status("run")
+    assert status.counters.steps == left
+    assert status.resume_mode == "exact"
+    assert _digest(trainer) == undisturbed(order, kind)
+
+
+def test_ultralytics_own_order_is_plain_ultralytics(
+    trainings: Trainings, undisturbed: Callable[[str, str], dict[str, str]]
+) -> None:
+    """Under --data-order ultralytics gpuwarden changes not a bit of what is learnt."""
+    model = trainings.model()
+    model.train(**trainings.words(name="vanilla", **RICH))
+    assert _digest(model.trainer) == undisturbed("ultralytics", "rich")
+
+
+def test_workers_change_nothing(
+    trainings: Trainings, undisturbed: Callable[[str, str], dict[str, str]]
+) -> None:
+    """With two loader workers, interrupted, the result is that of none, undisturbed."""
+    from tests.trainer.many_workers import ManyWorkers as base  # noqa: N813, PLC0415 -- see model
+
+    with pytest.raises(LeftTraining):
+        trainings.attempt("run", RICH, hooks=_at_batch(1, 4), base=base)
+    trainer = trainings.attempt("run", RICH, base=base)
+    assert trainer.train_loader.num_workers == 2
+    assert trainings.status("run").counters.steps == 8
+    assert _digest(trainer) == undisturbed("stateless", "rich")
+
+
+def test_a_corrupt_newest_state_costs_only_its_own_steps(
+    trainings: Trainings, undisturbed: Callable[[str, str], dict[str, str]]
+) -> None:
+    """The state before it is resumed, the bad one put aside, and the end is the same."""
+    with pytest.raises(LeftTraining):
+        trainings.attempt("run", RICH, hooks=_at_batch(1, 3), checkpoint_epochs=1)
+    states = trainings.folder / "runs" / "run" / "states"
+    newest = max(states.glob("*.pt"))
+    newest.write_bytes(newest.read_bytes()[:-7])
+    trainer = trainings.attempt("run", RICH)
+    assert trainings.status("run").counters.steps == 12
+    assert newest.with_name(f"{newest.name}.bad").exists()
+    assert _digest(trainer) == undisturbed("stateless", "rich")
+
+
+def _asking(trainings: Trainings, step: int, request: LeaveRequest) -> Callable[[Any], None]:
+    """Plays the agent: writes the request after a step, and lets the poll see it."""
+
+    def hook(trainer: Any) -> None:
+        if trainer.gpuwarden_step() + 1 == step:
+            path = job_files.request_path(trainings.jobs, "run")
+            job_files.write(path, request.encode())
+            trainer.gpuwarden_session.watch.reread()
+
+    return hook
+
+
+def test_hold_leaves_with_76_and_is_obeyed_once(trainings: Trainings) -> None:
+    """The agent sees its decision answered; the requeued attempt is not sent away by it again."""
+    request = LeaveRequest("d1", leave_by=4e9, then="hold", reason="rule memory-hog")
+    with pytest.raises(LeftTraining) as leave:
+        trainings.attempt("run", RICH, hooks={"on_train_batch_end": _asking(trainings, 4, request)})
+    assert (leave.value.code, leave.value.reason) == (76, "rule memory-hog")
+    status = trainings.status("run")
+    assert status.request == job_files.RequestProgress("d1", job_files.RequestState.LEAVING)
+    assert status.exit is not None
+    assert (status.exit.code, status.step) == (76, 4)
+    assert status.checkpoint is not None
+    assert (status.checkpoint.step, status.checkpoint.durable is not None) == (4, True)
+    assert status.stop_latency is not None
+    trainings.attempt("run", RICH)
+    assert trainings.status("run").counters.steps == 14
+
+
+def test_at_epoch_leaves_when_the_epoch_is_complete(trainings: Trainings) -> None:
+    """Validation included, so that nothing of the epoch has to be done again."""
+    request = LeaveRequest("d1", leave_by=4e9, at="epoch")
+    with pytest.raises(LeftTraining) as leave:
+        trainings.attempt("run", RICH, hooks={"on_train_batch_end": _asking(trainings, 2, request)})
+    assert leave.value.code == 75
+    status = trainings.status("run")
+    assert (status.step, status.counters.phase_seconds["validate"] > 0) == (BATCHES, True)
+
+
+def test_continue_saves_and_goes_on(
+    trainings: Trainings, undisturbed: Callable[[str, str], dict[str, str]]
+) -> None:
+    """A request for a state alone is answered with one, once, and changes nothing else."""
+    request = LeaveRequest("d1", leave_by=4e9, then="continue")
+    trainer = trainings.attempt(
+        "run", RICH, hooks={"on_train_batch_end": _asking(trainings, 4, request)}
+    )
+    steps = [manifest.step for manifest in trainer.gpuwarden_session._store.manifests()]
+    assert steps == [18, 4]
+    assert _digest(trainer) == undisturbed("stateless", "rich")
+
+
+def test_the_status_tells_of_the_training(trainings: Trainings) -> None:
+    """Images trained on, not validated; losses, rates, metrics; phases that add up to the whole."""
+    trainer = trainings.attempt("run", RICH)
+    status = trainings.status("run")
+    counters = status.counters
+    assert (counters.images, counters.steps, status.step) == (144, 18, 18)
+    assert (status.phase, status.epoch, status.exit and status.exit.code) == ("done", 2, 0)
+    assert set(status.losses) == {"box_loss", "cls_loss", "dfl_loss"}
+    assert set(status.lr) == {"pg0", "pg1", "pg2"}
+    assert "metrics/mAP50(B)" in status.metrics
+    assert status.throughput is not None
+    assert status.throughput > 0
+    busy = counters.data_wait_seconds + counters.compute_seconds
+    assert 0 < busy <= counters.phase_seconds["train"]
+    assert {"setup", "scan", "train", "validate", "checkpoint"} <= set(counters.phase_seconds)
+    described = job_files.RunDescription.decode(
+        job_files.read(job_files.description_path(trainings.jobs, "run")).content
+    )
+    assert (described.model, described.batch, described.imgsz) == ("tiny", 8, 64)
+    assert (described.epochs, described.world_size, described.amp) == (3, 1, False)
+    assert described.checkpoints == str(trainer.save_dir / "states")
+
+
+def test_an_unknown_loop_resumes_from_whole_epochs_and_says_so(
+    trainings: Trainings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never a wrong resume: the broken epoch is done again from its beginning."""
+    from ultralytics.models.yolo.detect import DetectionTrainer  # noqa: PLC0415 -- see model
+
+    class OwnLoop(DetectionTrainer):
+        """One that gpuwarden cannot know."""
+
+        def _do_train(self) -> None:
+            super()._do_train()
+
+    with pytest.raises(LeftTraining) as leave:
+        trainings.attempt("run", RICH, hooks=_at_batch(1, 3), base=OwnLoop)
+    assert leave.value.code == 75
+    assert trainings.status("run").resume_mode == "epoch"
+    assert "its trainer has a loop of its own" in caplog.text
+    trainings.attempt("run", RICH, base=OwnLoop)
+    assert trainings.status("run").counters.steps == 12
+
+
+def test_a_fault_is_told_and_its_states_stay(trainings: Trainings) -> None:
+    """An exception of the user's own reaches them, and the status says exit 1."""
+
+    def fail(trainer: Any) -> None:
+        if trainer.epoch == 1:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        trainings.attempt("run", RICH, hooks={"on_train_epoch_end": fail}, checkpoint_epochs=1)
+    status = trainings.status("run")
+    assert status.exit is not None
+    assert (status.exit.code, status.exit.reason) == (1, "ZeroDivisionError: mine")
+    trainings.attempt("run", RICH)
+    assert trainings.status("run").counters.steps == 12

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from tests.trainer.conftest import copy_by_pickle
+
+from gpuwarden.trainer import orders
+
+
+class _Data:
+    """A data set that shows its randomness, and keeps a buffer as ultralytics' does."""
+
+    def __init__(self, count: int) -> None:
+        self.buffer: list[int] = []
+        self.count = count
+        self.labels = [{"cls": np.zeros((1, 1)), "bboxes": np.zeros((1, 4))}] * count
+        self.im_files = [f"/data/{number}.png" for number in range(count)]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        self.buffer.append(index)
+        if len(self.buffer) > 4:
+            self.buffer.pop(0)
+        partners = tuple(random.choices(list(self.buffer), k=3))  # noqa: S311 -- as ultralytics
+        number = np.random.rand()  # noqa: NPY002 -- as ultralytics
+        return index, partners, number, float(torch.rand(()))
+
+
+def _stateless(count: int = 100, seed: int = 0) -> orders.StatelessDataset:
+    return orders.StatelessDataset(_Data(count), orders.EpochOrder(count, seed), seed)
+
+
+def test_an_epoch_is_a_permutation_and_no_two_are_alike() -> None:
+    """Every image once an epoch, in another order each time, by seed."""
+    order = orders.EpochOrder(50, 7)
+    epochs = [order.indices(epoch) for epoch in range(5)]
+    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 5
+    assert orders.EpochOrder(50, 7).indices(3) == epochs[3]
+    assert orders.EpochOrder(50, 8).indices(3) != epochs[3]
+    assert orders.EpochOrder(5, 0, shuffle=False).indices(9) == [0, 1, 2, 3, 4]
+
+
+def test_batches_start_anywhere_in_the_same_stream() -> None:
+    """A resumed sampler gives what the uninterrupted one would have given next."""
+    batches = orders.EpochBatches(orders.EpochOrder(10, 0), 4)
+    assert len(batches) == 3
+    stream = list(islice(batches, 9))
+    batches.start = (1, 2)
+    assert list(islice(batches, 4)) == stream[5:9]
+
+
+def test_a_sample_depends_on_its_place_alone() -> None:
+    """History, other randomness and process do not show in a sample, nor it in them."""
+    first, second = _stateless(), _stateless()
+    items = [(epoch, position, position) for epoch in range(2) for position in range(20)]
+    straight = [first[item] for item in items]
+    random.seed(5)
+    before = random.getstate()
+    shuffled = {item: second[item] for item in reversed(items)}
+    assert [shuffled[item] for item in items] == straight
+    assert random.getstate() == before
+    assert len({sample[2] for sample in straight}) == len(items)
+
+
+def test_mosaic_partners_come_from_the_window() -> None:
+    """They are neighbours in the epoch's order, wherever the sample stands."""
+    data = _stateless()
+    for position in (0, 50, 99):
+        window = set(data.order.window(3, position))
+        assert len(window) == 64
+        assert data.order.indices(3)[position] in window
+        seen = Counter(data[3, position, 1][1])
+        assert set(seen) <= window
+
+
+def test_the_data_set_can_be_sent_to_a_worker() -> None:
+    """Spawned workers get it by pickle; everything else is the inner data set's."""
+    data = orders.StatelessDataset(_Picklable(), orders.EpochOrder(3, 0), 0)
+    copy = copy_by_pickle(data)
+    assert copy.label == "inner"
+    assert not hasattr(copy, "other")
+    assert len(copy) == 3
+
+
+class _Picklable:
+    """Pickles as a SimpleNamespace: test modules are imported by path."""
+
+    def __init__(self) -> None:
+        self.buffer: list[int] = []
+
+    def __len__(self) -> int:
+        return 3
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_Sized, (), {"label": "inner"})
+
+
+class _Sized(SimpleNamespace):
+    def __len__(self) -> int:
+        return 3
+
+
+def test_the_fingerprint_sees_names_and_labels() -> None:
+    """A renamed image, a moved box or another order is another data set; its folder is not."""
+    data = _Data(4)
+    before = orders.fingerprint(data)
+    data.im_files = [name.replace("/data/", "/elsewhere/") for name in data.im_files]
+    assert orders.fingerprint(data) == before
+    data.labels = [*data.labels[:3], {"cls": np.ones((1, 1)), "bboxes": np.zeros((1, 4))}]
+    assert orders.fingerprint(data) != before
+    assert orders.fingerprint(object()) == ""

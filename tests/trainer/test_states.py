@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from gpuwarden.trainer.states import (
+    BackgroundWrite,
+    Manifest,
+    NonFiniteState,
+    RunIsLocked,
+    RunLock,
+    RunRecord,
+    StateStore,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def _draft(step: int = 1) -> Manifest:
+    return Manifest(
+        lineage="",
+        epoch=0,
+        batch=step,
+        step=step,
+        batches=10,
+        epochs=3,
+        batch_size=8,
+        dataset="d",
+        order="o",
+        exact=True,
+        reason="test",
+        time=0.0,
+    )
+
+
+def _state(value: float = 1.0) -> dict[str, Any]:
+    weights = {"w": torch.full((3000,), value), "n": torch.tensor(1)}
+    return {"model": weights, "ema": weights, "names": ["a"], "optimizer": {0: {"step": 1}}}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StateStore:
+    """An empty store."""
+    return StateStore(tmp_path, "mine", keep=3)
+
+
+def test_a_state_comes_back_as_it_was(store: StateStore) -> None:
+    """Tensors and plain values survive, without unpickling code."""
+    written = store.write(_state(2.5), _draft(4))
+    found = store.newest()
+    assert found is not None
+    assert found[0] == written
+    assert (found[0].step, found[0].lineage, found[0].sequence) == (4, "mine", 1)
+    assert torch.equal(found[1]["model"]["w"], torch.full((3000,), 2.5))
+    assert found[1]["optimizer"] == {0: {"step": 1}}
+
+
+def test_the_newest_three_stay(store: StateStore, tmp_path: Path) -> None:
+    """Older states go, together with their manifests; numbering goes on after a restart."""
+    for step in range(1, 6):
+        store.write(_state(), _draft(step))
+    assert [manifest.step for manifest in store.manifests()] == [5, 4, 3]
+    assert len(list(tmp_path.glob("*.pt"))) == 3
+    assert StateStore(tmp_path, "mine").write(_state(), _draft(6)).sequence == 6
+
+
+def _truncate(path: Path, share: float) -> None:
+    os.truncate(path, int(path.stat().st_size * share))
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [
+        (lambda path: _truncate(path, 0.0), "corrupt"),
+        (lambda path: _truncate(path, 0.3), "corrupt"),
+        (lambda path: _truncate(path, 0.9999), "corrupt"),
+        (_flip, "corrupt"),
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: _truncate(path.with_suffix(".json"), 0.5), "corrupt"),
+    ],
+)
+def test_a_damaged_state_is_put_aside_for_the_one_before(
+    store: StateStore,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None],
+    kind: str,
+) -> None:
+    """Truncated, flipped, missing: reported as what it is, renamed, and never loaded."""
+    store.write(_state(1.0), _draft(1))
+    store.write(_state(2.0), _draft(2))
+    damage(tmp_path / "000002.pt")
+    found = store.newest()
+    assert found is not None
+    assert found[0].step == 1
+    assert f"state 000002 is {kind}" in caplog.text
+    assert (tmp_path / "000002.json.bad").exists()
+    assert not (tmp_path / "000002.json").exists()
+
+
+def test_a_state_of_another_version_is_left_alone(
+    store: StateStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is good for the gpuwarden that wrote it."""
+    store.write(_state(), _draft(1))
+    store.write(_state(), _draft(2))
+    path = tmp_path / "000002.json"
+    path.write_text(path.read_text("utf-8").replace('"version": 1', '"version": 9'), "utf-8")
+    found = store.newest()
+    assert found is not None
+    assert found[0].step == 1
+    assert "state 000002 is version: version 9 is not 1" in caplog.text
+    assert path.exists()
+
+
+def test_states_of_another_training_are_not_ours(store: StateStore, tmp_path: Path) -> None:
+    """A fresh start into the same folder neither resumes them nor keeps them."""
+    StateStore(tmp_path, "theirs").write(_state(), _draft(9))
+    assert store.newest() is None
+    store = StateStore(tmp_path, "mine")
+    store.write(_state(), _draft(1))
+    store.discard_others()
+    assert [path.name for path in sorted(tmp_path.glob("0*"))] == ["000002.json", "000002.pt"]
+
+
+def test_nan_never_replaces_a_finite_state(store: StateStore, tmp_path: Path) -> None:
+    """Three broken saves in a row would otherwise push out the last good one."""
+    store.write(_state(), _draft(1))
+    for _ in range(3):
+        with pytest.raises(NonFiniteState, match="model w"):
+            store.write(_state(float("nan")), _draft(2))
+    assert [manifest.step for manifest in store.manifests()] == [1]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_full_disk_leaves_the_old_states(store: StateStore, tmp_path: Path) -> None:
+    """Nothing is given up before the new state is whole."""
+    store.write(_state(), _draft(1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises((OSError, RuntimeError)):
+            store.write(_state(), _draft(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    found = store.newest()
+    assert found is not None
+    assert found[0].step == 1
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_write_that_was_killed_is_not_seen(tmp_path: Path) -> None:
+    """SIGKILL within the write leaves a temporary file, which the next attempt removes."""
+    code = (
+        "import os, signal, sys, torch\n"
+        "from pathlib import Path\n"
+        "from gpuwarden.trainer import states\n"
+        "os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "weights = {'w': torch.zeros(100)}\n"
+        "manifest = states.Manifest('', 0, 1, 1, 1, 1, 1, '', '', True, '', 0.0)\n"
+        "states.StateStore(Path(sys.argv[1]), 'mine').write("
+        "{'model': weights, 'ema': weights}, manifest)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60)
+    assert ran.returncode == -9
+    assert list(tmp_path.glob(".*.tmp"))
+    store = StateStore(tmp_path, "mine")
+    assert store.newest() is None
+    store.remove_leftovers()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_background_write_hands_over_its_result_or_error(store: StateStore) -> None:
+    """The loop learns of both when it asks."""
+    manifest, durable = BackgroundWrite(lambda: store.write(_state(), _draft(1))).result()
+    assert manifest.sequence == 1
+    assert durable > 0
+    with pytest.raises(NonFiniteState):
+        BackgroundWrite(lambda: store.write(_state(float("inf")), _draft(2))).result()
+
+
+def test_a_record_survives_and_a_broken_one_is_none(tmp_path: Path) -> None:
+    """A folder whose record cannot be read belongs to no run."""
+    record = RunRecord("run", "lineage", {"epochs": "3"}, 5.0).having_answered("d1")
+    record.write(tmp_path)
+    assert RunRecord.read(tmp_path) == record
+    for _ in range(40):
+        record = record.having_answered("d2")
+    assert record.answered == ("d1", "d2")
+    (tmp_path / "run.json").write_text("{}", "utf-8")
+    assert RunRecord.read(tmp_path) is None
+    assert RunRecord.read(tmp_path / "nowhere") is None
+
+
+def test_one_process_trains_at_a_time(tmp_path: Path) -> None:
+    """The second is told who has the run; when the first has died, the lock is free."""
+    folder = tmp_path / "states"
+    folder.mkdir()
+    code = (
+        "import sys; from pathlib import Path; from gpuwarden.trainer.states import RunLock\n"
+        "lock = RunLock(Path(sys.argv[1])); lock.acquire(); print('locked', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(RunIsLocked, match=f"pid {other.pid}"):
+            RunLock(folder).acquire()
+        other.kill()
+        lock = RunLock(folder)
+        lock.acquire(wait_seconds=20)
+        lock.release()
