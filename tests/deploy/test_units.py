@@ -1,0 +1,97 @@
+"""systemd units: accepted by systemd, and no wider than what each program needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
+UNITS = sorted(FOLDER.glob("*.service"))
+MOST_EXPOSED = 30
+"""Of `systemd-analyze security`, in tenths: 0 is a closed box, 100 a service without limits."""
+
+ANALYZE = shutil.which("systemd-analyze")
+needs_systemd = pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
+READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"}
+RIGHTS = {
+    "gpuwarden-exporter": READING,
+    "gpuwarden-agent": READING | {"CAP_KILL", "CAP_DAC_OVERRIDE"},
+    "gpuwarden-engine": set(),
+}
+
+
+def service(path: Path) -> dict[str, list[str]]:
+    """The [Service] section: key -> its values in order."""
+    found: dict[str, list[str]] = {}
+    section = path.read_text().split("[Service]", 1)[1].split("\n[", 1)[0]
+    for line in section.splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+@needs_systemd
+@pytest.mark.parametrize("unit", UNITS, ids=[path.stem for path in UNITS])
+def test_systemd_takes_the_unit(unit: Path, tmp_path: Path) -> None:
+    """`systemd-analyze verify` has nothing to say, and the exposure stays low."""
+    # The program is not installed where the unit expects it.
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text().replace("/opt/gpuwarden/bin/gpuwarden", "/bin/true"))
+    for words in (
+        ["verify", "--man=no", "--recursive-errors=no", str(copy)],
+        ["security", "--offline=true", "--no-pager", f"--threshold={MOST_EXPOSED}", str(copy)],
+    ):
+        done = subprocess.run(
+            [str(ANALYZE), *words], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=[path.stem for path in UNITS])
+def test_each_program_has_its_rights_and_no_other(unit: Path) -> None:
+    """The exporter may read, the agent may signal besides, the engine may nothing; none is root."""
+    settings = service(unit)
+    for key in ("AmbientCapabilities", "CapabilityBoundingSet"):
+        assert set(settings[key][0].split()) == RIGHTS[unit.stem]
+    assert settings["User"] == [unit.stem]
+    assert settings["NoNewPrivileges"] == ["yes"]
+    assert settings["ProtectSystem"] == ["strict"]
+
+
+@pytest.mark.parametrize("name", ["gpuwarden-exporter", "gpuwarden-agent"])
+def test_who_may_see_processes_may_not_trace_them(name: str) -> None:
+    """CAP_SYS_PTRACE is for /proc: ptrace and reading another's memory are denied by seccomp."""
+    (_, denied) = service(FOLDER / f"{name}.service")["SystemCallFilter"]
+    assert denied.startswith("~@debug ")
+    assert {"process_vm_readv", "process_vm_writev"} <= set(denied.split())
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("systemd-sysusers") is None,
+    reason="needs root, and systemd's tools",
+)
+def test_users_and_folders_are_made(tmp_path: Path) -> None:
+    """Trainings may write jobs/, each its own files; requests/ is the agent's alone."""
+    for tool in ("sysusers", "tmpfiles"):
+        folder = tmp_path / f"etc/{tool}.d"
+        folder.mkdir(parents=True)
+        shutil.copy(FOLDER / f"gpuwarden.{tool}.conf", folder / "gpuwarden.conf")
+    for words in (["systemd-sysusers"], ["systemd-tmpfiles", "--create"]):
+        done = subprocess.run(
+            [*words, f"--root={tmp_path}", "gpuwarden.conf"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+    jobs, requests = tmp_path / "run/gpuwarden/jobs", tmp_path / "run/gpuwarden/requests"
+    assert jobs.stat().st_mode & 0o7777 == 0o1777
+    assert requests.stat().st_mode & 0o7777 == 0o755
+    assert jobs.stat().st_uid != requests.stat().st_uid != 0
