@@ -103,6 +103,17 @@ def test_what_was_not_measured_well_has_no_row(server: Server, job: str) -> None
     assert {"busy", "half", "idle"} <= found
 
 
+@pytest.mark.parametrize(
+    "key", [SignalKey("gpu_utilization", "avg", 300), SignalKey("gpu_utilization", "last")]
+)
+def test_a_full_window_whose_last_sample_is_old_has_no_row(server: Server, key: SignalKey) -> None:
+    """Twelve seconds are more than two scrapes, although Prometheus still serves the value."""
+    found = {name for name, _ in _known(server, key)}
+    assert "stale" not in found
+    assert "idle" in found
+    assert server.query('gpu_job_utilization_ratio{job_id="stale"}', at=NOW)
+
+
 def test_one_idle_card_of_two_is_seen_as_one(server: Server) -> None:
     """Rows are per job and card, so that nobody can mistake one card for the job."""
     found = _known(server, SignalKey("gpu_utilization", "max", samples=3))
