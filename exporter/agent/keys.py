@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import os
 import stat
 from dataclasses import dataclass
@@ -157,14 +158,17 @@ class KeyRing:
 
     def _look(self) -> tuple[int, list[tuple[str, int, int, int, int]]]:
         about = self._folder.stat()
-        _check_owner(about)
-        with os.scandir(self._folder) as entries:
-            files = sorted(
-                (entry.name, seen.st_ino, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size)
-                for entry in entries
-                if entry.name.endswith(SUFFIX) and (seen := entry.stat())
-            )
-        return about.st_ino, files
+        # Kubernetes mounts a secret's folder open to all, but read-only.
+        if not os.statvfs(self._folder).f_flag & os.ST_RDONLY:
+            _check_owner(about)
+        files = []
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                seen = path.stat()
+                files.append(
+                    (path.name, seen.st_ino, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size)
+                )
+        return about.st_ino, sorted(files)
 
 
 def _load(path: Path) -> Ed25519PublicKey:

@@ -19,8 +19,8 @@ from gpuwarden.errors import GpuwardenError, RefusedAction
 from gpuwarden.exporter.agent import guards, members, proofs
 from gpuwarden.exporter.agent.handles import Group, Identity, Wake
 from gpuwarden.exporter.agent.journal import JournalError, Record
-from gpuwarden.exporter.agent.targets import Resolver, Target
-from gpuwarden.exporter.processes import boot_id, read_all, read_process
+from gpuwarden.exporter.agent.targets import Resolver, Target, snapshot
+from gpuwarden.exporter.processes import boot_id, read_process
 from gpuwarden.job_files import LeaveRequest
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Ladder:
         for identity in {*record.members, *record.stopped}:
             with contextlib.suppress(OSError):
                 group.add(identity)
-        group.send(signal.SIGCONT, record.stopped)
+        group.send(signal.SIGCONT, reversed(record.stopped))
         living = group.alive()
         scope = members.Scope(
             uid=record.members[0].uid if record.members else -1,
@@ -185,7 +185,7 @@ class _Climb:
         if record.sigterm_at is None:
             # The crash came between the journal and the signals: some may not have got theirs.
             self._group.send(signal.SIGTERM, record.members)
-            self._group.send(signal.SIGCONT, record.members)
+            self._group.send(signal.SIGCONT, reversed(record.members))
         else:
             left -= self._clock.monotonic() - record.sigterm_at
         self._wait_and_kill(min(record.grace, max(0.0, left)))
@@ -234,7 +234,7 @@ class _Climb:
             self._journal("terminating", record, "sigterm")
             self._terminated = self._group.send(signal.SIGTERM, living)
         finally:
-            self._group.send(signal.SIGCONT, self._record.stopped)
+            self._resume()
         record = dataclasses.replace(self._record, sigterm_at=self._clock.monotonic())
         self._journal("terminated", record, "sigterm")
 
@@ -252,6 +252,14 @@ class _Climb:
             frozen.update(fresh)
             self._await_stopped(fresh)
 
+    def _resume(self) -> None:
+        """Continue all, children first.
+
+        A parent that ended while its children are still stopped would leave an orphaned process
+        group, to all of which, ours or not, the kernel sends SIGHUP.
+        """
+        self._group.send(signal.SIGCONT, reversed(self._record.stopped))
+
     def _await_stopped(self, identities: Iterable[Identity]) -> None:
         deadline = self._clock.monotonic() + FREEZE_SECONDS
         for identity in identities:
@@ -262,7 +270,7 @@ class _Climb:
 
     def _rescan(self) -> tuple[Identity, ...]:
         """Take hold of members that turned up; as many as can be."""
-        processes = read_all(self._resolver.proc)
+        processes = snapshot(self._resolver.proc)
         try:
             added = self._resolver.adopt(self._target, processes, self._known)
         except (OSError, RefusedAction) as error:
@@ -315,10 +323,10 @@ class _Climb:
                     killed=_union(self._record.killed, left),
                 )
                 self._journal("killing", record, "sigkill")
-                self._group.send(signal.SIGKILL, left)
+                self._group.send(signal.SIGKILL, reversed(left))
                 self._kill_cgroup()
             finally:
-                self._group.send(signal.SIGCONT, self._record.stopped)
+                self._resume()
             deadline = self._clock.monotonic() + KILL_SECONDS
             while self._group.alive() and self._clock.monotonic() < deadline:
                 self._group.wait(deadline - self._clock.monotonic(), self._wake)
@@ -333,7 +341,7 @@ class _Climb:
         scope = self._target.scope
         inside = (
             process
-            for process in read_all(self._resolver.proc).values()
+            for process in snapshot(self._resolver.proc).values()
             if guards.in_cgroup(process, scope.cgroup)
         )
         if all(scope.fits(process) for process in inside):

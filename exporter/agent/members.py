@@ -93,7 +93,7 @@ def find(
     # Each round can only add, and what it adds may lead further groups.
     while search.extend(seen_by_pid, booted):
         pass
-    return tuple(process for process in search.found.values() if not _is_dead(process))
+    return tuple(process for process in search.found.values() if not process.ended)
 
 
 class _Search:
@@ -158,11 +158,6 @@ class _Search:
         return now is None or now.start_ticks == self._leaders[leader]
 
 
-def _is_dead(process: Process) -> bool:
-    # A zombie with more than one thread has only lost its first one.
-    return process.ended and process.threads <= 1
-
-
 def is_loose(
     processes: Mapping[int, Process],
     process: Process,
@@ -207,7 +202,7 @@ def orphans(
     found: dict[int, Process] = {}
     for reference in seen:
         process = processes.get(reference.pid)
-        if process is None or _is_dead(process) or not matches(reference, process, booted):
+        if process is None or process.ended or not matches(reference, process, booted):
             continue
         scope = Scope(process.uid, process.cgroup, since_ticks, False, launchers)  # noqa: FBT003
         if scope.fits(process) and is_loose(processes, process, scope, found):

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from tests.exporter.agent.nodes import LAUNCHER, AgentProcess
+from tests.servers import fetch, free_port, until
+
+from gpuwarden import agent_api
+from gpuwarden.agent_api import (
+    Action,
+    ActionReport,
+    ActionRequest,
+    ActionState,
+    NodeInfo,
+    Outcome,
+)
+from gpuwarden.cli import gpuwarden
+from gpuwarden.exporter.processes import boot_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.exporter.agent.nodes import Cards, Engine, Jobs
+
+
+@pytest.fixture
+def agent(tmp_path: Path, cards: Cards, engine: Engine) -> Iterator[AgentProcess]:
+    """An agent process that obeys the engine."""
+    port = free_port()
+    arguments = {
+        "--web.listen-address": f"127.0.0.1:{port}",
+        "--node": engine.node,
+        "--keys": engine.private.parent,
+        "--journal": tmp_path / "agent.journal",
+        "--jobs.directory": tmp_path / "jobs",
+        "--gpus": f"simulated:{cards.path}",
+        "--kill-switch": tmp_path / "halt",
+        "--attribution.launcher": LAUNCHER,
+    }
+    made = AgentProcess(
+        [f"{name}={value}" for name, value in arguments.items()],
+        f"http://127.0.0.1:{port}",
+        tmp_path / "agent.log",
+    )
+    made.start()
+    try:
+        yield made
+    finally:
+        if made.process is not None and made.process.poll() is None:
+            made.stop()
+
+
+def post(agent: AgentProcess, engine: Engine, request: ActionRequest) -> ActionReport:
+    """Sign and send a request."""
+    body = request.encode()
+    headers = {agent_api.SIGNATURE_HEADER: engine.sign(body)}
+    return ActionReport.decode(fetch(f"{agent.url}/v1/actions", body, **headers))
+
+
+def outcome(agent: AgentProcess, decision_id: str, step: str = "") -> ActionReport:
+    """Wait until an action has come to a step, or to its end."""
+
+    def there() -> ActionReport | None:
+        report = ActionReport.decode(fetch(f"{agent.url}/v1/actions/{decision_id}"))
+        done = step in report.steps if step else report.state is ActionState.FINISHED
+        return report if done else None
+
+    return until(there)
+
+
+def refusal(url: str, body: bytes | None = None, **headers: str) -> tuple[int, dict]:
+    """Status and reason with which the agent refuses."""
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        fetch(url, body, **headers)
+    with raised.value as error:
+        return error.code, json.loads(error.read())
+
+
+def test_the_api_ends_a_job(agent: AgentProcess, engine: Engine, jobs: Jobs, cards: Cards) -> None:
+    """The engine learns the node, has a job ended, and reads the proof."""
+    job = jobs.start("polite")
+    cards.hold(job.pid)
+    info = NodeInfo.decode(fetch(f"{agent.url}/v1/node"))
+    assert info == NodeInfo(engine.node, boot_id(), (engine.key_id,))
+    request = engine.request(job.job_id)
+    assert post(agent, engine, request).decision_id == request.decision_id
+    report = outcome(agent, request.decision_id)
+    assert report.outcome is Outcome.RECLAIMED
+    assert post(agent, engine, engine.request(job.job_id)) == report
+
+
+def test_a_killed_agent_finishes_what_it_began(
+    agent: AgentProcess, engine: Engine, jobs: Jobs, cards: Cards
+) -> None:
+    """Killed between SIGTERM and SIGKILL, the agent ends the job after its restart, once."""
+    job = jobs.start("family")
+    cards.hold(job.pid)
+    request = engine.request(job.job_id, grace=3.0)
+    post(agent, engine, request)
+    outcome(agent, request.decision_id, "sigterm")
+    assert agent.stop(signal.SIGKILL) == -signal.SIGKILL
+    assert set(job.states()) == set(job.pids)
+    agent.start()
+    assert post(agent, engine, engine.request(job.job_id)).decision_id == request.decision_id
+    report = outcome(agent, request.decision_id)
+    assert report.outcome is Outcome.RECLAIMED
+    assert {item.pid: item.ended_by for item in report.processes} == dict.fromkeys(
+        job.pids, "SIGKILL"
+    )
+    assert not job.states()
+
+
+def test_sigterm_ends_an_agent_in_the_middle_of_a_grace(
+    agent: AgentProcess, engine: Engine, jobs: Jobs, cards: Cards
+) -> None:
+    """The agent ends orderly, and the job runs on until the next agent finishes."""
+    job = jobs.start("stubborn")
+    cards.hold(job.pid)
+    request = engine.request(job.job_id, grace=600.0)
+    post(agent, engine, request)
+    outcome(agent, request.decision_id, "sigterm")
+    assert agent.stop() == 0, agent.log.read_text()
+    until(lambda: job.states() == {job.pid: "S"})
+    agent.start()
+    assert outcome(agent, request.decision_id, "sigterm").state is ActionState.ACTING
+
+
+def test_an_unsigned_request_does_nothing(
+    agent: AgentProcess, engine: Engine, jobs: Jobs, cards: Cards
+) -> None:
+    """Without the engine's signature the answer is a reason, and the job lives."""
+    job = jobs.start("polite")
+    cards.hold(job.pid)
+    body, url = engine.request(job.job_id).encode(), f"{agent.url}/v1/actions"
+    status, answer = refusal(url, body)
+    assert (status, answer["error"]) == (401, "unsigned")
+    signature = engine.sign(body)
+    altered = body.replace(b'"grace":30.0', b'"grace":99.0')
+    status, answer = refusal(url, altered, **{agent_api.SIGNATURE_HEADER: signature})
+    assert (status, answer["error"]) == (401, "bad_signature")
+    assert job.states()
+
+
+def test_malformed_requests_are_answered(agent: AgentProcess, engine: Engine) -> None:
+    """Wrong fields, too much of them, and unknown actions each have their status."""
+    url = f"{agent.url}/v1/actions"
+    body = engine.request("proc-1").encode().replace(b"terminate", b"obliterate")
+    status, answer = refusal(url, body, **{agent_api.SIGNATURE_HEADER: engine.sign(body)})
+    assert (status, answer["error"]) == (400, "malformed")
+    assert "obliterate" in answer["message"]
+    status, answer = refusal(url, b"x" * (agent_api.MAX_BODY_BYTES + 1))
+    assert (status, answer["error"]) == (413, "too_large")
+    status, answer = refusal(f"{url}/never-heard-of")
+    assert (status, answer["error"]) == (404, "unknown_action")
+
+
+def test_an_agent_without_a_key_is_not_ready(agent: AgentProcess, engine: Engine) -> None:
+    """An agent whose keys were taken away serves, obeys nobody, and says that it is not ready."""
+    assert fetch(f"{agent.url}/-/healthy")
+    (engine.private.parent / "engine.pub").unlink()
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        fetch(f"{agent.url}/-/ready")
+    with raised.value as error:
+        assert error.code == 503
+    body = engine.request("proc-1").encode()
+    status, answer = refusal(
+        f"{agent.url}/v1/actions", body, **{agent_api.SIGNATURE_HEADER: engine.sign(body)}
+    )
+    assert (status, answer["error"]) == (401, "unknown_key")
+
+
+def test_an_agent_serves_tls(agent: AgentProcess, tmp_path: Path) -> None:
+    """With a certificate the API is HTTPS."""
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    subprocess.run(
+        ["/usr/bin/openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+         "ec_paramgen_curve:P-256", "-nodes", "-keyout", key, "-out", certificate, "-days", "1",
+         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    agent.stop()
+    agent.arguments += [f"--web.tls-cert-file={certificate}", f"--web.tls-key-file={key}"]
+    url = agent.url.replace("http:", "https:")
+    context = ssl.create_default_context(cafile=str(certificate))
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    with agent.log.open("ab") as log:
+        agent.process = subprocess.Popen(
+            [sys.executable, "-m", "gpuwarden", "agent", *agent.arguments], stdout=log, stderr=log
+        )
+
+    def answer() -> bytes:
+        with opener.open(f"{url}/v1/node", timeout=10) as response:
+            content: bytes = response.read()
+            return content
+
+    assert NodeInfo.decode(until(answer)).node == "node-1"
+
+
+# ---------------------------------------------------------------------------------------------
+# The command line
+
+
+def test_keys_are_made_and_explained(tmp_path: Path) -> None:
+    """`agent keys` says what goes where, and does not overwrite."""
+    result = CliRunner().invoke(gpuwarden, ["agent", "keys", "--out", str(tmp_path / "k")])
+    assert result.exit_code == 0
+    assert "stays with the engine" in result.output
+    assert (tmp_path / "k" / "engine.key").exists()
+    again = CliRunner().invoke(gpuwarden, ["agent", "keys", "--out", str(tmp_path / "k")])
+    assert "would be overwritten" in str(again.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--keys DIR is missing"),
+        (["--keys", "/nowhere", "--web.listen-address", "9836"], "is not an address"),
+        (["--keys", "/nowhere", "--web.tls-cert-file", "c.pem"], "go together"),
+        (["--keys", "/nowhere", "--proof-timeout", "30"], "lacks a unit"),
+    ],
+)
+@pytest.mark.parametrize("command", [["agent"], ["agent", "run"]])
+def test_wrong_usage_says_what_to_write(command: list, arguments: list, says: str) -> None:
+    """A mistake on the command line is answered by what to do instead."""
+    result = CliRunner().invoke(gpuwarden, [*command, *arguments])
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_no_keys_no_agent(tmp_path: Path) -> None:
+    """An agent that could obey nobody does not start, and says how to make keys."""
+    result = CliRunner().invoke(gpuwarden, ["agent", "--keys", str(tmp_path)])
+    assert "gpuwarden agent keys --out DIR" in str(result.exception)
+
+
+def test_inspect_over_the_api(
+    agent: AgentProcess, engine: Engine, jobs: Jobs, cards: Cards
+) -> None:
+    """A dry run over the API names the processes and leaves them alone."""
+    job = jobs.start("family")
+    cards.hold(job.pid)
+    request = engine.request(job.job_id, Action.INSPECT)
+    post(agent, engine, request)
+    report = outcome(agent, request.decision_id)
+    assert report.outcome is Outcome.DONE
+    assert {item.pid for item in report.processes} == set(job.pids) == set(job.states())

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.servers import until
+
+from gpuwarden.agent_api import Action, Outcome, ProcessRef
+from gpuwarden.exporter.processes import boot_time, read_process, start_time
+from gpuwarden.exporter.simulated import GIB
+
+if TYPE_CHECKING:
+    from tests.exporter.agent.nodes import Cards, Jobs, Node
+
+
+def ended_by(report) -> dict[int, str | None]:
+    """How each process ended, by pid."""
+    return {item.pid: item.ended_by for item in report.processes}
+
+
+def test_a_job_that_leaves_on_sigterm_is_not_killed(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """A job that goes when asked is reclaimed at once, long before its grace is over."""
+    job = jobs.start("polite")
+    cards.hold(job.pid)
+    report = node.ask(job.job_id, grace=600.0)
+    assert report.outcome is Outcome.RECLAIMED
+    assert ended_by(report) == {job.pid: "SIGTERM"}
+    assert "sigkill" not in report.steps
+    assert list(report.steps) == [
+        "verified", "journalled", "stopped", "sigterm", "exited", "proven"
+    ]  # fmt: skip
+
+
+def test_memory_is_accounted_per_process_and_card(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """Freed memory is what NVML attributed to the processes that ended, on all their cards."""
+    job = jobs.start("polite")
+    cards.hold(job.pid, 3 * GIB)
+    cards.hold(job.pid, 2 * GIB, card=1)
+    report = node.ask(job.job_id)
+    assert report.proof is not None
+    assert report.proof.gone
+    assert report.proof.memory_freed == 5 * GIB
+    assert report.processes[0].gpu_memory == 5 * GIB
+    before, after = report.proof.device_used_before, report.proof.device_used_after
+    assert sorted(before[uuid] - after[uuid] for uuid in before) == [2 * GIB, 3 * GIB]
+
+
+def test_a_job_gets_its_grace_to_save(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """A helper that a job starts in order to save is left alone during the grace."""
+    job = jobs.start("saver")
+    cards.hold(job.pid)
+    report = node.ask(job.job_id, grace=600.0)
+    assert report.outcome is Outcome.RECLAIMED
+    assert ended_by(report) == {job.pid: "SIGTERM"}
+    assert job.report.with_suffix(".saved").read_text() == "state"
+
+
+@pytest.mark.parametrize("kind", ["stubborn", "family", "headless"])
+def test_what_ignores_sigterm_is_killed(kind: str, node: Node, jobs: Jobs, cards: Cards) -> None:
+    """After the grace the whole tree is killed, sessions of its own and lost first threads too."""
+    job = jobs.start(kind)
+    cards.hold(job.pids[-1])
+    report = node.ask(job.job_id, grace=1.0)
+    assert report.outcome is Outcome.RECLAIMED
+    assert ended_by(report) == dict.fromkeys(job.pids, "SIGKILL")
+    assert not job.states()
+
+
+def test_children_do_not_outlive_a_root_that_leaves(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """Children that stay when their root follows SIGTERM were held before, and are killed."""
+    job = jobs.start("deserted")
+    cards.hold(job.pids[1])
+    cards.hold(job.pids[2], card=1)
+    report = node.ask(job.job_id, grace=1.0)
+    assert report.outcome is Outcome.RECLAIMED
+    assert ended_by(report) == {
+        job.pids[0]: "SIGTERM", job.pids[1]: "SIGKILL", job.pids[2]: "SIGKILL"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["start_ticks", "start_time"])
+def test_a_daemonised_grandchild_ends_too(by: str, node: Node, jobs: Jobs, cards: Cards) -> None:
+    """What left the tree, its group and its session is found by what the engine has seen."""
+    job = jobs.start("daemoniser")
+    cards.hold(job.pids[1])
+    seen = job.seen
+    if by == "start_time":
+        daemon = read_process(job.pids[1])
+        assert daemon is not None
+        seen = (ProcessRef(daemon.pid, start_time=start_time(daemon, booted=boot_time()) + 0.3),)
+    report = node.ask(job.job_id, grace=1.0, seen=seen)
+    assert report.outcome is Outcome.RECLAIMED
+    assert ended_by(report) == dict.fromkeys(job.pids, "SIGKILL")
+
+
+def test_what_a_job_leaves_behind_can_be_ended(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """When only the root is gone, its last known processes are still the job."""
+    job = jobs.start("rootless")
+    cards.hold(job.pids[1])
+    seen = job.seen
+    os.kill(job.pid, signal.SIGKILL)
+    until(lambda: job.pid not in job.states())
+    report = node.ask(job.job_id, grace=1.0, seen=seen)
+    assert report.outcome is Outcome.RECLAIMED
+    assert ended_by(report) == {job.pids[1]: "SIGKILL"}
+
+
+@pytest.mark.parametrize("kind", ["forker", "relay"])
+def test_nobody_forks_away(kind: str, node: Node, jobs: Jobs, cards: Cards) -> None:
+    """Processes that fork while they are being ended leave nobody behind."""
+    job = jobs.start(kind)
+    cards.hold(job.pid)
+    report = node.ask(job.job_id, grace=1.0)
+    assert report.outcome is Outcome.RECLAIMED
+    launchers = {
+        pid for pid in jobs.living() if (p := read_process(pid)) and p.comm == "gw-launcher"
+    }
+    left = {pid for pid in jobs.living() - launchers if (p := read_process(pid)) and not p.ended}
+    assert left == set()
+
+
+def test_a_stopped_job_can_follow_sigterm(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """A process that was stopped is continued, so that its handler can run."""
+    job = jobs.start("stopped")
+    until(lambda: job.states().get(job.pid) == "T")
+    cards.hold(job.pid)
+    report = node.ask(job.job_id, grace=600.0)
+    assert ended_by(report) == {job.pid: "SIGTERM"}
+
+
+def test_another_users_child_is_another_job(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """A child that runs as somebody else is not ended with its parent."""
+    job = jobs.start("other_user")
+    cards.hold(job.pid)
+    report = node.ask(job.job_id)
+    assert report.outcome is Outcome.RECLAIMED
+    assert ended_by(report) == {job.pid: "SIGTERM"}
+    assert set(job.states()) == {job.pids[1]}
+
+
+def test_inspect_touches_nothing(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """A dry run names every process that would end, and signals none."""
+    job = jobs.start("family")
+    cards.hold(job.pid, 7 * GIB)
+    report = node.ask(job.job_id, Action.INSPECT)
+    assert report.outcome is Outcome.DONE
+    assert ended_by(report) == dict.fromkeys(job.pids)
+    assert report.processes[0].gpu_memory == 7 * GIB
+    assert set(job.states()) == set(job.pids)
+    assert "T" not in job.states().values()
+
+
+def test_memory_that_stays_is_incomplete(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """A driver that still lists the dead process is no proof, whatever /proc says."""
+    node.close()
+    node.proof_timeout = 0.5
+    node.open()
+    job = jobs.start("polite")
+    cards.hold(job.pid, 4 * GIB, linger=300)
+    report = node.ask(job.job_id)
+    assert report.outcome is Outcome.INCOMPLETE
+    assert report.reason == "still_listed"
+    assert report.proof is not None
+    assert not report.proof.gone
+    assert report.proof.memory_freed == 0
+    assert not job.states()
+
+
+def test_the_proof_waits_for_the_driver(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """Memory that the driver frees a moment later is freed."""
+    job = jobs.start("polite")
+    cards.hold(job.pid, linger=0.5)
+    report = node.ask(job.job_id)
+    assert report.outcome is Outcome.RECLAIMED
+    assert report.proof is not None
+    assert report.proof.seconds > 0
+
+
+def test_a_successor_does_not_spoil_the_proof(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """A job that takes the memory at once hides the drop, not the proof."""
+    job, successor = jobs.start("polite"), jobs.start("polite")
+    cards.hold(job.pid, 20 * GIB)
+    cards.hold(successor.pid, 20 * GIB, after=job.pid)
+    report = node.ask(job.job_id)
+    assert report.outcome is Outcome.RECLAIMED
+    assert report.proof is not None
+    assert report.proof.memory_freed == 20 * GIB
+    assert report.proof.device_used_after == report.proof.device_used_before
+    assert set(successor.states()) == {successor.pid}
+
+
+def test_a_card_that_does_not_tell_is_no_proof(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """A card that is lost after the act cannot show that it was left."""
+    from gpuwarden.exporter.simulated import Fault  # noqa: PLC0415
+
+    node.close()
+    node.proof_timeout = 0.5
+    node.open()
+    job = jobs.start("stubborn")
+    cards.hold(job.pid)
+    request = node.engine.request(job.job_id, grace=1.0)
+    node.actions.submit(request)
+    node.reached(request.decision_id, "sigterm")
+    cards.write(faults=[Fault("*", 15, card=0)])
+    report = node.outcome(request.decision_id)
+    assert report.outcome is Outcome.INCOMPLETE
+    assert report.reason == "nvml"
+    assert not job.states()
+
+
+def test_the_leave_request_comes_first_and_goes_last(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """During the grace the trainer finds a request to hold; a resumed run must not find it."""
+    from gpuwarden.job_files import LeaveRequest, request_path  # noqa: PLC0415
+
+    job = jobs.start("stubborn")
+    cards.hold(job.pid)
+    request = node.engine.request(
+        job.job_id, run_id="run-1", grace=1.0, reason="idle", then="requeue"
+    )
+    node.actions.submit(request)
+    report = node.reached(request.decision_id, "sigterm")
+    assert report.steps["leave_requested"] <= report.steps["sigterm"]
+    path = request_path(node.jobs, "run-1")
+    asked = LeaveRequest.decode(path.read_bytes())
+    assert (asked.decision_id, asked.then, asked.reason) == (request.decision_id, "hold", "idle")
+    assert node.outcome(request.decision_id).outcome is Outcome.RECLAIMED
+    assert not path.exists()
