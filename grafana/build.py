@@ -6,8 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from grafana import fleet
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from grafana import fleet
 
 FOLDER = Path(__file__).parent / "dashboards"
 BOARDS = (fleet.board,)

@@ -43,6 +43,9 @@ UID = "gpuwarden-fleet"
 NODE = 'job="gpuwarden",instance=~"$node"'
 ENGINE = 'job="gpuwarden-engine"'
 
+ENDS = 'action="terminate",mode="enforce",outcome=~"verified|incomplete|failed|refused"'
+"""Decisions that are over; those under way would be marked once more at their end."""
+
 BUSY = ((None, RED), (0.05, ORANGE), (0.3, YELLOW), (0.7, GREEN))
 """Colours of a held card by utilisation: what is held and idle jumps out."""
 
@@ -148,7 +151,7 @@ def _annotations() -> tuple:
             "Decisions",
             RED,
             "sum by (rule, action, outcome) "
-            f'(increase(gpuwarden_decisions_total{{{ENGINE},mode="enforce"}}[2m])) > 0',
+            f"(increase(gpuwarden_decisions_total{{{ENGINE},{ENDS}}}[2m])) > 0",
             "{{action}} by {{rule}}: {{outcome}}",
         ),
         annotation(

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """A mailbox and a Slack that keep what they are sent: where compose.yaml's messages arrive.
 
 Speaks SMTP, Slack's `chat.postMessage` and incoming webhooks, and any other webhook. What arrived

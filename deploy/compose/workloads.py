@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The jobs of compose.yaml's simulated node: a training that works and a notebook that crashed.
 
 Real processes on simulated cards: this script writes the scenario that the simulated driver reads.

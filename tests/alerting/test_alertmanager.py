@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 ALERTING = ROOT / "alerting"
 JOB = {
-    "alertname": "GpuwardenJobViolation",
+    "alertname": "GpuwardenJobNotice",
     "service": "gpuwarden-jobs",
     "rule": "idle-held",
     "node": "n1",
@@ -153,9 +153,7 @@ def test_job_notices_go_to_the_last_hop(manager: Server, sinks: tuple[Server, in
     (message,) = arrived(sinks, "one-job")
     assert message["to"] == "/v1/notify/slack+email"
     assert message["authorization"] == "Bearer of the last hop"
-    assert (
-        '"groupLabels":{"alertname":"GpuwardenJobViolation","job_id":"one-job"' in (message["text"])
-    )
+    assert '"groupLabels":{"alertname":"GpuwardenJobNotice","job_id":"one-job"' in (message["text"])
 
 
 def test_a_team_reads_along(manager: Server, sinks: tuple[Server, int]) -> None:

@@ -105,3 +105,16 @@ def test_scrape_jobs_bear_the_names_that_the_rules_ask_for() -> None:
         name for rule in ALERTS + RECORDED for name in re.findall(r'job="([^"]+)"', rule["expr"])
     }
     assert asked == jobs
+
+
+def test_reasons_of_a_halt_are_words_that_the_engine_uses() -> None:
+    """A reason that a rule selects or leaves out is one that the engine's guards export."""
+    guards = (ROOT / "ruleengine" / "guards.py").read_text()
+    named = {
+        word
+        for rule in ALERTS
+        for words in re.findall(r'reason!?=~?"([^"]+)"', rule["expr"])
+        for word in words.split("|")
+    }
+    assert named
+    assert {word for word in named if f'"{word}"' not in guards} == set()
