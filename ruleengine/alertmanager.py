@@ -1,4 +1,4 @@
-"""The client of Alertmanager's API v2: every replica is told, none is trusted to tell the others."""
+"""The client of Alertmanager's API v2: every replica is told, not one for the others."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.deliveries import LastHop
     from gpuwarden.ruleengine.engine import Engine
-    from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.model import Rule
+    from gpuwarden.ruleengine.records import StoredCase
 
 MAX_NOTIFY_BYTES = 4 * 1024 * 1024
 MAX_KEEP_BYTES = 16 * 1024
@@ -99,7 +99,8 @@ class EngineApp:
     async def landing(self, _request: Request) -> Response:
         """Where everything is."""
         return HTMLResponse(
-            '<!doctype html><html lang="en"><title>gpuwarden engine</title><h1>gpuwarden engine</h1>'
+            '<!doctype html><html lang="en"><title>gpuwarden engine</title>'
+            "<h1>gpuwarden engine</h1>"
             '<ul><li><a href="/jobs">jobs</a></li><li><a href="/metrics">metrics</a></li>'
             '<li><a href="/-/ready">ready</a></li></ul></html>',
             headers=_SAFE_HEADERS,

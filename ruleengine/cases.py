@@ -244,8 +244,9 @@ def final_stage(rule: Rule) -> tuple[str, Stage] | None:
 
 
 def terms(case: Case, stage: Stage) -> Promise:
-    """The deadline, the notice's age and the grace that hold for a case: the later of the rule and
-    of what its owner was told; keeps included.
+    """The deadline, the notice's age and the grace that hold for a case.
+
+    Each is the later of the rule and of what its owner was told; keeps are included.
     """
     after, notice, grace = stage.after, stage.notice_delivered_for or 0.0, stage.grace or 0.0
     if case.promise is not None:

@@ -1,4 +1,4 @@
-"""The receiver behind Alertmanager: who must have a message, sending it, and writing the proof down.
+"""The receiver behind Alertmanager: who must have a message, sending it, and the proof on disk.
 
 Alertmanager routes and groups; this makes the last hop, because only who talks to Slack and to the
 mail server learns whether they took the message. It is idempotent on the alert, its start, its
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from gpuwarden.ruleengine.channels import Undelivered
-from gpuwarden.ruleengine.records import DeliveryKey
 from gpuwarden.ruleengine.messages import Message
+from gpuwarden.ruleengine.records import DeliveryKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -27,17 +27,17 @@ from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards
 from gpuwarden.ruleengine.cases import CaseState, Event
 from gpuwarden.ruleengine.guards import Blocked
-from gpuwarden.ruleengine.records import Change, Decision
 from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS, SignedRequest, host_of
+from gpuwarden.ruleengine.records import Change, Decision
 
 if TYPE_CHECKING:
     from gpuwarden.agent_api import NodeInfo
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.cases import Case
     from gpuwarden.ruleengine.ledger import Ledger
-    from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.model import Rule, Stage
     from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+    from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.verdicts import Evidence, JobFacts, Verdict
 
 SEND_TRIES = 3
@@ -129,7 +129,7 @@ class Reclaimer:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def aclose(self) -> None:
-        """Stop following; the decisions stay open in the ledger and are taken up by the next life."""
+        """Stop following; what is open stays so in the ledger, for the next life to take up."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -171,7 +171,17 @@ class Reclaimer:
         if self._signer is None:
             return Blocked("no_agents", "engine.yaml has no agents")
         now = self._clock.wall()
-        decision = self._decision(stored, rule, stage, job, verdict, host, info, now)
+        decision = self._decision(
+            self._signer,
+            stored,
+            rule=rule,
+            grace=cases.terms(stored.case, stage).grace,
+            job=job,
+            verdict=verdict,
+            host=host,
+            info=info,
+            now=now,
+        )
         case = cases.authorised(stored.case, rule, decision.id, wall=now)
         event = Event(
             "authorised",
@@ -195,18 +205,17 @@ class Reclaimer:
 
     def _decision(
         self,
+        signer: Signer,
         stored: StoredCase,
+        *,
         rule: Rule,
-        stage: Stage,
+        grace: float,
         job: JobFacts,
         verdict: Verdict,
         host: str,
         info: NodeInfo,
         now: float,
     ) -> Decision:
-        if self._signer is None:
-            raise ValueError("a decision needs the engine's key")
-        grace = cases.terms(stored.case, stage).grace
         gpus = tuple(gpu.uuid for gpu in job.gpus)[:_MAX_CARDS]
         request = ActionRequest(
             decision_id=f"{self._epoch}-{stored.id}-{secrets.token_hex(8)}",
@@ -225,7 +234,7 @@ class Reclaimer:
             ],
             gpus=gpus,
         )
-        signed = self._signer.sign(request)
+        signed = signer.sign(request)
         return Decision(
             id=request.decision_id,
             epoch=self._epoch,

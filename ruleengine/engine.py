@@ -6,36 +6,37 @@ Everything down means that nothing changes: a tick that cannot know enough is di
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
 
-from gpuwarden.errors import GpuwardenError, ServiceUnavailable
-from gpuwarden.ruleengine import cases, evaluation, guards, notices, tickets
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.ruleengine import cases, evaluation, guards, notices
 from gpuwarden.ruleengine.cases import CaseState, CloseReason, Delivery, Event
 from gpuwarden.ruleengine.causes import diagnose
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
 from gpuwarden.ruleengine.facts import gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
 from gpuwarden.ruleengine.records import Change, Keep
-from gpuwarden.ruleengine.messages import Outlook
-from gpuwarden.ruleengine.notices import AlertBook, Context
+from gpuwarden.ruleengine.telling import Teller
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
+from gpuwarden.ruleengine.views import Pair, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from gpuwarden.clock import Clock
-    from gpuwarden.ruleengine.alertmanager import Alert, AlertmanagerClient
+    from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
     from gpuwarden.ruleengine.cases import Case
     from gpuwarden.ruleengine.ledger import Ledger
-    from gpuwarden.ruleengine.records import Decision, StoredCase
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.prometheus import Source
     from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+    from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.rulebooks import RuleBook
     from gpuwarden.ruleengine.settings import EngineSettings
     from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
@@ -44,9 +45,6 @@ OUTAGE_TICKS = 3
 """More than this many ticks without a completed one is an outage; time in it does not count."""
 IDLE = "idle"
 """Name of the cause that `gpu_idle_detected_total` counts."""
-
-Pair = tuple[str, str]
-"""(rule, job)."""
 
 log = structlog.get_logger(__name__)
 
@@ -61,19 +59,16 @@ class TickCounts:
     last_seconds: float = 0.0
 
     def count(self, outcome: str) -> None:
-        """One more tick of this outcome: completed, discarded, failed or overrun."""
+        """One more tick of this outcome: completed, discarded, failed_rule or overrun."""
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
-
-@dataclass(slots=True)
-class View:
-    """What the last completed tick saw; for pages and metrics."""
-
-    facts: FleetFacts | None = None
-    verdicts: dict[Pair, Verdict] = field(default_factory=dict)
-    blocks: dict[Pair, tuple[Blocked, ...]] = field(default_factory=dict)
-    halted: tuple[Blocked, ...] = ()
-    halted_since: float | None = None
+    def count_unknown(self, verdict: Verdict) -> None:
+        """One more verdict that could not be reached, under each of its reasons."""
+        if verdict.truth is not Truth.UNKNOWN:
+            return
+        for reason in verdict.unknown_reasons or ("unknown",):
+            key = (verdict.rule_id, reason)
+            self.unknown[key] = self.unknown.get(key, 0) + 1
 
 
 class Engine:
@@ -127,13 +122,18 @@ class Engine:
         )
         self._kill_switch = kill_switch
         self._source = source
-        self._alertmanager = alertmanager
-        self._ticket_key = ticket_key
-        self._book = AlertBook(settings.notices.resend)
+        self.teller = Teller(
+            settings,
+            rulebook,
+            ledger,
+            self.cases,
+            alertmanager=alertmanager,
+            clock=clock,
+            ticket_key=ticket_key,
+        )
         self._trust = ledger.trust_spent()
         self._completed_at: float | None = None
         self._settled_for = 0.0
-        self._telling_works = True
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -157,10 +157,8 @@ class Engine:
         self._wake.set()
 
     async def _pause(self, seconds: float) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds)
-        except TimeoutError:
-            pass
         self._wake.clear()
 
     async def tick(self) -> None:
@@ -177,7 +175,7 @@ class Engine:
             await self._enforce(facts)
             self.ticks.count("completed")
             self.ticks.last_completed = self.clock.wall()
-        await self._tell()
+        await self.teller.tell(self.view)
 
     async def _gather(self) -> FleetFacts:
         book = self.rulebook
@@ -216,11 +214,10 @@ class Engine:
                     pair = (rule.id, job.job_id)
                     judged.add(pair)
                     view.verdicts[pair] = verdict
-                    if verdict.truth is Truth.UNKNOWN:
-                        for reason in verdict.unknown_reasons or ("unknown",):
-                            key = (rule.id, reason)
-                            self.ticks.unknown[key] = self.ticks.unknown.get(key, 0) + 1
-                    change = self._advance(rule, job, verdict, truth, delta, now, outage=outage)
+                    self.ticks.count_unknown(verdict)
+                    change = self._advance(
+                        rule, job, verdict, truth=truth, delta=delta, now=now, outage=outage
+                    )
                     if change is not None:
                         changes.append(change)
             except Exception:
@@ -228,14 +225,11 @@ class Engine:
                 log.exception("rule failed; its cases stay as they are", rule=rule.id)
                 broken.add(rule.id)
                 self.ticks.count("failed_rule")
-        changes = [change for change in changes if change.case.rule_id not in broken]
-        for stored in self.cases.all():
-            case = stored.case
-            if (case.rule_id, case.job_id) not in judged and case.rule_id not in broken:
-                change = self._absent(stored, facts, delta, now)
-                if change is not None:
-                    changes.append(change)
-        self.cases.save(changes, time=now)
+        left = [s for s in self.cases.all() if _pair(s) not in judged]
+        changes += [c for s in left if (c := self._absent(s, facts, delta, now)) is not None]
+        # What a broken rule said before it broke is half a picture.
+        whole = [change for change in changes if change.case.rule_id not in broken]
+        self.cases.save(whole, time=now)
         if spent:
             self.ledger.save_trust(spent, time=now)
             self._trust.update(spent)
@@ -279,10 +273,10 @@ class Engine:
         rule: Rule,
         job: JobFacts,
         verdict: Verdict,
+        *,
         truth: Truth,
         delta: float,
         now: float,
-        *,
         outage: bool,
     ) -> Change | None:
         stored = self.cases.get(rule.id, job.job_id)
@@ -480,77 +474,6 @@ class Engine:
         elif self.view.halted_since is None:
             self.view.halted_since = self.clock.wall()
 
-    # -- telling
-
-    async def _tell(self) -> None:
-        now = self.clock.wall()
-        self._book.update(self._alerts(now), now)
-        pending = self._book.pending(now)
-        if not pending:
-            return
-        try:
-            await self._alertmanager.post(pending)
-        except ServiceUnavailable as error:
-            log.warning("alerts not taken; tried again in the next tick", error=str(error))
-            self._telling_works = False
-            return
-        self._telling_works = True
-        self._book.posted(now)
-
-    def _alerts(self, now: float) -> list[Alert]:
-        context = Context(now, self.rulebook.rules.timezone, self.settings.external_url)
-        directory = self.rulebook.directory
-        found: list[Alert] = []
-        for stored in self.cases.all():
-            case, rule = stored.case, self.rulebook.rule(stored.case.rule_id)
-            if rule is None or case.detected_at is None:
-                continue
-            owner = directory.user(case.user)
-            verdict = self.view.verdicts.get((case.rule_id, case.job_id))
-            found += notices.case_alerts(
-                case,
-                rule,
-                evidence=() if verdict is None else verdict.evidence,
-                outlook=self.outlook(case, rule, now),
-                owner=owner,
-                context=context,
-            )
-            found += notices.undeliverable_alerts(
-                case,
-                rule,
-                self.ledger.notices(stored.id),
-                undelivered_after=self.settings.notices.undelivered_after,
-                owner=owner,
-                context=context,
-            )
-        for decision in self.ledger.finished_since(now - notices.ENDED_SECONDS):
-            owner = directory.user(decision.user)
-            found += notices.decision_alerts(
-                decision, freed=_freed(decision), owner=owner, context=context
-            )
-        if self.view.halted_since is not None:
-            sentence = "; ".join(
-                block.sentence for block in self.view.halted if block.reason == "share_of_running"
-            )
-            found.append(notices.halted_alert(sentence, self.view.halted_since, context))
-        return found
-
-    def outlook(self, case: Case, rule: Rule, now: float) -> Outlook:
-        """What lies ahead of a case, for its notice and its page."""
-        facts = self.view.facts
-        job = None if facts is None else facts.jobs.get(case.job_id)
-        final = cases.final_stage(rule)
-        keeps = self.ledger.keeps(case.rule_id, case.job_id, case.run_id)
-        return Outlook(
-            remaining=None if case.decision_id is not None else cases.remaining(case, rule),
-            grace=0.0 if final is None else cases.terms(case, final[1]).grace,
-            owner_may=notices.keep_allowance(rule),
-            keeps_used=sum(1 for keep in keeps if keep.role == "owner"),
-            ticket=tickets.issue(self._ticket_key, rule.id, case.job_id),
-            work_lost=None if job is None else guards.work_lost(job, now),
-            cards="" if job is None else ", ".join(_card(gpu.index, gpu.name) for gpu in job.gpus),
-        )
-
     # -- keeping
 
     def keep(
@@ -593,7 +516,7 @@ class Engine:
             found.append("no tick has been completed lately: is Prometheus up?")
         if self.rulebook.problem:
             found.append(self.rulebook.problem)
-        if not self._telling_works:
+        if not self.teller.works:
             found.append("no Alertmanager takes the alerts")
         return found
 
@@ -615,12 +538,3 @@ def _waiting_order(stored: StoredCase) -> tuple[float, float, str]:
 
 def _pair(stored: StoredCase) -> Pair:
     return (stored.case.rule_id, stored.case.job_id)
-
-
-def _card(index: str, name: str) -> str:
-    return f"GPU {index} ({name})" if name else f"GPU {index}"
-
-
-def _freed(decision: Decision) -> float | None:
-    report = decision.decoded_report
-    return None if report is None or report.proof is None else float(report.proof.memory_freed)

@@ -13,8 +13,8 @@ from gpuwarden.ruleengine.enforcement import evidence_record
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.guards import Blocked
-    from gpuwarden.ruleengine.records import Decision, StoredCase
     from gpuwarden.ruleengine.model import Rule
+    from gpuwarden.ruleengine.records import Decision, StoredCase
     from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
 
 JOBS_SCHEMA = "gpuwarden.jobs/v1"
@@ -284,34 +284,42 @@ def jobs_page(document: dict[str, Any]) -> str:
 
 def answer(document: dict[str, Any]) -> str:
     """The page's first sentence: was the job ended, will it be, or why not."""
-    for decision in reversed(document["decisions"]):
-        at = decision["finished_at"] or decision["created_at"]
-        if decision["state"] == "verified":
-            return f"This job was ended by the rule {decision['rule']} at {at}; the GPU is free."
-        if decision["state"] in ("authorised", "acting"):
-            return f"This job is being ended by the rule {decision['rule']} since {at}."
-        if decision["state"] in ("incomplete", "failed"):
-            return (
-                f"The rule {decision['rule']} ended this job at {at}, but that could not be "
-                f"proven: {decision['reason'] or decision['state']}."
-            )
-    protected = [rule for rule in document["rules"] if rule["protected"]]
-    open_cases = [
-        rule for rule in document["rules"] if rule["case"] and rule["case"]["detected_at"]
-    ]
-    for rule in open_cases:
-        if rule["why_not"]:
-            why = "; ".join(block["sentence"] for block in rule["why_not"])
-            return f"This job breaks the rule {rule['rule']}. It is not ended now: {why}."
-    if open_cases:
-        names = ", ".join(rule["rule"] for rule in open_cases)
-        return f"This job breaks {names}, and no rule that it breaks ends jobs."
-    if protected:
-        why = "; ".join(f"{rule['rule']}: {rule['protected']}" for rule in protected)
-        return f"This job is protected. {why}."
+    decided = [_decided(decision) for decision in reversed(document["decisions"])]
+    for sentence in (*decided, _broken(document["rules"]), _protected(document["rules"])):
+        if sentence:
+            return sentence
     if document["running"]:
         return "This job breaks no rule."
     return "This job is no longer running; gpuwarden did not end it."
+
+
+def _decided(decision: dict[str, Any]) -> str:
+    rule, at = decision["rule"], decision["finished_at"] or decision["created_at"]
+    why = decision["reason"] or decision["state"]
+    return {
+        "verified": f"This job was ended by the rule {rule} at {at}; the GPU is free.",
+        "authorised": f"This job is being ended by the rule {rule} since {at}.",
+        "acting": f"This job is being ended by the rule {rule} since {at}.",
+        "incomplete": f"The rule {rule} ended this job at {at}, but that is not proven: {why}.",
+        "failed": f"The rule {rule} ended this job at {at}, but that is not proven: {why}.",
+    }.get(decision["state"], "")
+
+
+def _broken(rules: list[dict[str, Any]]) -> str:
+    broken = [rule for rule in rules if rule["case"] and rule["case"]["detected_at"]]
+    for rule in broken:
+        if rule["why_not"]:
+            why = "; ".join(block["sentence"] for block in rule["why_not"])
+            return f"This job breaks the rule {rule['rule']}. It is not ended now: {why}."
+    if not broken:
+        return ""
+    names = ", ".join(rule["rule"] for rule in broken)
+    return f"This job breaks {names}, and no rule that it breaks ends jobs."
+
+
+def _protected(rules: list[dict[str, Any]]) -> str:
+    why = "; ".join(f"{rule['rule']}: {rule['protected']}" for rule in rules if rule["protected"])
+    return f"This job is protected. {why}." if why else ""
 
 
 def _rule_section(rule: dict[str, Any]) -> list[str]:
@@ -361,8 +369,8 @@ def _rule_section(rule: dict[str, Any]) -> list[str]:
 def _decision_section(decision: dict[str, Any]) -> list[str]:
     parts = [
         f"<h2>Decision <code>{_text(decision['id'])}</code>: {_text(decision['state'])}</h2>",
-        f"<p>Rule {_text(decision['rule'])}, {_text(decision['created_at'])}. "
-        f"{_text(decision['reason'])}</p>",
+        f"<p>Rule {_text(decision['rule'])}, {_text(decision['created_at'])}.</p>",
+        f"<p>{_text(decision['reason'])}</p>",
     ]
     report = decision["report"]
     if report:

@@ -222,9 +222,21 @@ def case_blocks(
     if case.state is not CaseState.DUE:
         found.append(Blocked("not_due", f"the case is {case.state}"))
     if job is None or verdict is None:
-        found.append(Blocked("job_gone", "the job is no longer there"))
-        return found
-    if not case.job_id.startswith(NODE_JOB_PREFIX):
+        return [*found, Blocked("job_gone", "the job is no longer there")]
+    return [
+        *found,
+        *_reach(job),
+        *_judgement(verdict, truth),
+        *_promises(situation, case, stage, delivery=delivery, kept_until=kept_until),
+        *_work(situation, job, stage),
+        *_cards(situation, job),
+    ]
+
+
+def _reach(job: JobFacts) -> list[Blocked]:
+    """Whether the node's agent may end this job, and knows what runs there now."""
+    found = []
+    if not job.job_id.startswith(NODE_JOB_PREFIX):
         found.append(
             Blocked("platform", "the job belongs to a platform; only its own tool may end it")
         )
@@ -235,7 +247,12 @@ def case_blocks(
             )
         )
     if not job.fresh:
-        found.append(Blocked("dark_node", job.not_fresh_reason or "the job's node is dark"))
+        found.append(Blocked("dark_node", f"the job's node: {job.not_fresh_reason or 'dark'}"))
+    return found
+
+
+def _judgement(verdict: Verdict, truth: Truth) -> list[Blocked]:
+    found = []
     if verdict.protected:
         found.append(Blocked("protected", verdict.protected))
     if truth is not Truth.YES:
@@ -246,6 +263,19 @@ def case_blocks(
                 f"on fresh facts the rule says {truth.name}" + (f" ({why})" if why else ""),
             )
         )
+    return found
+
+
+def _promises(
+    situation: Situation,
+    case: Case,
+    stage: Stage,
+    *,
+    delivery: Delivery,
+    kept_until: float | None,
+) -> list[Blocked]:
+    """What the owner was told, or was granted."""
+    found = []
     if kept_until is not None and kept_until > situation.now:
         left = durations.render(float(round(kept_until - situation.now)))
         found.append(Blocked("kept", f"a keep protects the job for another {left}"))
@@ -262,16 +292,19 @@ def case_blocks(
         )
     if case.elapsed < held.after:
         found.append(Blocked("deadline", f"{case.elapsed:.0f} of {held.after:.0f} s have passed"))
-    found += _work(situation, job, stage)
-    shared = sorted({gpu.uuid for gpu in job.gpus} & set(situation.incomplete_cards))
-    if shared:
-        found.append(
-            Blocked(
-                "incomplete_reclaim",
-                f"an earlier reclaim on {', '.join(shared)} is not proven; no second victim there",
-            )
-        )
     return found
+
+
+def _cards(situation: Situation, job: JobFacts) -> list[Blocked]:
+    shared = sorted({gpu.uuid for gpu in job.gpus} & set(situation.incomplete_cards))
+    if not shared:
+        return []
+    return [
+        Blocked(
+            "incomplete_reclaim",
+            f"an earlier reclaim on {', '.join(shared)} is not proven; no second victim there",
+        )
+    ]
 
 
 def work_lost(job: JobFacts, now: float) -> float | None:

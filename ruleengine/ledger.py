@@ -298,8 +298,10 @@ class Ledger:
         """
         with self._transaction() as db:
             values = asdict(decision) | {"gpus": json.dumps(decision.gpus), "state": "authorised"}
-            marks = ", ".join("?" * len(values))
-            db.execute(f"INSERT INTO decisions VALUES ({marks})", tuple(values.values()))
+            db.execute(
+                "INSERT INTO decisions VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                tuple(values.values()),
+            )
             _store(db, change, time)
 
     def settle(
@@ -325,33 +327,47 @@ class Ledger:
 
     def decision(self, decision_id: str) -> Decision | None:
         """One decision, or None."""
-        found = self._decisions("WHERE id=?", (decision_id,))
+        found = self._decisions(
+            "SELECT * FROM decisions WHERE id=? ORDER BY created_at, id", (decision_id,)
+        )
         return found[0] if found else None
 
     def open_decisions(self) -> list[Decision]:
         """Decisions whose result is not known yet, oldest first."""
-        return self._decisions("WHERE state IN ('authorised', 'acting')")
+        return self._decisions(
+            "SELECT * FROM decisions WHERE state IN ('authorised', 'acting') "
+            "ORDER BY created_at, id"
+        )
 
     def job_decisions(self, job_id: str) -> list[Decision]:
         """Decisions about a job, oldest first."""
-        return self._decisions("WHERE job_id=?", (job_id,))
+        return self._decisions(
+            "SELECT * FROM decisions WHERE job_id=? ORDER BY created_at, id", (job_id,)
+        )
 
     def incomplete_decisions(self) -> list[Decision]:
         """Reclaims that could not be proven, oldest first."""
-        return self._decisions("WHERE state='incomplete'")
+        return self._decisions(
+            "SELECT * FROM decisions WHERE state='incomplete' ORDER BY created_at, id"
+        )
 
     def finished_since(self, since: float) -> list[Decision]:
         """Decisions whose result came after `since` (Unix time), oldest first."""
-        return self._decisions("WHERE finished_at >= ?", (since,))
+        return self._decisions(
+            "SELECT * FROM decisions WHERE finished_at >= ? ORDER BY created_at, id", (since,)
+        )
 
     def recent_decisions(self, since: float) -> list[Decision]:
         """Decisions made after `since` (Unix time), oldest first."""
-        return self._decisions("WHERE created_at >= ?", (since,))
+        return self._decisions(
+            "SELECT * FROM decisions WHERE created_at >= ? ORDER BY created_at, id", (since,)
+        )
 
     def ends_since(self, since: float) -> list[Decision]:
         """Terminations that stand (not refused, not lapsed) and are younger than `since`."""
         return self._decisions(
-            "WHERE action='terminate' AND state NOT IN ('refused', 'lapsed') AND created_at >= ?",
+            "SELECT * FROM decisions WHERE action='terminate' "
+            "AND state NOT IN ('refused', 'lapsed') AND created_at >= ? ORDER BY created_at, id",
             (since,),
         )
 
@@ -389,12 +405,8 @@ class Ledger:
         ).fetchone()
         return int(total)
 
-    def _decisions(self, where: str, values: tuple[object, ...] = ()) -> list[Decision]:
-        # `where` is one of the literals above; values are bound.
-        rows = self._db.execute(
-            "SELECT * FROM decisions " + where + " ORDER BY created_at, id", values
-        )
-        return [_decision(row) for row in rows]
+    def _decisions(self, query: str, values: tuple[object, ...] = ()) -> list[Decision]:
+        return [_decision(row) for row in self._db.execute(query, values)]
 
     # -- keeps
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpuwarden.ruleengine.cases import Case
-    from gpuwarden.ruleengine.records import Decision
     from gpuwarden.ruleengine.model import OwnerMay, Rule
+    from gpuwarden.ruleengine.records import Decision
     from gpuwarden.ruleengine.verdicts import Evidence
 
 LINES = (

@@ -61,8 +61,9 @@ class EngineCollector(Collector):
             yield "gpuwarden_engine_tick_timestamp_seconds", [((), ticks.last_completed)]
             yield "gpuwarden_engine_tick_seconds", [((), ticks.last_seconds)]
         outcomes = {"completed": 0, "discarded": 0, "overrun": 0} | ticks.outcomes
-        yield "gpuwarden_engine_ticks_total", _counted(
-            ((outcome,), count) for outcome, count in outcomes.items()
+        yield (
+            "gpuwarden_engine_ticks_total",
+            _counted(((outcome,), count) for outcome, count in outcomes.items()),
         )
         yield "gpuwarden_unknown_total", _counted(ticks.unknown.items())
         halted = sorted({block.reason for block in engine.view.halted})

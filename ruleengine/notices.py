@@ -1,4 +1,4 @@
-"""Alerts of the engine: which ones stand, as a pure function of cases, and the book of what was told.
+"""Alerts of the engine: which ones stand, as pure functions of cases, and what was told.
 
 Labels are identity only: numbers and prose would make a new alert of every change. A change of
 level is a resolved and a firing alert in one message.
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.cases import Case, StageMark
     from gpuwarden.ruleengine.directories import User
-    from gpuwarden.ruleengine.records import Decision, Notice
     from gpuwarden.ruleengine.messages import Outlook
     from gpuwarden.ruleengine.model import OwnerMay, Rule
+    from gpuwarden.ruleengine.records import Decision, Notice
     from gpuwarden.ruleengine.verdicts import Evidence
 
 SERVICE = "gpuwarden-jobs"
@@ -93,7 +93,16 @@ def case_alerts(
         if mark is not None:
             texts = messages.ending(case, rule, outlook.grace, now=mark.at, zone=zone)
             return [
-                _alert("GpuwardenJobEnding", mark.level, texts, case, rule, mark, owner, context)
+                _alert(
+                    "GpuwardenJobEnding",
+                    mark.level,
+                    texts,
+                    case=case,
+                    rule=rule,
+                    mark=mark,
+                    owner=owner,
+                    context=context,
+                )
             ]
     if not marks or case.decision_id is not None:
         return []
@@ -107,7 +116,18 @@ def case_alerts(
         engine_url=context.external_url,
     )
     mark = marks[-1]
-    return [_alert("GpuwardenJobNotice", mark.level, texts, case, rule, mark, owner, context)]
+    return [
+        _alert(
+            "GpuwardenJobNotice",
+            mark.level,
+            texts,
+            case=case,
+            rule=rule,
+            mark=mark,
+            owner=owner,
+            context=context,
+        )
+    ]
 
 
 def undeliverable_alerts(
@@ -138,7 +158,16 @@ def undeliverable_alerts(
             ),
         }
         return [
-            _alert("GpuwardenNoticeUndeliverable", "page", texts, case, rule, None, owner, context)
+            _alert(
+                "GpuwardenNoticeUndeliverable",
+                "page",
+                texts,
+                case=case,
+                rule=rule,
+                mark=None,
+                owner=owner,
+                context=context,
+            )
         ]
     return []
 
@@ -206,6 +235,7 @@ def _alert(
     name: str,
     level: str,
     texts: Mapping[str, str],
+    *,
     case: Case,
     rule: Rule,
     mark: StageMark | None,
@@ -267,8 +297,9 @@ class AlertBook:
         }
 
     def pending(self, now: float) -> list[Alert]:
-        """What must be posted now, resolved ones first; empty while nothing changed and nothing is
-        due to be repeated.
+        """What must be posted now, resolved ones first.
+
+        Empty while nothing has changed and nothing is due to be repeated.
         """
         due = self._sent_at is None or now - self._sent_at >= self._resend or now < self._sent_at
         if not self._changed and not due:

@@ -56,7 +56,7 @@ class RuleBook:
             rules, directory = self._read()
         except InvalidInput as error:
             self.problem = f"the files on disk are not usable, the old rules stay in force: {error}"
-            log.error("reload refused; the old rules stay in force", errors=str(error))
+            log.warning("reload refused; the old rules stay in force", errors=str(error))
             return False
         changed = seen != self._seen
         self._seen, self.problem = seen, ""

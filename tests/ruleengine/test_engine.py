@@ -600,9 +600,11 @@ def test_a_keep_moves_the_deadline_and_is_counted_for_life(servers: World) -> No
         async with running(servers) as world:
             await world.tick(20)
             assert world.agent.requests == []
-            assert world.engine.outlook(
-                world.engine.cases.all()[0].case, rule, world.clock.wall()
-            ).keeps_used == 1
+            (again,) = world.engine.cases.all()
+            outlook = world.engine.teller.outlook(
+                again.case, rule, world.engine.view, now=world.clock.wall()
+            )
+            assert outlook.keeps_used == 1
             for _ in range(200):
                 await world.tick()
                 if world.agent.requests:

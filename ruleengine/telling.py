@@ -1,0 +1,141 @@
+"""Telling Alertmanager: which alerts stand after a tick, and what lies ahead of each case."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.ruleengine import cases, guards, notices, tickets
+from gpuwarden.ruleengine.messages import Outlook
+from gpuwarden.ruleengine.notices import AlertBook, Context
+
+if TYPE_CHECKING:
+    from gpuwarden.clock import Clock
+    from gpuwarden.ruleengine.alertmanager import Alert, AlertmanagerClient
+    from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.enforcement import CaseTable
+    from gpuwarden.ruleengine.ledger import Ledger
+    from gpuwarden.ruleengine.model import Rule
+    from gpuwarden.ruleengine.records import Decision
+    from gpuwarden.ruleengine.rulebooks import RuleBook
+    from gpuwarden.ruleengine.settings import EngineSettings
+    from gpuwarden.ruleengine.views import View
+
+log = structlog.get_logger(__name__)
+
+
+class Teller:
+    """Keeps Alertmanager's alerts like the cases.
+
+    Args:
+        settings: of engine.yaml.
+        rulebook: rules and directory in force.
+        ledger: notices, keeps and decisions.
+        table: the open cases.
+        alertmanager: every replica.
+        clock: wall time.
+        ticket_key: secret that owners' tickets are made with, or None.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        rulebook: RuleBook,
+        ledger: Ledger,
+        table: CaseTable,
+        *,
+        alertmanager: AlertmanagerClient,
+        clock: Clock,
+        ticket_key: bytes | None,
+    ) -> None:
+        self._settings = settings
+        self._rulebook = rulebook
+        self._ledger = ledger
+        self._cases = table
+        self._alertmanager = alertmanager
+        self._clock = clock
+        self._ticket_key = ticket_key
+        self._book = AlertBook(settings.notices.resend)
+        self.works = True
+        """Whether a replica took the last post."""
+
+    async def tell(self, view: View) -> None:
+        """Post what has changed or is due to be repeated; what fails is tried in the next tick."""
+        now = self._clock.wall()
+        self._book.update(self._alerts(view, now), now)
+        pending = self._book.pending(now)
+        if not pending:
+            return
+        try:
+            await self._alertmanager.post(pending)
+        except ServiceUnavailable as error:
+            log.warning("alerts not taken; tried again in the next tick", error=str(error))
+            self.works = False
+            return
+        self.works = True
+        self._book.posted(now)
+
+    def _alerts(self, view: View, now: float) -> list[Alert]:
+        context = Context(now, self._rulebook.rules.timezone, self._settings.external_url)
+        directory = self._rulebook.directory
+        found: list[Alert] = []
+        for stored in self._cases.all():
+            case, rule = stored.case, self._rulebook.rule(stored.case.rule_id)
+            if rule is None or case.detected_at is None:
+                continue
+            owner = directory.user(case.user)
+            verdict = view.verdicts.get((case.rule_id, case.job_id))
+            found += notices.case_alerts(
+                case,
+                rule,
+                evidence=() if verdict is None else verdict.evidence,
+                outlook=self.outlook(case, rule, view, now=now),
+                owner=owner,
+                context=context,
+            )
+            found += notices.undeliverable_alerts(
+                case,
+                rule,
+                self._ledger.notices(stored.id),
+                undelivered_after=self._settings.notices.undelivered_after,
+                owner=owner,
+                context=context,
+            )
+        for decision in self._ledger.finished_since(now - notices.ENDED_SECONDS):
+            owner = directory.user(decision.user)
+            found += notices.decision_alerts(
+                decision, freed=_freed(decision), owner=owner, context=context
+            )
+        if view.halted_since is not None:
+            sentence = "; ".join(
+                block.sentence for block in view.halted if block.reason == "share_of_running"
+            )
+            found.append(notices.halted_alert(sentence, view.halted_since, context))
+        return found
+
+    def outlook(self, case: Case, rule: Rule, view: View, *, now: float) -> Outlook:
+        """What lies ahead of a case, for its notice and its page."""
+        facts = view.facts
+        job = None if facts is None else facts.jobs.get(case.job_id)
+        final = cases.final_stage(rule)
+        keeps = self._ledger.keeps(case.rule_id, case.job_id, case.run_id)
+        return Outlook(
+            remaining=None if case.decision_id is not None else cases.remaining(case, rule),
+            grace=0.0 if final is None else cases.terms(case, final[1]).grace,
+            owner_may=notices.keep_allowance(rule),
+            keeps_used=sum(1 for keep in keeps if keep.role == "owner"),
+            ticket=tickets.issue(self._ticket_key, rule.id, case.job_id),
+            work_lost=None if job is None else guards.work_lost(job, now),
+            cards="" if job is None else ", ".join(_card(gpu.index, gpu.name) for gpu in job.gpus),
+        )
+
+
+def _card(index: str, name: str) -> str:
+    return f"GPU {index} ({name})" if name else f"GPU {index}"
+
+
+def _freed(decision: Decision) -> float | None:
+    report = decision.decoded_report
+    return None if report is None or report.proof is None else float(report.proof.memory_freed)
