@@ -249,7 +249,7 @@ class Hooks(_Host):
         loop.dataset = orders.fingerprint(loader.dataset)
         wrapped = TrainLoader(
             loader,
-            epoch=lambda: self.epoch,
+            epoch=lambda: getattr(self, "epoch", 0),  # also iterated before training
             board=session.board,
             watch=session.watch,
             settle=session.settle,

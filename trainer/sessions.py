@@ -208,7 +208,7 @@ class Session:
             answered=set(record.answered),
             since=self.clock.wall(),
         )
-        self.board.beat(force=True)
+        self.board.begin()
         base = base or _named_class(self.settings.trainer) or model._smart_load("trainer")  # noqa: SLF001
         words = {**words, "save_dir": str(self._plan.save_dir), "resume": self._native(native)}
         try:
@@ -397,8 +397,7 @@ class Session:
         """One batch was trained on."""
         # The progress bar has just read the losses: the device is in step already.
         finite = bool(trainer.loss.isfinite())
-        self.board.trained(images=images, finite=finite)
-        self.board.set(step=trainer.gpuwarden_step() + 1)
+        self.board.trained(images=images, finite=finite, step=trainer.gpuwarden_step() + 1)
 
     def validated(self, trainer: Any) -> None:
         """An epoch is complete, its metrics are known."""

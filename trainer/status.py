@@ -7,6 +7,7 @@ never reaches the training.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -83,6 +84,7 @@ class StatusBoard:
         self._complained = False
         self._images = 0
         self._steps = 0
+        self._step: int | None = None
         self._data_wait = 0.0
         self._compute = 0.0
         self._nonfinite = 0
@@ -101,6 +103,12 @@ class StatusBoard:
         return self._phases.get("checkpoint", 0.0)
 
     # -- what the loop reports
+
+    def begin(self) -> None:
+        """A new attempt: what a former one said of its process is withdrawn."""
+        with contextlib.suppress(OSError):
+            job_files.description_path(self._root, self._run_id).unlink()
+        self.beat(force=True)
 
     def describe(self, description: RunDescription) -> None:
         """Publish what does not change during the attempt."""
@@ -139,8 +147,9 @@ class StatusBoard:
         """Batches trained on by an earlier attempt were passed over."""
         self._replay += seconds
 
-    def trained(self, *, images: int, finite: bool) -> None:
-        """One batch was trained on."""
+    def trained(self, *, images: int, finite: bool, step: int) -> None:
+        """One batch was trained on, which was the run's `step`th."""
+        self._step = step
         self._steps += 1
         self._images += images
         self._nonfinite += not finite
@@ -176,15 +185,15 @@ class StatusBoard:
 
     def beat(self, *, force: bool = False) -> None:
         """The loop moved on."""
-        self._account()
-        now, wall = self._clock.monotonic(), self._clock.wall()
+        now = self._clock.monotonic()
         if not force and now - self._written < WRITE_SECONDS:
-            self._status = dataclasses.replace(self._status, heartbeat=wall)
             return
+        self._account()
         self._written = now
         self._status = dataclasses.replace(
             self._status,
-            heartbeat=wall,
+            heartbeat=self._clock.wall(),
+            step=self._status.step if self._step is None else self._step,
             sequence=self._status.sequence + 1,
             throughput=self._throughput(now),
             counters=Counters(
