@@ -28,12 +28,13 @@ Exit status:
   {job_files.EXIT_DONE}   the training is complete (or was already)
   {job_files.EXIT_FAULT}   a fault; states saved before it stay
   2   wrong usage, or a state that does not fit these words
-  {job_files.EXIT_REQUEUE}  left, state saved: bring the job back (Slurm --requeue, a Job's backoff)
+  {job_files.EXIT_REQUEUE}  left, state saved: bring the job back (Slurm: RequeueExit={job_files.EXIT_REQUEUE})
   {job_files.EXIT_HOLD}  left because a rule ended it: do not bring it back by itself
   {job_files.EXIT_NOT_RESUMABLE}  left, but no state could be saved
 
 \b
-Slurm: put `#SBATCH --requeue --signal=B:USR1@120` and, as the last line,
+Slurm, with RequeueExit={job_files.EXIT_REQUEUE} in slurm.conf: put `#SBATCH --requeue
+--signal=B:USR1@120` and, as the last line,
   exec gpuwarden train --run-id exp1 model=... data=...
 which starts the run at first and continues it ever after.
 """
