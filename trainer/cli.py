@@ -19,8 +19,10 @@ from gpuwarden.trainer.settings import DATA_ORDERS, RESUME_CHOICES, TrainSetting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_SIGNAL_NAMES = ", ".join(number.name for number in SIGNALS)
 _EPILOG = f"""\b
-Signals: {", ".join(number.name for number in SIGNALS)} all mean: save at the next step and
+Signals: {_SIGNAL_NAMES}
+all mean: save at the next step and
 leave. Repeats within 5 seconds count once. Ctrl-C three times, further apart, gives up at once.
 
 \b
