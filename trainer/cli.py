@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _SIGNAL_NAMES = ", ".join(number.name for number in SIGNALS)
 _EPILOG = f"""\b
 Signals: {_SIGNAL_NAMES}
-all mean: save at the next step and
-leave. Repeats within 5 seconds count once. Ctrl-C three times, further apart, gives up at once.
+all mean: save at the next step and leave. Repeats within 5 seconds count once.
+Ctrl-C three times, further apart, gives up at once.
 
 \b
 Exit status:
@@ -35,8 +35,9 @@ Exit status:
   {job_files.EXIT_NOT_RESUMABLE}  left, but no state could be saved
 
 \b
-Slurm, with RequeueExit={job_files.EXIT_REQUEUE} in slurm.conf: put `#SBATCH --requeue
---signal=B:USR1@120` and, as the last line,
+Slurm, with RequeueExit={job_files.EXIT_REQUEUE} in slurm.conf: put
+  #SBATCH --requeue --signal=B:USR1@120
+and, as the last line,
   exec gpuwarden train --run-id exp1 model=... data=...
 which starts the run at first and continues it ever after.
 """
