@@ -30,7 +30,7 @@ Exit status:
   {job_files.EXIT_DONE}   the training is complete (or was already)
   {job_files.EXIT_FAULT}   a fault; states saved before it stay
   2   wrong usage, or a state that does not fit these words
-  {job_files.EXIT_REQUEUE}  left, state saved: bring the job back (Slurm: RequeueExit={job_files.EXIT_REQUEUE})
+  {job_files.EXIT_REQUEUE}  left, state saved: bring the job back
   {job_files.EXIT_HOLD}  left because a rule ended it: do not bring it back by itself
   {job_files.EXIT_NOT_RESUMABLE}  left, but no state could be saved
 
