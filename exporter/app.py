@@ -164,12 +164,18 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
     with listening(settings.host, settings.port) as server:
         host, port = server.getsockname()[:2]
         _logger.info("listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        # uvicorn raises the signal that ended it once more: that must not skip the shutdown below.
+        program = uvicorn.Server(config)
+
+        def end(_number: int, _frame: object) -> None:
+            program.should_exit = True
+
+        # uvicorn takes these over while it serves, and raises the one that ended it once more;
+        # neither before nor after that may a signal skip the shutdown below.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: None)
+            signal.signal(number, end)
         sampler.start()
         try:
-            uvicorn.Server(config).run(sockets=[server])
+            program.run(sockets=[server])
         finally:
             sampler.stop()
             _logger.info("stopped")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.exporter import classification, resources
+from gpuwarden.exporter.blocking_calls import BlockingCalls
 from gpuwarden.exporter.jobs import GpuProcessRow, Holding, Job, NodeSnapshot, YoloCommand
 from gpuwarden.exporter.lineages import Lineages
 from gpuwarden.exporter.processes import (
@@ -72,6 +73,7 @@ class _Memory:
     usage: resources.Usage = field(default_factory=resources.Usage)
     first_gpu_use: float | None = None
     cpu_active_at: float | None = None
+    log_written_at: float | None = None
     held: dict[str, int] = field(default_factory=dict)
 
 
@@ -117,6 +119,7 @@ class Attribution:
             pid_namespace=(proc / "self/ns/pid").stat().st_ino,
             user_name=user_name,
         )
+        self._calls = BlockingCalls()
         self._known: dict[int, Process] = {}
         self._snapshots = 0
         self._facts: dict[tuple[int, int, str], _Facts] = {}
@@ -154,6 +157,10 @@ class Attribution:
             lost_gpu_seconds=dict(self._runs.lost),
             dropped=dict(self._dropped + self._runs.dropped),
         )
+
+    def close(self) -> None:
+        """Let the thread for calls that may hang end."""
+        self._calls.close()
 
     # -----------------------------------------------------------------------------------------
     # Who belongs together
@@ -345,13 +352,20 @@ class Attribution:
         key = (*process.identity, process.comm)
         facts = self._facts.get(key)
         if facts is None:
-            words = arguments(process.pid, self._proc)
-            facts = self._facts[key] = _Facts(
-                executable=executable(process.pid, self._proc) or "",
-                kernel=classification.is_kernel(words),
-                command=classification.yolo_command(words),
-            )
+            found = self._calls.make(process.uid, lambda: self._look_at(process))
+            if found is None:
+                self._dropped["hanging"] += 1
+                return _Facts(executable="", kernel=False, command=None)
+            facts = self._facts[key] = found
         return facts
+
+    def _look_at(self, process: Process) -> _Facts:
+        words = arguments(process.pid, self._proc)
+        return _Facts(
+            executable=executable(process.pid, self._proc) or "",
+            kernel=classification.is_kernel(words),
+            command=classification.yolo_command(words),
+        )
 
     def _framework(self, group: _Group, facts: Mapping[int, _Facts], seen: Iterable[_Facts]) -> str:
         if group.runs:
@@ -365,23 +379,30 @@ class Attribution:
             # Libraries are loaded before a card is used, but simulations may be bound earlier.
             if not item.library and item.library_tries < LIBRARY_TRIES:
                 item.library_tries += 1
-                item.library = classification.loaded_framework(pid, self._proc)
+                item.library = self._library(group.on_cards[pid])
             if item.library:
                 return item.library
         return ""
 
+    def _library(self, process: Process) -> str:
+        found = self._calls.make(
+            process.uid, lambda: classification.loaded_framework(process.pid, self._proc)
+        )
+        return found or ""
+
     def _activity(self, group: _Group, memory: _Memory, now: float) -> dict[str, float]:
         """Signal -> last sign of life; signals that the job never had are absent."""
         found: dict[str, float] = {}
-        logs, heartbeats = [], []
+        heartbeats = []
         for live in group.runs:
             if live.run.heartbeat is not None:
                 heartbeats.append(live.run.heartbeat)
             written = self._log_written(live, now)
             if written is not None:
-                logs.append(written)
-        if logs:
-            found["log"] = min(now, max(logs))
+                memory.log_written_at = min(now, written)
+        if memory.log_written_at is not None:
+            # While a file system hangs, the last known writing stays what it was.
+            found["log"] = memory.log_written_at
         if heartbeats:
             found["heartbeat"] = min(now, max(heartbeats))
         if memory.cpu_active_at is not None:
@@ -394,8 +415,11 @@ class Attribution:
         if log is None or not log.startswith("/") or "\0" in log:
             return None
         try:
-            about = Path(log).stat(follow_symlinks=False)
+            about = self._calls.make(live.uid, lambda: Path(log).stat(follow_symlinks=False))
         except (OSError, ValueError):
+            return None
+        if about is None:
+            self._dropped["hanging"] += 1
             return None
         if not stat.S_ISREG(about.st_mode) or about.st_uid != live.uid:
             self._dropped["log_owner"] += 1

@@ -28,6 +28,7 @@ DROP_REASONS = (
     "duplicate_series",
     "enumeration",
     "future",
+    "hanging",
     "invalid_sample",
     "invalid_value",
     "job_file_claimed_twice",

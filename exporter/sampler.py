@@ -126,6 +126,7 @@ class Sampler:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS)
+        self._attribution.close()
         self._nvml.close()
 
     def page(self) -> Rendered:

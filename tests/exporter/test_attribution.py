@@ -24,7 +24,7 @@ from gpuwarden.exporter.simulated import GIB, Card, Fault, Scenario, SimulatedPr
 from gpuwarden.job_files import RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from gpuwarden.exporter.jobs import Job, NodeSnapshot
@@ -58,9 +58,11 @@ class Node:
 
 
 @pytest.fixture
-def node(driver: Driver, jobs: Path, clock: ManualClock) -> Node:
+def node(driver: Driver, jobs: Path, clock: ManualClock) -> Iterator[Node]:
     """A node without cards, until the test gives it some."""
-    return Node(driver, jobs, clock)
+    made = Node(driver, jobs, clock)
+    yield made
+    made.attribution.close()
 
 
 def _job_id(pid: int) -> str:

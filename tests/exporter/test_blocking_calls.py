@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+from tests.exporter.nodes import eventually
+
+from gpuwarden.exporter.blocking_calls import MAX_STUCK, BlockingCalls
+
+
+def test_an_answer_and_an_error() -> None:
+    """A call gives what its function gave, errors included."""
+    calls = BlockingCalls(patience=30)
+    assert [calls.make(1, lambda: 5), calls.make(2, lambda: "x")] == [5, "x"]
+    with pytest.raises(FileNotFoundError):
+        calls.make(1, lambda: open("/none"))  # noqa: PTH123, SIM115
+    calls.close()
+
+
+def test_a_call_that_hangs_concerns_its_owner_only() -> None:
+    """While a call hangs, its owner's calls are not made, and everybody else's are."""
+    calls, release = BlockingCalls(patience=0.01), threading.Event()
+    assert calls.make(1, release.wait) is None
+    assert calls.make(1, lambda: 5) is None
+    assert eventually(lambda: calls.make(2, lambda: 5), until=lambda answer: answer == 5)
+    release.set()
+    assert eventually(lambda: calls.make(1, lambda: 5)) == 5
+    calls.close()
+
+
+def test_hanging_calls_are_bounded() -> None:
+    """When too many owners' calls hang, no more threads are given away."""
+    calls, release = BlockingCalls(patience=0.01), threading.Event()
+    before = threading.active_count()
+    for owner in range(3 * MAX_STUCK):
+        calls.make(owner, release.wait)
+    assert calls.stuck == MAX_STUCK
+    assert threading.active_count() <= before + MAX_STUCK
+    release.set()
+    eventually(lambda: threading.active_count() <= before)
