@@ -169,12 +169,16 @@ class Actions:
         return process is None or process.start_ticks != parsed[2] or process.ended
 
     def close(self, timeout: float = 2.0) -> None:
-        """Stop: every ladder continues what it stopped, and stays open in the journal."""
+        """Stop within `timeout` seconds.
+
+        Every ladder continues what it stopped, and stays open in the journal.
+        """
         self._ladder.wake.set()
         with self._lock:
             threads = list(self._threads.values())
+        deadline = self._clock.monotonic() + timeout
         for thread in threads:
-            thread.join(timeout)
+            thread.join(max(0.0, deadline - self._clock.monotonic()))
 
     # -----------------------------------------------------------------------------------------
     # The threads' side

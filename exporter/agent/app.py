@@ -208,11 +208,17 @@ def _serve(api: Api, settings: AgentSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: None)
     server = uvicorn.Server(config)
-    server.run()
+    try:
+        server.run()
+    except OSError as error:
+        raise InvalidInput(f"the TLS certificate or its key cannot be used: {error}") from error
+    except SystemExit:
+        # uvicorn has logged why it cannot listen, and would end the process in its own way.
+        server.started = False
     if not server.started:
         raise InvalidInput(
-            f"--web.listen-address {settings.host}:{settings.port} cannot be listened on: see the "
-            "log above"
+            f"--web.listen-address {settings.host}:{settings.port} cannot be listened on: is "
+            "another agent running?"
         )
 
 

@@ -41,6 +41,7 @@ def _run_options(command: F) -> F:
 
 
 _FILE = click.Path(path_type=Path)
+_PRESENT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--web.listen-address",
@@ -53,10 +54,12 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--web.tls-cert-file",
         "tls_certificate",
-        type=_FILE,
+        type=_PRESENT_FILE,
         help="Serve HTTPS with this certificate (PEM).",
     ),
-    click.option("--web.tls-key-file", "tls_key", type=_FILE, help="Its private key (PEM)."),
+    click.option(
+        "--web.tls-key-file", "tls_key", type=_PRESENT_FILE, help="Its private key (PEM)."
+    ),
     click.option(
         "--node",
         metavar="NAME",

@@ -180,7 +180,7 @@ def _load(path: Path) -> Ed25519PublicKey:
         _check_owner(about)
         key = serialization.load_pem_public_key(file.read(MAX_KEY_BYTES))
     if not isinstance(key, Ed25519PublicKey):
-        raise ValueError("not an Ed25519 public key")  # noqa: TRY004 (a value of a file, not a type)
+        raise UnsupportedAlgorithm("not an Ed25519 public key")
     return key
 
 

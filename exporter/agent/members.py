@@ -204,7 +204,13 @@ def orphans(
         process = processes.get(reference.pid)
         if process is None or process.ended or not matches(reference, process, booted):
             continue
-        scope = Scope(process.uid, process.cgroup, since_ticks, False, launchers)  # noqa: FBT003
+        scope = Scope(
+            uid=process.uid,
+            cgroup=process.cgroup,
+            since_ticks=since_ticks,
+            dedicated=False,
+            launchers=launchers,
+        )
         if scope.fits(process) and is_loose(processes, process, scope, found):
             found[process.pid] = process
     return tuple(found.values())

@@ -6,6 +6,8 @@ run keeps its name when it is resumed and would leave again at once.
 
 from __future__ import annotations
 
+import errno
+import stat
 from typing import TYPE_CHECKING
 
 from gpuwarden import job_files
@@ -34,12 +36,18 @@ class LeaveRequests:
             clock: to tell which requests are over.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be made, or anybody could write requests to it.
         """
         self._directory = directory
         self._folder = directory / "requests"
         self._clock = clock
-        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.chmod(0o755)
+        if self._folder.stat().st_mode & stat.S_IWOTH:
+            raise PermissionError(
+                errno.EPERM, f"{self._folder} can be written by anybody: chmod 755 it"
+            )
 
     def write(self, run_id: str, request: LeaveRequest) -> None:
         """Ask a run; replaces an earlier request.

@@ -212,6 +212,22 @@ def test_an_agent_serves_tls(agent: AgentProcess, tmp_path: Path) -> None:
 # The command line
 
 
+def test_a_second_agent_says_what_is_in_its_way(agent: AgentProcess) -> None:
+    """An address or a journal that another agent has is named, and nothing is disturbed."""
+
+    def start(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "gpuwarden", "agent", *arguments],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    second = start(agent.arguments)
+    assert (second.returncode, "another agent is using" in second.stderr) == (1, True)
+    third = start([*agent.arguments, f"--journal={agent.log}.journal"])
+    assert (third.returncode, "cannot be listened on" in third.stderr) == (2, True)
+    assert fetch(f"{agent.url}/-/ready")
+
+
 def test_keys_are_made_and_explained(tmp_path: Path) -> None:
     """`agent keys` says what goes where, and does not overwrite."""
     result = CliRunner().invoke(gpuwarden, ["agent", "keys", "--out", str(tmp_path / "k")])
@@ -227,7 +243,7 @@ def test_keys_are_made_and_explained(tmp_path: Path) -> None:
     [
         ([], "--keys DIR is missing"),
         (["--keys", "/nowhere", "--web.listen-address", "9836"], "is not an address"),
-        (["--keys", "/nowhere", "--web.tls-cert-file", "c.pem"], "go together"),
+        (["--keys", "/nowhere", "--web.tls-cert-file", __file__], "go together"),
         (["--keys", "/nowhere", "--proof-timeout", "30"], "lacks a unit"),
     ],
 )

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.servers import until
 
-from gpuwarden.agent_api import Action, Outcome, ProcessRef
+from gpuwarden.agent_api import Action, ActionReport, ActionState, Outcome, ProcessRef
+from gpuwarden.exporter.agent.journal import JournalError, Record
 from gpuwarden.exporter.processes import boot_time, read_process, start_time
-from gpuwarden.exporter.simulated import GIB
+from gpuwarden.exporter.simulated import GIB, Fault
+from gpuwarden.job_files import LeaveRequest, request_path
 
 if TYPE_CHECKING:
     from tests.exporter.agent.nodes import Cards, Jobs, Node
@@ -193,8 +195,6 @@ def test_a_successor_does_not_spoil_the_proof(node: Node, jobs: Jobs, cards: Car
 
 def test_a_card_that_does_not_tell_is_no_proof(node: Node, jobs: Jobs, cards: Cards) -> None:
     """A card that is lost after the act cannot show that it was left."""
-    from gpuwarden.exporter.simulated import Fault  # noqa: PLC0415
-
     node.close()
     node.proof_timeout = 0.5
     node.open()
@@ -212,8 +212,6 @@ def test_a_card_that_does_not_tell_is_no_proof(node: Node, jobs: Jobs, cards: Ca
 
 def test_the_leave_request_comes_first_and_goes_last(node: Node, jobs: Jobs, cards: Cards) -> None:
     """During the grace the trainer finds a request to hold; a resumed run must not find it."""
-    from gpuwarden.job_files import LeaveRequest, request_path  # noqa: PLC0415
-
     job = jobs.start("stubborn")
     cards.hold(job.pid)
     request = node.engine.request(
@@ -227,3 +225,32 @@ def test_the_leave_request_comes_first_and_goes_last(node: Node, jobs: Jobs, car
     assert (asked.decision_id, asked.then, asked.reason) == (request.decision_id, "hold", "idle")
     assert node.outcome(request.decision_id).outcome is Outcome.RECLAIMED
     assert not path.exists()
+
+
+@pytest.mark.parametrize("event", ["asking", "stopping", "terminating", "terminated", "killing"])
+def test_a_journal_that_fails_on_the_way_stops_the_ladder(
+    event: str, node: Node, jobs: Jobs, cards: Cards
+) -> None:
+    """A step that cannot be journalled is not taken, and nobody stays stopped."""
+    job = jobs.start("stubborn")
+    cards.hold(job.pid)
+    saved: list[Record] = []
+
+    def save(name: str, record: Record) -> None:
+        if name == event:
+            raise JournalError("the disk is full")
+        saved.append(record)
+
+    request = node.engine.request(job.job_id, grace=1.0, run_id="run-1")
+    report = ActionReport("d", job.job_id, Action.TERMINATE, ActionState.ACTING)
+    with node.ladder.resolver.resolve(request) as target:
+        record = Record(
+            report, 1, request.boot_id, "run-1", 1.0, "step", "hold", "", 0.0, begun=0.0,
+            members=target.group.identities, holdings=target.holdings,
+        )  # fmt: skip
+        node.ladder.climb(record, target, save)
+    last = saved[-1].report
+    signalled = event in ("terminated", "killing")
+    expected = Outcome.INCOMPLETE if signalled else Outcome.FAILED
+    assert (last.outcome, last.reason) == (expected, "journal")
+    assert until(lambda: job.states() == {job.pid: "S"})

@@ -12,6 +12,7 @@ import pytest
 from tests.servers import until
 
 from gpuwarden.agent_api import Action, Outcome, ProcessRef
+from gpuwarden.errors import RefusedAction
 from gpuwarden.exporter.agent.guards import Guards
 from gpuwarden.exporter.processes import boot_id, proc_job_id, read_process
 from gpuwarden.exporter.simulated import Card, Fault
@@ -280,8 +281,6 @@ def test_an_executable_of_the_system_is_known(tmp_path: Path) -> None:
 
 def test_another_pid_namespace_is_noticed(tmp_path: Path) -> None:
     """Where NVML's pids are not ours, nothing may be signalled."""
-    from gpuwarden.errors import RefusedAction  # noqa: PLC0415
-
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").touch()
     with pytest.raises(RefusedAction) as refused:
