@@ -301,15 +301,18 @@ def _findings() -> tuple:
 def _expectations() -> object:
     def known(expression: str, ref: str) -> Dataquery:
         """Every job has the column; where the value is not known it says n/a."""
+        # max by drops the metric's name: a column of its own, it would keep rows from merging.
         return rows(
-            f"({expression} and on (job_id) {EVERY_JOB}) or on (job_id) ({EVERY_JOB} * 0 - 1)", ref
+            f"(max by (job_id) ({expression}) and on (job_id) {EVERY_JOB}) "
+            f"or on (job_id) ({EVERY_JOB} * 0 - 1)",
+            ref,
         )
 
     behind = ((None, RED), (0.5, ORANGE), (0.85, GREEN))
     throughput = "job:yolo_throughput_images_per_second:rate5m"
-    expected = f"max by (job_id) (gpuwarden_expected_throughput_images_per_second{{{ENGINE}}})"
-    memory = f"max by (job_id) (gpuwarden_expected_gpu_memory_bytes{{{ENGINE}}})"
-    busy = f"max by (job_id) (gpuwarden_expected_gpu_utilization_ratio{{{ENGINE}}})"
+    expected = f"gpuwarden_expected_throughput_images_per_second{{{ENGINE}}}"
+    memory = f"gpuwarden_expected_gpu_memory_bytes{{{ENGINE}}}"
+    busy = f"gpuwarden_expected_gpu_utilization_ratio{{{ENGINE}}}"
     return listing(
         "Expected and actual",
         "What a training does beside what its profile expects of this model, batch and card. "
@@ -319,7 +322,7 @@ def _expectations() -> object:
             rows(USERS, "A"),
             known(throughput, "B"),
             known(expected, "C"),
-            known(f"({throughput} / on (job_id) ({expected} > 0))", "D"),
+            known(f"{throughput} / on (job_id) ({expected} > 0)", "D"),
             known("job:gpu_memory_bytes:max", "E"),
             known(memory, "F"),
             known("job:gpu_utilization_ratio:avg5m", "G"),

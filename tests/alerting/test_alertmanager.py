@@ -59,7 +59,7 @@ def manager(
         ("/etc/alertmanager/secrets", str(folder)),
         ("http://engine:9837", http.url),
         ("http://deadman:8025", http.url),
-        ("mail:1025", f"127.0.0.1:{smtp}"),
+        ("mail:587", f"127.0.0.1:{smtp}"),
         ("smtp_require_tls: true", "smtp_require_tls: false"),
         ("templates/*.tmpl", f"{ALERTING}/templates/*.tmpl"),
         ("group_wait: 30s", "group_wait: 0s"),

@@ -104,16 +104,21 @@ def test_the_images_are_built_from_what_is_there() -> None:
         assert "\nUSER 10001:10001\n" in stage
 
 
-def test_alertmanager_is_the_shipped_one_but_for_the_mail_server_without_a_certificate() -> None:
-    """deploy/compose/alertmanager.yml differs from alerting/alertmanager.yml in that line only."""
+def test_alertmanager_is_the_shipped_one_but_for_the_mail_server() -> None:
+    """deploy/compose/alertmanager.yml differs from alerting/alertmanager.yml in two lines only."""
     theirs = (ROOT / "alerting" / "alertmanager.yml").read_text().splitlines()
     ours = (FOLDER / "alertmanager.yml").read_text().splitlines()
-    changed = [
+    changed = {
         line
         for line in difflib.ndiff(theirs, ours)
         if line[0] in "+-" and not line[2:].startswith("#")
-    ]
-    assert changed == ["-   smtp_require_tls: true", "+   smtp_require_tls: false"]
+    }
+    assert changed == {
+        "-   smtp_smarthost: mail:587",
+        "+   smtp_smarthost: mail:1025",
+        "-   smtp_require_tls: true",
+        "+   smtp_require_tls: false",
+    }
     done = run(binary(("amtool",)), "check-config", FOLDER / "alertmanager.yml")
     # its templates are mounted beside it
     assert done.returncode == 0, done.stdout + done.stderr
@@ -225,6 +230,11 @@ def test_the_simulated_node_runs_a_training_and_a_crashed_notebook(tmp_path: Pat
             process.terminate()
             process.wait(timeout=30)
     assert not any(Path(f"/proc/{one.pid}").exists() for one in (busy, idle))
+
+
+def test_the_node_is_in_the_namespace_that_the_agent_insists_on() -> None:
+    """Exporter, agent and jobs speak of the same pids: the host's."""
+    assert {SERVICES[name]["pid"] for name in ("exporter", "agent", "jobs")} == {"host"}
 
 
 def test_agent_and_engine_agree_on_the_port() -> None:

@@ -6,6 +6,7 @@ replaced, stats and tables ask for one moment, graphs for a range.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import urllib.parse
@@ -104,6 +105,26 @@ def test_columns_of_a_table_exist(healthy: Server, panel: dict[str, Any]) -> Non
             have |= set(row["metric"])
     organise = panel["transformations"][1]["options"]
     assert set(organise["renameByName"]) <= have
+
+
+@pytest.mark.parametrize("panel", TABLES, ids=[panel["title"] for panel in TABLES])
+def test_rows_of_several_queries_merge(healthy: Server, panel: dict[str, Any]) -> None:
+    """Every query has one row per key, and no label but the key that another query has too.
+
+    Grafana merges two rows only if all the columns that they share are equal.
+    """
+    answers = [
+        [row["metric"] for row in Target(panel, target).ask(healthy)] for target in panel["targets"]
+    ]
+    labels = [set().union(*answer) for answer in answers]
+    assert "__name__" not in set().union(*labels)
+    if len(answers) > 1:
+        key = set.intersection(*labels)
+        for one, other in itertools.combinations(labels, 2):
+            assert one & other == key
+        for answer in answers:
+            keys = [tuple(row[label] for label in sorted(key)) for row in answer]
+            assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
