@@ -100,10 +100,10 @@ class SlackChannel:
             answer = response.json()
         except ValueError as error:
             raise Undelivered("Slack's answer is not JSON", permanent=False) from error
-        if not isinstance(answer, dict) or answer.get("ok") is not True:
-            word = (
-                str(answer.get("error", "no reason")) if isinstance(answer, dict) else "no object"
-            )
+        if not isinstance(answer, dict):
+            raise Undelivered("Slack's answer is not an object", permanent=False)
+        if answer.get("ok") is not True:
+            word = str(answer.get("error", "no reason"))
             raise Undelivered(f"Slack: {word[:100]}", permanent=word not in _SLACK_TEMPORARY)
         stamp = answer.get("ts")
         if not isinstance(stamp, str) or not stamp:

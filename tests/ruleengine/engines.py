@@ -1,0 +1,226 @@
+"""One engine on owned time with everything around it, for the suites that need it whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpuwarden.ruleengine.alertmanager import AlertmanagerClient, rfc3339
+from gpuwarden.ruleengine.cases import CaseState
+from gpuwarden.ruleengine.channels import SlackChannel
+from gpuwarden.ruleengine.deliveries import LastHop
+from gpuwarden.ruleengine.engine import Engine
+from gpuwarden.ruleengine.ledger import Ledger
+from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+from gpuwarden.ruleengine.rulebooks import RuleBook
+from gpuwarden.ruleengine.settings import SlackSettings, load_settings
+from tests.ruleengine.worlds import (
+    Agent,
+    Fleet,
+    Job,
+    Keys,
+    OwnedClock,
+    Sink,
+    agent,
+    alertmanager_sink,
+    slack,
+    webhook,
+)
+
+TICK = 15.0
+RULES = """
+version: 1
+limits: {terminate: {per_tick: 1, per_hour: 3, per_user_per_day: 2,
+  halt_above_share_of_running: 10%}}
+rules:
+- id: idle-held
+  description: Memory held and nothing happening
+  mode: MODE
+  target: job
+  match: {}
+  cold_start: 60s
+  ignore_phases: {}
+  when:
+    all:
+    - {signal: gpu_utilization, agg: max, window: 60s, at_most: 5%, gpus: all}
+    - {silent_for: 5m, signals: [cpu, heartbeat]}
+  for: 1m
+  clear_after: 30s
+  trust_for: 30m
+  stages:
+  - {level: light, after: 0s, do: log}
+  - {level: moderate, after: 2m, do: notify, owner_may: {keep: 1h, times: 1}}
+  - {level: severe, after: 8m, do: terminate, notice_delivered_for: 5m, grace: 60s,
+     max_work_lost: 12h}
+WHITELIST
+"""
+DIRECTORY = """
+version: 1
+operators: {slack: "#gpu-ops"}
+users:
+  alice: {slack: U0ALICE01, team: vision, timezone: Europe/Berlin}
+  bob: {slack: U0BOB0001, team: speech}
+"""
+
+
+@dataclass
+class World:
+    """One engine and everything around it."""
+
+    folder: Path
+    clock: OwnedClock
+    fleet: Fleet
+    keys: Keys
+    agent: Agent
+    agent_url: str
+    alerts: Sink
+    alerts_reply: dict[str, int]
+    slack: Sink
+    slack_reply: dict[str, Any]
+    engine: Engine
+    hop: LastHop
+    close: Callable[[], Any]
+    forwarding: bool = True
+
+    def rules(self, mode: str = "enforce", whitelist: str = "") -> None:
+        """Write the rule file."""
+        text = RULES.replace("MODE", mode).replace("WHITELIST", whitelist)
+        (self.folder / "rules.yaml").write_text(text)
+
+    async def tick(self, count: int = 1, seconds: float = TICK) -> None:
+        """Let time pass and the engine tick; Alertmanager passes on what it was told."""
+        for _ in range(count):
+            self.clock.pass_(seconds)
+            self.fleet.rules = self.engine.rulebook.rules
+            await self.engine.tick()
+            await self.forward()
+
+    async def forward(self) -> None:
+        """Do what Alertmanager would: hand firing job notices to the last hop."""
+        if not self.forwarding or not self.alerts.received:
+            return
+        newest = self.alerts.received[-1].json()
+        firing = [
+            alert
+            for alert in newest
+            if alert["endsAt"] > alert["startsAt"]
+            and alert["labels"]["level"] not in ("page",)
+            and alert["endsAt"] > rfc3339(self.clock.wall())
+        ]
+        if firing:
+            await self.hop.receive(webhook(firing), ["slack"])
+
+    async def until(self, state: CaseState | None, limit: int = 80) -> None:
+        """Tick until the case of job-1 is in a state, or closed for None."""
+        for _ in range(limit):
+            if self.state() == state:
+                return
+            await self.tick()
+        pytest.fail(f"still {self.state()}, not {state}: {self.why()}")
+
+    async def settled(self) -> None:
+        """Let decisions that are being followed come to their result."""
+        for _ in range(200):
+            if not self.engine.ledger.open_decisions():
+                return
+            self.engine.reclaimer.follow()
+            await asyncio.sleep(0.01)
+        pytest.fail("a decision stays open")
+
+    def state(self, job: str = "proc-1") -> CaseState | None:
+        stored = self.engine.cases.get("idle-held", job)
+        return None if stored is None else stored.case.state
+
+    def why(self, job: str = "proc-1") -> set[str]:
+        blocks = self.engine.view.blocks.get(("idle-held", job), ())
+        return {block.reason for block in blocks}
+
+    def kinds(self, job: str = "proc-1") -> list[str]:
+        return [str(event["kind"]) for event in self.engine.ledger.events(job)]
+
+
+def _build(world: World) -> None:
+    (world.folder / "engine.yaml").write_text(
+        "version: 1\nprometheus: {url: http://127.0.0.1:1}\nrules: [rules.yaml]\n"
+        f"directory: directory.yaml\nledger: ledger.sqlite\ntick: {TICK:.0f}s\n"
+        "alertmanagers: [http://127.0.0.1:1]\nkill_switch: halt\n"
+        "external_url: http://engine:9837\n"
+    )
+    settings = load_settings(world.folder / "engine.yaml")
+    book = RuleBook(settings)
+    ledger = Ledger(settings.path(settings.values.ledger))
+    poster = AlertmanagerClient([world.alerts.url], world.clock)
+    agents = AgentClient(world.agent_url)
+    world.engine = Engine(
+        settings.values,
+        settings.path("halt"),
+        rulebook=book,
+        ledger=ledger,
+        source=world.fleet,
+        alertmanager=poster,
+        agents=agents,
+        signer=Signer.load(world.keys.file),
+        clock=world.clock,
+        ticket_key=b"k" * 32,
+        poll=0.01,
+    )
+    channel = SlackChannel(
+        SlackSettings(url=world.slack.url, token_file="t"), "xoxb-test"
+    )
+    world.hop = LastHop(
+        ledger, {"slack": channel}, directory=lambda: book.directory, clock=world.clock
+    )
+    world.fleet.rules = book.rules
+
+    async def close() -> None:
+        await world.engine.reclaimer.aclose()
+        await poster.aclose()
+        await agents.aclose()
+        await channel.aclose()
+        ledger.close()
+
+    world.close = close
+
+
+@contextlib.contextmanager
+def world(tmp_path: Path) -> Iterator[World]:
+    """The servers and files of a world whose engine is not yet running."""
+    clock, keys = OwnedClock(), Keys(tmp_path)
+    fleet = Fleet(clock, jobs=[Job("proc-1", activity={"cpu": 1_799_990_000.0})])
+    with contextlib.ExitStack() as stack:
+        agent_sink, state = stack.enter_context(agent(keys))
+        alerts, alerts_reply = stack.enter_context(alertmanager_sink())
+        slack_sink, slack_reply = stack.enter_context(slack())
+        made = World(
+            folder=tmp_path,
+            clock=clock,
+            fleet=fleet,
+            keys=keys,
+            agent=state,
+            agent_url=f"http://{{host}}:{agent_sink.port}",
+            alerts=alerts,
+            alerts_reply=alerts_reply,
+            slack=slack_sink,
+            slack_reply=slack_reply,
+            engine=None,  # type: ignore[arg-type]
+            hop=None,  # type: ignore[arg-type]
+            close=lambda: None,
+        )
+        made.rules()
+        (tmp_path / "directory.yaml").write_text(DIRECTORY)
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def running(world: World) -> AsyncIterator[World]:
+    """The world with its engine; call again for a restart."""
+    _build(world)
+    try:
+        yield world
+    finally:
+        await world.close()
