@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 @pytest.mark.timeout(420)
 def test_each_of_the_five_jobs_comes_to_its_right_end(stack: Stack) -> None:
     """Left alone, resumed, reclaimed, notified, protected: read back from Prometheus and ledger."""
-    story = Story(stack, lambda moment: print(moment))  # noqa: T201 - shown when the test fails
+    story = Story(stack, print)
     try:
         record = story.run()
         settle(stack)
@@ -84,7 +84,7 @@ def begun(stack: Stack) -> list[str]:
     """Jobs whose ladder the agent journalled as begun, one entry for each time."""
     journal = stack.folder / "agent" / "agent.journal"
     lines = [json.loads(line) for line in journal.read_text().splitlines() if line.strip()]
-    return [line["job_id"] for line in lines if line.get("event") == "begun"]
+    return [line["record"]["report"]["job_id"] for line in lines if line["event"] == "begun"]
 
 
 @pytest.mark.timeout(300)
@@ -113,7 +113,7 @@ def test_without_prometheus_nothing_is_decided_and_afterwards_once(stack: Stack)
     with idle_notebook(stack) as job:
         until(lambda: events(stack, "notified"), 150)
         stack.servers["prometheus"].kill()
-        failed = 'gpuwarden_engine_ticks_total{outcome="no_data"}'
+        failed = 'gpuwarden_engine_ticks_total{outcome="discarded"}'
         # A tick takes 2 s: 15 failed ones are 30 s.
         until(lambda: engine_metric(stack, failed) >= 15, 120)
         assert not job.ended
