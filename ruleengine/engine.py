@@ -135,11 +135,12 @@ class Engine:
         self._completed_at: float | None = None
         self._settled_for = 0.0
         self._wake = asyncio.Event()
+        self._stopped = False
 
     async def run(self) -> None:
-        """Tick until cancelled."""
+        """Tick until stopped or cancelled."""
         try:
-            while True:
+            while not self._stopped:
                 begun = self.clock.monotonic()
                 await self.tick()
                 spent = self.clock.monotonic() - begun
@@ -151,6 +152,11 @@ class Engine:
                 await self._pause(max(0.0, self.settings.tick - spent))
         finally:
             await self.reclaimer.aclose()
+
+    def stop(self) -> None:
+        """End `run` after the tick in progress, whatever becomes of a cancellation meanwhile."""
+        self._stopped = True
+        self._wake.set()
 
     def wake(self) -> None:
         """Begin the next tick now; for SIGHUP."""

@@ -26,6 +26,7 @@ from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
 from gpuwarden.ruleengine.rulebooks import RuleBook
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from starlette.applications import Starlette
@@ -183,9 +184,11 @@ class Service:
             date_header=True,
             timeout_graceful_shutdown=5,
         )
-        server = uvicorn.Server(config)
-        loop = asyncio.get_running_loop()
+        server = _Server(config)
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
         loop.add_signal_handler(signal.SIGHUP, self.engine.wake)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
         log.info(
             "engine starts",
             listen=web.listen,
@@ -195,17 +198,32 @@ class Service:
         )
         ticking = asyncio.create_task(self.engine.run(), name="engine")
         serving = asyncio.create_task(_serve(server, web.listen), name="web")
+        asked = asyncio.create_task(stop.wait(), name="signals")
         try:
-            done, _ = await asyncio.wait((ticking, serving), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                (ticking, serving, asked), return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
+            # What a tick was about to do is on disk: it may be cut off at any point.
             server.should_exit = True
+            self.engine.stop()
             ticking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(ticking, serving, return_exceptions=True)
+            asked.cancel()
+            await asyncio.gather(ticking, serving, asked, return_exceptions=True)
             await self.aclose()
-        for task in done:
+        for task in done - {asked}:
             # A loop that died of an error of ours must not look like an orderly end.
             task.result()
+        log.info("engine leaves")
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to the engine: uvicorn would raise them anew before the ledger is closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
 
 
 async def _serve(server: uvicorn.Server, listen: str) -> None:

@@ -37,8 +37,8 @@ def _template(text: str) -> str:
     if text.count("{host}") != 1 or _URL.fullmatch(text.replace("{host}", "node")) is None:
         raise PydanticCustomError(
             "GW107",
-            "{text} is not an agent's address: write it like http://{{host}}:9836",
-            {"text": repr(text)},
+            "{text} is not an agent's address: write it like {example}",
+            {"text": repr(text), "example": "http://{host}:9836"},
         )
     return text
 

@@ -10,15 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuwarden.ruleengine.alertmanager import AlertmanagerClient, rfc3339
-from gpuwarden.ruleengine.cases import CaseState
-from gpuwarden.ruleengine.channels import SlackChannel
-from gpuwarden.ruleengine.deliveries import LastHop
-from gpuwarden.ruleengine.engine import Engine
-from gpuwarden.ruleengine.ledger import Ledger
-from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
-from gpuwarden.ruleengine.rulebooks import RuleBook
-from gpuwarden.ruleengine.settings import SlackSettings, load_settings
 from tests.ruleengine.worlds import (
     Agent,
     Fleet,
@@ -31,6 +22,16 @@ from tests.ruleengine.worlds import (
     slack,
     webhook,
 )
+
+from gpuwarden.ruleengine.alertmanager import AlertmanagerClient, rfc3339
+from gpuwarden.ruleengine.cases import CaseState
+from gpuwarden.ruleengine.channels import SlackChannel
+from gpuwarden.ruleengine.deliveries import LastHop
+from gpuwarden.ruleengine.engine import Engine
+from gpuwarden.ruleengine.ledger import Ledger
+from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+from gpuwarden.ruleengine.rulebooks import RuleBook
+from gpuwarden.ruleengine.settings import SlackSettings, load_settings
 
 TICK = 15.0
 RULES = """
@@ -169,9 +170,7 @@ def _build(world: World) -> None:
         ticket_key=b"k" * 32,
         poll=0.01,
     )
-    channel = SlackChannel(
-        SlackSettings(url=world.slack.url, token_file="t"), "xoxb-test"
-    )
+    channel = SlackChannel(SlackSettings(url=world.slack.url, token_file="t"), "xoxb-test")
     world.hop = LastHop(
         ledger, {"slack": channel}, directory=lambda: book.directory, clock=world.clock
     )

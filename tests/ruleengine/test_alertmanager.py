@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from tests.ruleengine.engines import World, running
+from tests.ruleengine.worlds import OwnedClock, Sink, alertmanager_sink
+from tests.servers import alertmanager, fetch, free_port
+
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.alertmanager import Alert, AlertmanagerClient
 from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.notices import AlertBook
-from tests.ruleengine.engines import World, running
-from tests.ruleengine.worlds import OwnedClock, Sink, alertmanager_sink
-from tests.servers import alertmanager, fetch, free_port
 
 CONFIG = """
 route:
@@ -158,9 +159,7 @@ def test_a_refused_post_is_due_again() -> None:
     assert len(book.pending(1001.0)) == 1
 
 
-def test_a_notice_goes_round_through_the_real_alertmanager(
-    servers: World, tmp_path: Path
-) -> None:
+def test_a_notice_goes_round_through_the_real_alertmanager(servers: World, tmp_path: Path) -> None:
     """Engine, Alertmanager, last hop, Slack: refused first, taken then, proven in the ledger."""
     servers.forwarding = False
     port = free_port()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gpuwarden.ruleengine import cases
 from gpuwarden.ruleengine.cases import Case, CaseState, CloseReason, Delivery, Step
 from gpuwarden.ruleengine.model import Rule
 from gpuwarden.ruleengine.verdicts import Truth
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 TICK = 15.0
 PROVEN = Delivery(complete=True, proven_at=5.0)
@@ -34,14 +35,23 @@ def rule(mode: str = "enforce", **changes: object) -> Rule:
             "mode": mode,
             "target": "job",
             "cold_start": "60s",
-            "when": {"signal": "gpu_utilization", "agg": "max", "window": "1m", "at_most": "5%",
-                     "gpus": "all"},
+            "when": {
+                "signal": "gpu_utilization",
+                "agg": "max",
+                "window": "1m",
+                "at_most": "5%",
+                "gpus": "all",
+            },
             "for": "1m",
             "clear_after": "1m",
             "stages": [
                 {"level": "light", "after": "0s", "do": "log"},
-                {"level": "moderate", "after": "2m", "do": "notify",
-                 "owner_may": {"keep": "1h", "times": 1}},
+                {
+                    "level": "moderate",
+                    "after": "2m",
+                    "do": "notify",
+                    "owner_may": {"keep": "1h", "times": 1},
+                },
                 final,
             ],
         }

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 from aiosmtpd.controller import Controller
+from tests.ruleengine.test_ledger import add
+from tests.ruleengine.worlds import Sink, slack, webhook
+from tests.servers import free_port
+
 from gpuwarden.clock import SystemClock
 from gpuwarden.ruleengine.channels import EmailChannel, SlackChannel
 from gpuwarden.ruleengine.deliveries import NO_ADDRESS, LastHop, MalformedMessage, Receipt
 from gpuwarden.ruleengine.directories import Directory
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.settings import SlackSettings, SmtpSettings
-from tests.ruleengine.test_ledger import add
-from tests.ruleengine.worlds import Sink, slack, webhook
-from tests.servers import free_port
 
 STAGE = "moderate-notify:enforce"
 DIRECTORY = Directory.model_validate(

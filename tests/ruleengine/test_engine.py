@@ -6,12 +6,13 @@ import asyncio
 import dataclasses
 
 import pytest
+from tests.ruleengine.engines import TICK, World, running
+from tests.ruleengine.worlds import Job
+
 from gpuwarden.agent_api import Outcome
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.explain import answer, job_document
-from tests.ruleengine.engines import TICK, World, running
-from tests.ruleengine.worlds import Job
 
 
 def test_an_idle_job_is_found_told_waited_for_ended_and_proven(servers: World) -> None:
@@ -302,9 +303,7 @@ def test_no_second_victim_on_the_card_of_an_unproven_reclaim(servers: World) -> 
             while not world.agent.requests:
                 await world.tick()
             await world.settled()
-            world.fleet.jobs.append(
-                Job("proc-2", user="bob", activity={"cpu": 1_799_990_000.0})
-            )
+            world.fleet.jobs.append(Job("proc-2", user="bob", activity={"cpu": 1_799_990_000.0}))
             world.fleet.jobs[0].utilization = None
             # Two tenants: per-process values decide, and both jobs report theirs.
             await world.tick(60)
@@ -475,9 +474,7 @@ def test_a_dark_node_freezes_its_cases(servers: World) -> None:
 
 def test_one_owner_is_not_hit_twice_within_the_cool_down(servers: World) -> None:
     """The second job of the same owner waits, with the reason."""
-    servers.fleet.jobs.append(
-        Job("proc-2", uuid="GPU-2", activity={"cpu": 1_799_990_000.0})
-    )
+    servers.fleet.jobs.append(Job("proc-2", uuid="GPU-2", activity={"cpu": 1_799_990_000.0}))
 
     async def story() -> None:
         async with running(servers) as world:

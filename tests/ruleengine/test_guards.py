@@ -6,12 +6,13 @@ import dataclasses
 from typing import Any
 
 import pytest
+from tests.ruleengine.test_cases import due, rule
+
 from gpuwarden.ruleengine import cases, guards
 from gpuwarden.ruleengine.cases import Case, CaseState, Delivery
 from gpuwarden.ruleengine.guards import PastEnd, Situation
 from gpuwarden.ruleengine.model import TerminateLimits
 from gpuwarden.ruleengine.verdicts import FleetFacts, GpuFacts, JobFacts, RunFacts, Truth, Verdict
-from tests.ruleengine.test_cases import due, rule
 
 NOW = 10_000.0
 JOB = JobFacts(
@@ -106,9 +107,7 @@ def test_nothing_speaks_against_an_end_when_all_is_well() -> None:
         ({"limits": None}, "no_limits"),
     ],
 )
-def test_each_doubt_about_the_fleet_stops_every_end(
-    changes: dict[str, Any], reason: str
-) -> None:
+def test_each_doubt_about_the_fleet_stops_every_end(changes: dict[str, Any], reason: str) -> None:
     """One reason is enough, and it is the one that is named."""
     assert fleet(**changes) == [reason]
 

@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.ruleengine.test_cases import due, rule
+
 from gpuwarden.ruleengine import cases
 from gpuwarden.ruleengine.cases import CaseState, Event
 from gpuwarden.ruleengine.ledger import Ledger, LedgerUnusable
 from gpuwarden.ruleengine.records import Change, Decision, DeliveryKey, Keep, StoredCase
-from tests.ruleengine.test_cases import due, rule
 
 KEY = DeliveryKey("f1", "2026-01-01T00:00:00Z", "firing", "email", "a@example.org")
 
@@ -213,7 +214,7 @@ sys.stdin.readline()
 
 @pytest.mark.parametrize("step", ["authorised", "half"])
 def test_a_crash_leaves_whole_steps(tmp_path: Path, step: str) -> None:
-    """kill -9 of the writer: what returned is there, what had not is not, and the lock is free."""
+    """Kill -9 of the writer: what returned is there, what had not is not, and the lock is free."""
     process = subprocess.Popen(
         [sys.executable, "-c", _WRITER, str(tmp_path / "l")],
         stdin=subprocess.PIPE,

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
+
 from gpuwarden import agent_api
 from gpuwarden.agent_api import ActionReport, ActionRequest, ActionState, NodeInfo, Outcome, Proof
 from gpuwarden.errors import ServiceUnavailable

@@ -1,0 +1,325 @@
+"""The engine's HTTP side: who may do what, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.ruleengine.engines import World, running
+
+from gpuwarden.catalogue import CATALOGUE
+from gpuwarden.ruleengine import tickets
+from gpuwarden.ruleengine.app import EngineApp
+from gpuwarden.ruleengine.cases import CaseState
+
+KEY = b"k" * 32
+NOTIFY = {"Authorization": "Bearer notify"}
+OPERATOR = {"Authorization": "Bearer operator"}
+
+
+@contextlib.asynccontextmanager
+async def asked(servers: World, **changes: Any) -> AsyncIterator[tuple[World, httpx.AsyncClient]]:
+    """A running engine and a client of its application."""
+    async with running(servers) as world:
+        options = {
+            "notify_token": "notify",
+            "operator_token": "operator",
+            "ticket_key": KEY,
+            **changes,
+        }
+        app = EngineApp(world.engine, world.hop, **options).starlette()
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+            yield world, client
+
+
+def keep(**changes: str) -> dict[str, str]:
+    return {
+        "job_id": "proc-1",
+        "rule": "idle-held",
+        "for": "30m",
+        "reason": "a meeting",
+        **changes,
+    }
+
+
+TICKET = tickets.issue(KEY, "idle-held", "proc-1")
+
+
+def test_ready_says_why_not_and_healthy_only_that_it_lives(servers: World) -> None:
+    """Before the first tick it is not ready; after it, it is."""
+
+    async def story() -> None:
+        async with asked(servers) as (world, client):
+            assert (await client.get("/-/healthy")).status_code == 200
+            before = await client.get("/-/ready")
+            assert before.status_code == 503
+            assert "Prometheus" in before.text
+            await world.tick()
+            assert (await client.get("/-/ready")).status_code == 200
+
+    asyncio.run(story())
+
+
+def test_the_metrics_are_the_catalogues_and_please_promtool(servers: World) -> None:
+    """Names, types and labels come from the catalogue; the linter has no complaint."""
+
+    async def story() -> str:
+        async with asked(servers) as (world, client):
+            while not world.agent.requests:
+                await world.tick()
+            await world.settled()
+            await world.tick()
+            page = await client.get("/metrics")
+            assert page.status_code == 200
+            return page.text
+
+    text = asyncio.run(story())
+    families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert families <= set(CATALOGUE)
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert "gpu_released_success_total 1.0" in lines
+    (freed,) = [line for line in lines if line.startswith("gpu_memory_freed_bytes_total ")]
+    assert float(freed.split()[1]) == 30 * 2**30
+    assert any(
+        line.startswith("gpuwarden_decisions_total")
+        and 'action="terminate"' in line
+        and 'outcome="verified"' in line
+        for line in lines
+    )
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "Basic notify"}, 401),
+        (OPERATOR, 401),
+        (NOTIFY, 200),
+    ],
+)
+def test_only_alertmanagers_token_opens_the_last_hop(
+    servers: World, headers: dict[str, str], status: int
+) -> None:
+    """Also the operators' token does not."""
+
+    async def story() -> int:
+        async with asked(servers) as (_, client):
+            answer = await client.post("/v1/notify/slack", json={"alerts": []}, headers=headers)
+            return answer.status_code
+
+    assert asyncio.run(story()) == status
+
+
+def test_without_a_token_file_the_last_hop_is_closed(servers: World) -> None:
+    """No token is not an open door."""
+
+    async def story() -> int:
+        async with asked(servers, notify_token=None) as (_, client):
+            answer = await client.post("/v1/notify/slack", json={"alerts": []}, headers=NOTIFY)
+            return answer.status_code
+
+    assert asyncio.run(story()) == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "error"),
+    [
+        ("/v1/notify/pigeon", b'{"alerts": []}', 404, "unknown_channel"),
+        ("/v1/notify/slack?channel=%3C!here%3E", b'{"alerts": []}', 400, "bad_channel"),
+        ("/v1/notify/slack", b"{", 400, "malformed"),
+        ("/v1/notify/slack", b"[]", 400, "malformed"),
+        ("/v1/notify/slack", b" " * (4 * 1024 * 1024 + 1), 413, "too_large"),
+    ],
+)
+def test_a_wrong_message_is_refused_with_a_word(
+    servers: World, path: str, content: bytes, status: int, error: str
+) -> None:
+    """The word is stable, the sentence is for people."""
+
+    async def story() -> None:
+        async with asked(servers) as (_, client):
+            answer = await client.post(path, content=content, headers=NOTIFY)
+            assert answer.status_code == status
+            assert answer.json()["error"] == error
+
+    asyncio.run(story())
+
+
+def test_a_failed_delivery_makes_alertmanager_try_again(servers: World) -> None:
+    """503 where a retry can help, 422 where only a person can."""
+    alert = {
+        "status": "firing",
+        "labels": {"user": "alice", "level": "ended"},
+        "annotations": {"summary": "s"},
+        "startsAt": "2026-01-01T00:00:00Z",
+        "fingerprint": "f",
+    }
+
+    async def story() -> list[int]:
+        async with asked(servers) as (world, client):
+            found = []
+            for reply in (
+                {"status": 500, "body": None},
+                {"status": 200, "body": {"ok": False, "error": "user_not_found"}},
+                {"status": 200, "body": None},
+            ):
+                world.slack_reply.update(reply)
+                answer = await client.post(
+                    "/v1/notify/slack", json={"alerts": [alert]}, headers=NOTIFY
+                )
+                found.append(answer.status_code)
+            return found
+
+    assert asyncio.run(story()) == [503, 422, 200]
+
+
+def test_a_jobs_page_answers_why_and_why_not(servers: World) -> None:
+    """JSON and page say the same; before the deadline, what is still missing."""
+
+    async def story() -> None:
+        async with asked(servers) as (world, client):
+            assert (await client.get("/v1/jobs/proc-9")).status_code == 404
+            await world.until(CaseState.NOTIFIED)
+            document = (await client.get("/v1/jobs/proc-1")).json()
+            (rule,) = document["rules"]
+            assert rule["verdict"] == "YES"
+            assert {b["reason"] for b in rule["why_not"]} >= {"deadline", "notice_too_young"}
+            assert rule["case"]["notices"][0]["proof"].startswith("slack ")
+            page = await client.get("/jobs/proc-1")
+            assert "It is not ended now" in page.text
+            assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+            listed = (await client.get("/v1/jobs")).json()
+            assert listed["jobs"][0]["cases"] == {"idle-held": "notified"}
+            assert "proc-1" in (await client.get("/jobs")).text
+            while not world.agent.requests:
+                await world.tick()
+            await world.settled()
+            document = (await client.get("/v1/jobs/proc-1")).json()
+            (decision,) = document["decisions"]
+            assert decision["report"]["proof"]["gone"] is True
+            again = (await client.get(f"/v1/decisions/{decision['id']}")).json()
+            assert again == decision
+            assert "was ended by the rule" in (await client.get("/jobs/proc-1")).text
+            assert (await client.get("/v1/decisions/none")).status_code == 404
+
+    asyncio.run(story())
+
+
+def test_what_a_job_is_called_cannot_become_markup(servers: World) -> None:
+    """The page escapes everything that comes from outside."""
+    servers.fleet.jobs[0].job_id = "proc-<script>alert(1)<"
+    servers.fleet.jobs[0].user = "<b>x</b>"
+
+    async def story() -> None:
+        async with asked(servers) as (world, client):
+            await world.tick()
+            listed = await client.get("/jobs")
+            assert "<script>" not in listed.text
+            assert "<b>x" not in listed.text
+            page = await client.get("/jobs/proc-%3Cscript%3Ealert(1)%3C")
+            assert page.status_code == 200
+            assert "<script>" not in page.text
+
+    asyncio.run(story())
+
+
+def test_an_owner_keeps_with_the_ticket_as_often_as_the_rule_allows(servers: World) -> None:
+    """Once here, at most an hour; then it is used up."""
+
+    async def story() -> None:
+        async with asked(servers) as (world, client):
+            await world.until(CaseState.NOTIFIED)
+            too_long = await client.post("/v1/keeps", json=keep(ticket=TICKET, **{"for": "2h"}))
+            assert (too_long.status_code, too_long.json()["error"]) == (403, "too_long")
+            first = await client.post("/v1/keeps", json=keep(ticket=TICKET))
+            assert first.status_code == 201
+            assert first.json()["role"] == "owner"
+            second = await client.post("/v1/keeps", json=keep(ticket=TICKET))
+            assert (second.status_code, second.json()["error"]) == (403, "used_up")
+            assert world.kinds()[-1] == "kept"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "error"),
+    [
+        (keep(ticket="wrong"), {}, 403, "bad_ticket"),
+        (keep(ticket=tickets.issue(KEY, "other", "proc-1")), {}, 403, "bad_ticket"),
+        (keep(), {}, 401, "unauthorised"),
+        (keep(), NOTIFY, 401, "unauthorised"),
+        (keep(rule="other"), OPERATOR, 404, "no_case"),
+        (keep(**{"for": "30"}), OPERATOR, 400, "malformed"),
+        (keep(**{"for": "0s"}), OPERATOR, 400, "malformed"),
+        (keep(reason=""), OPERATOR, 400, "malformed"),
+        (keep(**{"for": "60d"}), OPERATOR, 403, "too_long"),
+        (keep(**{"for": "3d"}), OPERATOR, 201, None),
+    ],
+)
+def test_who_may_keep_and_how(
+    servers: World, body: dict[str, str], headers: dict[str, str], status: int, error: str | None
+) -> None:
+    """Owners by ticket, operators by token; each refusal has its word."""
+
+    async def story() -> None:
+        async with asked(servers) as (world, client):
+            await world.until(CaseState.NOTIFIED)
+            answer = await client.post("/v1/keeps", json=body, headers=headers)
+            assert answer.status_code == status
+            assert answer.json().get("error") == error
+
+    asyncio.run(story())
+
+
+def test_a_job_that_is_being_ended_cannot_be_kept(servers: World) -> None:
+    """The answer says that it is too late, instead of pretending."""
+    servers.agent.finish = False
+
+    async def story() -> None:
+        async with asked(servers) as (world, client):
+            while not world.agent.requests:
+                await world.tick()
+            answer = await client.post("/v1/keeps", json=keep(), headers=OPERATOR)
+            assert (answer.status_code, answer.json()["error"]) == (409, "too_late")
+
+    asyncio.run(story())
+
+
+def test_a_ticket_is_of_one_rule_and_one_attempt() -> None:
+    """And of one key; without a key there is none."""
+    assert tickets.valid(KEY, "idle-held", "proc-1", TICKET)
+    assert not tickets.valid(KEY, "idle-held", "proc-2", TICKET)
+    assert not tickets.valid(KEY, "idle", "proc-1", TICKET)
+    assert not tickets.valid(b"o" * 32, "idle-held", "proc-1", TICKET)
+    assert not tickets.valid(None, "idle-held", "proc-1", "")
+    assert tickets.issue(None, "idle-held", "proc-1") == ""
+
+
+def test_the_landing_page_leads_to_what_there_is(servers: World) -> None:
+    """Every path on it answers."""
+
+    async def story() -> None:
+        async with asked(servers) as (_, client):
+            page = await client.get("/")
+            assert page.status_code == 200
+            for path in ("/jobs", "/metrics"):
+                assert path in page.text
+                assert (await client.get(path)).status_code == 200
+
+    asyncio.run(story())

@@ -1,0 +1,113 @@
+"""`gpuwarden engine`, `jobs` and `keep` as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.ruleengine.test_settings import MINIMAL, write
+from tests.servers import Server, free_port, running
+
+
+def gpuwarden(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuwarden", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def engine(folder: Path) -> Iterator[Server]:
+    """An engine without a Prometheus: alive, not ready, and acting on nothing."""
+    port = free_port()
+    path = write(
+        folder,
+        MINIMAL.replace("9090", str(free_port()))
+        + f"ledger: ledger.sqlite\ntick: 1s\nweb: {{listen: '127.0.0.1:{port}'}}\n",
+    )
+    command = [sys.executable, "-m", "gpuwarden", "engine", "--config", str(path)]
+    server = Server(
+        f"http://127.0.0.1:{port}", folder / "engine.log", command, ready_path="/-/healthy"
+    )
+    with running(server) as started:
+        yield started
+
+
+def test_check_says_what_it_read_or_what_is_wrong(tmp_path: Path) -> None:
+    """0 and a summary; 2 and every mistake."""
+    path = write(tmp_path)
+    good = gpuwarden("engine", "--config", str(path), "--check")
+    assert (good.returncode, "1 rules" in good.stdout) == (0, True), good.stderr
+    path.write_text(MINIMAL + "tik: 5s\nledgr: x\n")
+    bad = gpuwarden("engine", "--config", str(path), "--check")
+    assert bad.returncode == 2
+    assert "engine.yaml:4:1" in bad.stderr
+    assert "engine.yaml:5:1" in bad.stderr
+    missing = gpuwarden("engine", "--config", str(tmp_path / "none.yaml"), "--check")
+    assert missing.returncode == 2
+    assert "cannot be read" in missing.stderr
+
+
+def test_an_engine_serves_without_prometheus_and_leaves_when_asked(tmp_path: Path) -> None:
+    """Everything down is no reason to die; SIGTERM is, orderly."""
+    with engine(tmp_path) as server:
+        jobs = gpuwarden("jobs", "list", "--engine.url", server.url, "-o", "json")
+        assert jobs.returncode == 0
+        assert json.loads(jobs.stdout)["jobs"] == []
+        unknown = gpuwarden("jobs", "show", "proc-9", "--engine.url", server.url)
+        assert unknown.returncode == 1
+        assert "unknown_job" in unknown.stderr
+        second = gpuwarden("engine", "--config", str(tmp_path / "engine.yaml"))
+        assert second.returncode == 3
+        assert "another engine" in second.stderr
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+
+
+def test_an_engine_that_is_killed_leaves_a_usable_ledger(tmp_path: Path) -> None:
+    """Kill -9, start again: the epoch has grown, and it serves."""
+    with engine(tmp_path) as server:
+        server.kill()
+        server.start()
+        assert '"epoch": 2' in server.log.read_text()
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    """Not a traceback, and an exit status of its own."""
+    with engine(tmp_path) as server:
+        other = tmp_path / "other"
+        other.mkdir()
+        path = write(
+            other, MINIMAL + f"ledger: l.sqlite\nweb: {{listen: '127.0.0.1:{server.port}'}}\n"
+        )
+        second = gpuwarden("engine", "--config", str(path))
+        assert second.returncode == 3
+        assert "cannot listen on" in second.stderr
+        assert "Traceback" not in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("--for", "1h", "--reason", "x"), 2, "either --ticket"),
+        (("--for", "1h", "--reason", "x", "--ticket", "t", "--token-file", "f"), 2, "either"),
+        (("--for", "1h", "--reason", "x", "--token-file", "/none"), 2, "cannot be read"),
+        (("--for", "1h", "--reason", "x", "--ticket", "t"), 3, "does not answer"),
+    ],
+)
+def test_keep_says_what_is_missing(arguments: tuple[str, ...], status: int, text: str) -> None:
+    """Wrong usage is 2, an engine that is away is 3."""
+    url = f"http://127.0.0.1:{free_port()}"
+    done = gpuwarden("keep", "proc-1", "--rule", "r", "--engine.url", url, *arguments)
+    assert done.returncode == status
+    assert text in done.stderr

@@ -1,0 +1,154 @@
+"""engine.yaml, the directory and the secrets: strict, located, relative to the file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.errors import InvalidInput
+from gpuwarden.ruleengine.directories import Directory
+from gpuwarden.ruleengine.files import fingerprint, read_model, read_secret
+from gpuwarden.ruleengine.rulebooks import RuleBook
+from gpuwarden.ruleengine.settings import load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "deploy" / "examples"
+MINIMAL = "version: 1\nprometheus: {url: http://127.0.0.1:9090}\nrules: [r.yaml]\n"
+RULES = """
+version: 1
+rules:
+- id: busy
+  target: job
+  cold_start: 60s
+  when: {signal: gpu_utilization, agg: avg, window: 5m, at_most: 5%, gpus: all}
+  for: 5m
+  stages: [{level: light, after: 0s, do: log}]
+"""
+
+
+def write(folder: Path, text: str = MINIMAL) -> Path:
+    (folder / "r.yaml").write_text(RULES)
+    path = folder / "engine.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_examples_are_valid(tmp_path: Path) -> None:
+    """What we ship as an example loads, field by field."""
+    shutil.copytree(EXAMPLES, tmp_path / "e")
+    (tmp_path / "e" / "rules").mkdir()
+    (tmp_path / "e" / "rules" / "r.yaml").write_text(RULES)
+    settings = load_settings(tmp_path / "e" / "engine.yaml")
+    assert settings.values.smtp is not None
+    book = RuleBook(settings)
+    assert book.directory.user("lin").team == "vision"
+
+
+def test_three_lines_are_enough(tmp_path: Path) -> None:
+    """Everything else has a default, and none of them can lead to a kill."""
+    values = load_settings(write(tmp_path)).values
+    assert values.web.listen == "127.0.0.1:9837"
+    assert values.agents is None
+    assert values.web.token_file is None
+    assert values.settle_after == 30.0
+
+
+def test_all_mistakes_are_found_at_their_places_in_one_pass(tmp_path: Path) -> None:
+    """Line, column, caret, and what was probably meant."""
+    path = write(
+        tmp_path,
+        "version: 1\n"
+        "prometheus: {url: 127.0.0.1:9090}\n"
+        "rules: [r.yaml]\n"
+        "tick: 15\n"
+        "alertmanager: [http://127.0.0.1:9093]\n"
+        "agents: {url: 'http://node:9836', key_file: k}\n"
+        "web: {listen: 9837}\n",
+    )
+    with pytest.raises(InvalidInput) as wrong:
+        load_settings(path)
+    places = [(d.span.line, d.span.column) for d in wrong.value.diagnostics]
+    assert sorted(places) == [(2, 19), (4, 7), (5, 1), (6, 15), (7, 15)]
+    text = str(wrong.value)
+    assert "alertmanagers" in text
+    assert "^" in text
+    assert "http://{host}:9836" in text
+
+
+def test_rules_are_found_by_pattern_and_missing_ones_are_told(tmp_path: Path) -> None:
+    """A pattern may match none at first, but not at the start; a plain name must exist."""
+    path = write(tmp_path, MINIMAL.replace("r.yaml", '"*.rules"'))
+    with pytest.raises(InvalidInput, match="no file matches"):
+        load_settings(path)
+    for name in ("b.rules", "a.rules"):
+        (tmp_path / name).write_text(RULES.replace("busy", f"busy-{name[0]}"))
+    names = [file.name for file in load_settings(path).rule_files()]
+    assert names == ["a.rules", "b.rules"]
+    plain = load_settings(write(tmp_path, MINIMAL.replace("r.yaml", "gone.yaml")))
+    with pytest.raises(InvalidInput, match=r"gone\.yaml"):
+        RuleBook(plain)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "version: 1\nusers: {alice: {email: not-an-address}}\n",
+        "version: 1\nusers: {alice: {email: 'a@b, c@d'}}\n",
+        "version: 1\nusers: {alice: {slack: '@alice'}}\n",
+        "version: 1\nusers: {alice: {timezone: CEST}}\n",
+        "version: 1\nusers: {'a b': {}}\n",
+        "version: 1\nusers: {alice: {mail: a@example.org}}\n",
+    ],
+)
+def test_a_directory_is_strict(tmp_path: Path, text: str) -> None:
+    """A wrong address would be found out when a notice is due: too late."""
+    path = tmp_path / "directory.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidInput) as wrong:
+        read_model(Directory, path)
+    assert {item.span.line for item in wrong.value.diagnostics} == {2}
+
+
+def test_secrets_are_read_without_their_line_break_and_never_empty(tmp_path: Path) -> None:
+    """An empty token would open to an empty password."""
+    (tmp_path / "t").write_text("secret\n")
+    assert read_secret(tmp_path / "t", "web.token_file") == "secret"
+    (tmp_path / "t").write_text("\n")
+    with pytest.raises(InvalidInput, match="empty"):
+        read_secret(tmp_path / "t", "web.token_file")
+    with pytest.raises(InvalidInput, match=r"web\.token_file"):
+        read_secret(tmp_path / "none", "web.token_file")
+
+
+def test_a_change_of_content_is_seen_whatever_the_time_of_the_file(tmp_path: Path) -> None:
+    """Contents are compared, not times: a copy that keeps the old time is a change too."""
+    path = tmp_path / "f"
+    path.write_text("a")
+    first = fingerprint([path])
+    assert fingerprint([path]) == first
+    path.write_text("b")
+    assert fingerprint([path]) != first
+    path.unlink()
+    assert fingerprint([path]) != first
+
+
+def test_a_reload_is_all_or_nothing(tmp_path: Path) -> None:
+    """A bad directory keeps good new rules out as well, and is said until it is mended."""
+    path = write(tmp_path, MINIMAL + "directory: d.yaml\n")
+    (tmp_path / "d.yaml").write_text("version: 1\n")
+    book = RuleBook(load_settings(path))
+    before = book.hash
+    (tmp_path / "r.yaml").write_text(RULES.replace("5%", "6%"))
+    (tmp_path / "d.yaml").write_text("version: 2\n")
+    assert not book.refresh()
+    assert book.hash == before
+    assert "d.yaml:1:10" in book.problem
+    assert not book.refresh()
+    assert book.problem
+    (tmp_path / "d.yaml").write_text("version: 1\n")
+    assert book.refresh()
+    assert book.hash != before
+    assert book.problem == ""
+    assert not book.refresh()
