@@ -218,7 +218,7 @@ class Service:
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to the engine: uvicorn would raise them anew before the ledger is closed."""
+    """Leaves the signals to the engine: uvicorn raises them anew before the ledger is closed."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

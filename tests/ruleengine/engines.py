@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.ruleengine.worlds import (
@@ -24,7 +22,6 @@ from tests.ruleengine.worlds import (
 )
 
 from gpuwarden.ruleengine.alertmanager import AlertmanagerClient, rfc3339
-from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.channels import SlackChannel
 from gpuwarden.ruleengine.deliveries import LastHop
 from gpuwarden.ruleengine.engine import Engine
@@ -32,6 +29,12 @@ from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.settings import SlackSettings, load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from gpuwarden.ruleengine.cases import CaseState
 
 TICK = 15.0
 RULES = """
@@ -110,7 +113,7 @@ class World:
             alert
             for alert in newest
             if alert["endsAt"] > alert["startsAt"]
-            and alert["labels"]["level"] not in ("page",)
+            and alert["labels"]["level"] != "page"
             and alert["endsAt"] > rfc3339(self.clock.wall())
         ]
         if firing:
@@ -134,14 +137,17 @@ class World:
         pytest.fail("a decision stays open")
 
     def state(self, job: str = "proc-1") -> CaseState | None:
+        """State of a job's case, or None."""
         stored = self.engine.cases.get("idle-held", job)
         return None if stored is None else stored.case.state
 
     def why(self, job: str = "proc-1") -> set[str]:
+        """Why a due job was not ended, in words of the guards."""
         blocks = self.engine.view.blocks.get(("idle-held", job), ())
         return {block.reason for block in blocks}
 
     def kinds(self, job: str = "proc-1") -> list[str]:
+        """The audit of a job."""
         return [str(event["kind"]) for event in self.engine.ledger.events(job)]
 
 

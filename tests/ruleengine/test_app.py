@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from tests.ruleengine.engines import World, running
+from tests.servers import binary
 
 from gpuwarden.catalogue import CATALOGUE
 from gpuwarden.ruleengine import tickets
 from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.cases import CaseState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 KEY = b"k" * 32
 NOTIFY = {"Authorization": "Bearer notify"}
@@ -39,6 +42,7 @@ async def asked(servers: World, **changes: Any) -> AsyncIterator[tuple[World, ht
 
 
 def keep(**changes: str) -> dict[str, str]:
+    """The body of a keep."""
     return {
         "job_id": "proc-1",
         "rule": "idle-held",
@@ -93,7 +97,7 @@ def test_the_metrics_are_the_catalogues_and_please_promtool(servers: World) -> N
         for line in lines
     )
     checked = subprocess.run(
-        ["promtool", "check", "metrics"],
+        [binary(("promtool",)), "check", "metrics"],
         input=text,
         capture_output=True,
         text=True,

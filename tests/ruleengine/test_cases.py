@@ -84,16 +84,19 @@ def run(
 
 
 def fresh() -> Case:
+    """A case at its first YES."""
     return cases.opened(rule(), "proc-1", wall=0.0)
 
 
 def due() -> Case:
+    """A case whose deadlines are over."""
     step = run(fresh(), *[YES] * 60)
     assert step.case.state is CaseState.DUE
     return step.case
 
 
 def kinds(step: Step) -> list[str]:
+    """The events of a step."""
     return [event.kind for event in step.events]
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import dataclasses
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiosmtpd.controller import Controller
@@ -20,7 +19,12 @@ from gpuwarden.ruleengine.channels import EmailChannel, SlackChannel
 from gpuwarden.ruleengine.deliveries import NO_ADDRESS, LastHop, MalformedMessage, Receipt
 from gpuwarden.ruleengine.directories import Directory
 from gpuwarden.ruleengine.ledger import Ledger
+from gpuwarden.ruleengine.records import Change
 from gpuwarden.ruleengine.settings import SlackSettings, SmtpSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
 STAGE = "moderate-notify:enforce"
 DIRECTORY = Directory.model_validate(
@@ -47,6 +51,7 @@ class Mailbox:
     async def handle_RCPT(  # noqa: N802 - aiosmtpd's interface
         self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any
     ) -> str:
+        """Take or refuse a recipient."""
         if self.refuse_recipient:
             return self.refuse_recipient
         envelope.rcpt_tos.append(address)
@@ -55,6 +60,7 @@ class Mailbox:
     async def handle_DATA(  # noqa: N802 - aiosmtpd's interface
         self, _server: Any, _session: Any, envelope: Any
     ) -> str:
+        """Take or refuse a mail."""
         if self.refuse:
             return self.refuse
         self.mails.append((envelope.rcpt_tos, envelope.content.decode()))
@@ -96,9 +102,11 @@ class Post:
         )
 
     def complete(self) -> bool:
+        """Whether the ledger has every proof."""
         return self.ledger.delivery(self.case_id, [STAGE]).complete
 
     def states(self) -> dict[str, str]:
+        """State of each channel's notice."""
         return {n.channel: n.state for n in self.ledger.notices(self.case_id)}
 
 
@@ -119,10 +127,6 @@ async def post(
     folder: Path, port: int, mailbox: Mailbox, user: str = "alice"
 ) -> AsyncIterator[Post]:
     """A last hop with both channels."""
-    import dataclasses
-
-    from gpuwarden.ruleengine.records import Change
-
     with Ledger(folder / "l") as ledger, slack() as (sink, reply):
         stored = add(ledger)
         owned = dataclasses.replace(stored.case, user=user)

@@ -7,15 +7,19 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.ruleengine.test_settings import MINIMAL, write
 from tests.servers import Server, free_port, running
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 
 def gpuwarden(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "gpuwarden", *arguments],
         capture_output=True,

@@ -29,6 +29,7 @@ LIMITS = TerminateLimits(
 
 
 def facts(jobs: int = 1, **changes: Any) -> FleetFacts:
+    """A fleet that is well."""
     found = {f"proc-{n}": dataclasses.replace(JOB, job_id=f"proc-{n}") for n in range(1, jobs + 1)}
     return dataclasses.replace(
         FleetFacts(time=NOW - 1, jobs=found, expected_nodes=10, lit_nodes=10), **changes
@@ -36,6 +37,7 @@ def facts(jobs: int = 1, **changes: Any) -> FleetFacts:
 
 
 def situation(**changes: Any) -> Situation:
+    """A situation in which nothing speaks against an end."""
     base = Situation(
         now=NOW,
         scrape_interval=5.0,
@@ -53,6 +55,7 @@ def situation(**changes: Any) -> Situation:
 
 
 def fleet(**changes: Any) -> list[str]:
+    """Objections for every job."""
     return [block.reason for block in guards.fleet_blocks(situation(**changes))]
 
 
@@ -67,6 +70,7 @@ def own(
     mode: str = "enforce",
     **changes: Any,
 ) -> list[str]:
+    """Objections for the case."""
     judged = rule(mode)
     final = cases.final_stage(judged)
     assert final is not None

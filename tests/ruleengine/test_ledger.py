@@ -22,12 +22,14 @@ KEY = DeliveryKey("f1", "2026-01-01T00:00:00Z", "firing", "email", "a@example.or
 
 
 def add(ledger: Ledger, job_id: str = "proc-1") -> StoredCase:
+    """Store a due case."""
     case = dataclasses.replace(due(), job_id=job_id)
     (stored,) = ledger.save([Change(None, case, "enforce", (Event("detected"),))], time=1.0)
     return stored
 
 
 def decision(stored: StoredCase, number: int = 1, job_id: str = "proc-1") -> Decision:
+    """A decision about a case."""
     return Decision(
         id=f"d{number}",
         epoch=1,
@@ -49,6 +51,7 @@ def decision(stored: StoredCase, number: int = 1, job_id: str = "proc-1") -> Dec
 
 
 def authorise(ledger: Ledger, stored: StoredCase, made: Decision) -> None:
+    """Write a decision down."""
     case = cases.authorised(stored.case, rule(), made.id, wall=50.0)
     change = Change(stored.id, case, "enforce", (Event("authorised"),))
     ledger.authorise(made, change, time=50.0)
@@ -220,7 +223,7 @@ def test_a_crash_leaves_whole_steps(tmp_path: Path, step: str) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -36,6 +36,7 @@ EVIDENCE = (
 
 
 def told(state: CaseState = CaseState.NOTIFIED, mode: str = "enforce") -> Case:
+    """A case whose owner has the notice."""
     case = run(fresh(), *[YES] * 20, by=rule(mode)).case
     return dataclasses.replace(
         case,
@@ -50,6 +51,7 @@ def told(state: CaseState = CaseState.NOTIFIED, mode: str = "enforce") -> Case:
 
 
 def alerts(case: Case, mode: str = "enforce") -> list[notices.Alert]:
+    """The alerts of a case."""
     return notices.case_alerts(
         case, rule(mode), evidence=EVIDENCE, outlook=OUTLOOK, owner=ALICE, context=CONTEXT
     )
@@ -128,6 +130,7 @@ def test_an_ending_replaces_the_notice_and_is_replaced_by_the_end() -> None:
 
 
 def made(state: str, finished: float = NOW - 10) -> Decision:
+    """A decision with a result."""
     return Decision(
         id="d",
         epoch=1,

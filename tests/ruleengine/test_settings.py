@@ -29,6 +29,7 @@ rules:
 
 
 def write(folder: Path, text: str = MINIMAL) -> Path:
+    """Write engine.yaml beside a rule file."""
     (folder / "r.yaml").write_text(RULES)
     path = folder / "engine.yaml"
     path.write_text(text)

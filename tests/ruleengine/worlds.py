@@ -11,11 +11,9 @@ import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -29,9 +27,14 @@ from gpuwarden import agent_api
 from gpuwarden.agent_api import ActionReport, ActionRequest, ActionState, NodeInfo, Outcome, Proof
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.facts import needed_keys
-from gpuwarden.ruleengine.model import RuleSet
 from gpuwarden.ruleengine.prometheus import Sample
 from gpuwarden.ruleengine.signals import query as signal_query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from gpuwarden.ruleengine.model import RuleSet
 
 GIB = 2.0**30
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -46,9 +49,11 @@ class OwnedClock:
         self._monotonic = 1000.0
 
     def wall(self) -> float:
+        """Unix time."""
         return self._wall
 
     def monotonic(self) -> float:
+        """Seconds since a moment of this world."""
         return self._monotonic
 
     def pass_(self, seconds: float) -> None:
@@ -72,8 +77,6 @@ class Job:
     memory: float | None = 30 * GIB
     started: float = 1_799_990_000.0
     activity: dict[str, float] = field(default_factory=dict)
-    run: dict[str, str] | None = None
-    checkpoint: float | None = None
     instance: str = NODE
 
 
@@ -92,11 +95,13 @@ class Fleet:
     before_answer: Callable[[], None] | None = None
 
     async def clock_skew(self) -> float:
+        """The server's clock, as the test set it."""
         if self.down:
             raise ServiceUnavailable("Prometheus is down")
         return self.skew
 
     async def instant(self, query: str, time: float) -> list[Sample]:
+        """Rows of one query."""
         self.queries += 1
         if self.down:
             raise ServiceUnavailable("Prometheus is down")
@@ -152,24 +157,19 @@ class Fleet:
     def _lit_inventory(
         self, metric: str, job: Job, base: dict[str, str], card: dict[str, str]
     ) -> list[Sample]:
-        if metric == "gpu_memory_total_bytes":
-            return [Sample(card, 40 * GIB)]
-        if metric in ("gpu_job_start_time_seconds", "gpu_job_first_gpu_use_timestamp_seconds"):
-            return [Sample(base, job.started)]
-        if metric == "gpu_process_start_time_seconds":
-            return [Sample({**base, **card, "pid": "4711", "user": job.user}, job.started)]
-        if metric == "gpu_job_executable":
-            labels = {"executable": "/usr/bin/python3.11", "cgroup": "/user.slice"}
-            return [Sample({**base, **labels}, 1.0)]
-        if metric == "gpu_job_activity_timestamp_seconds":
-            return [Sample({**base, "signal": name}, at) for name, at in job.activity.items()]
-        if job.run is not None:
-            run = {**base, "run_id": job.run["run_id"]}
-            if metric == "yolo_info":
-                return [Sample({**base, **job.run}, 1.0)]
-            if metric == "yolo_checkpoint_timestamp_seconds" and job.checkpoint is not None:
-                return [Sample(run, job.checkpoint)]
-        return []
+        process = {**base, **card, "pid": "4711", "user": job.user}
+        path = {"executable": "/usr/bin/python3.11", "cgroup": "/user.slice"}
+        rows = {
+            "gpu_memory_total_bytes": [Sample(card, 40 * GIB)],
+            "gpu_job_start_time_seconds": [Sample(base, job.started)],
+            "gpu_job_first_gpu_use_timestamp_seconds": [Sample(base, job.started)],
+            "gpu_process_start_time_seconds": [Sample(process, job.started)],
+            "gpu_job_executable": [Sample({**base, **path}, 1.0)],
+            "gpu_job_activity_timestamp_seconds": [
+                Sample({**base, "signal": name}, at) for name, at in job.activity.items()
+            ],
+        }
+        return rows.get(metric, [])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -185,6 +185,7 @@ class Received:
     headers: dict[str, str]
 
     def json(self) -> Any:
+        """The body, decoded."""
         return json.loads(self.body)
 
 
@@ -233,7 +234,7 @@ class Sink:
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 
-    def __enter__(self) -> Sink:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -249,6 +250,7 @@ def slack() -> Iterator[tuple[Sink, dict[str, Any]]]:
     reply: dict[str, Any] = {"status": 200, "body": None}
 
     def answer(_method: str, request: Received) -> Answer:
+        """What the agent answers."""
         body = reply["body"]
         if body is None:
             number = f"1800000000.{len(sink.received):06d}"
@@ -297,6 +299,7 @@ class Agent:
     first_end: dict[str, str] = field(default_factory=dict)
 
     def answer(self, method: str, request: Received) -> Answer:
+        """Answer as `GET /v1/node`, `POST /v1/actions` and `GET /v1/actions/{id}` do."""
         if self.silent:
             return 503, b"{}"
         if request.path == "/v1/node":

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,6 +18,10 @@ from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.exporter.agent import keys
 from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer, host_of
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 
 @dataclass
 class Node:
@@ -29,6 +32,7 @@ class Node:
     info: NodeInfo
 
     def request(self, **changes: object) -> ActionRequest:
+        """A request that this node would take on."""
         fields: dict[str, object] = {
             "decision_id": "1-1-abc",
             "epoch": 1,
