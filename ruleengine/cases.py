@@ -70,9 +70,9 @@ class CloseReason(StrEnum):
     UNKNOWN = "unknown"
     """Nothing was known for too long."""
     GONE = "gone"
-    """The job has ended."""
+    """The job has ended, or is no longer what the rule is about."""
     RULE_GONE = "rule_gone"
-    """The rule was removed or no longer concerns the job."""
+    """The rule was removed."""
 
 
 OPEN_DECISION = frozenset({CaseState.AUTHORISED, CaseState.ACTING})

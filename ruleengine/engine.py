@@ -232,7 +232,7 @@ class Engine:
                 broken.add(rule.id)
                 self.ticks.count("failed_rule")
         left = [s for s in self.cases.all() if _pair(s) not in judged]
-        changes += [c for s in left if (c := self._absent(s, facts, delta, now)) is not None]
+        changes += [c for s in left if (c := self._absent(s, delta, now)) is not None]
         # What a broken rule said before it broke is half a picture.
         whole = [change for change in changes if change.case.rule_id not in broken]
         self.cases.save(whole, time=now)
@@ -315,19 +315,17 @@ class Engine:
         number = None if stored is None else stored.id
         return Change(number, case, rule.mode.value, tuple(events), closed)
 
-    def _absent(
-        self, stored: StoredCase, facts: FleetFacts, delta: float, now: float
-    ) -> Change | None:
+    def _absent(self, stored: StoredCase, delta: float, now: float) -> Change | None:
         """A case that nothing was judged for: its rule or its job is gone, or they parted."""
         case, rule = stored.case, self.rulebook.rule(stored.case.rule_id)
         if case.state in cases.OPEN_DECISION:
             return None  # the agent's answer comes first
-        present = rule is not None and case.job_id in evaluation.subjects(rule, facts)
-        if rule is None or present:
-            event = Event("closed", {"reason": CloseReason.RULE_GONE.value})
-            events = (event,) if case.detected_at is not None else ()
-            mode = rule.mode.value if rule is not None else ""
-            return Change(stored.id, case, mode, events, CloseReason.RULE_GONE.value)
+        if rule is None:
+            events = (Event("closed", {"reason": CloseReason.RULE_GONE.value}),)
+            known = events if case.detected_at is not None else ()
+            return Change(stored.id, case, "", known, CloseReason.RULE_GONE.value)
+        # Missing, or no longer what the rule is about: labels come and go for a scrape or two, so
+        # both count only after a while.
         step = cases.advance(
             case,
             rule,
@@ -473,7 +471,8 @@ class Engine:
         return held
 
     def _halted(self, blocks: list[Blocked]) -> None:
-        self.view.halted = tuple(blocks)
+        # Without limits no rule can enforce (the rule files are checked for it): nothing is halted.
+        self.view.halted = tuple(block for block in blocks if block.reason != "no_limits")
         shares = any(block.reason == "share_of_running" for block in blocks)
         if not shares:
             self.view.halted_since = None
