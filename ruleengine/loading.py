@@ -97,7 +97,14 @@ def check_documents(
     _across(files, now)
     found = [item for file in files for item in file.findings]
     order = {document.file: index for index, document in enumerate(documents)}
-    found.sort(key=lambda item: (order.get(item.span.file, 0), item.span, item.code))
+    found.sort(
+        key=lambda item: (
+            order.get(item.span.file, 0),
+            item.span.line,
+            item.span.column,
+            item.code,
+        )
+    )
     sources = {document.file: document.text for document in documents}
     usable = not any(item.severity is Severity.ERROR for item in found)
     return CheckedFiles(_merged(files) if usable else None, tuple(dict.fromkeys(found)), sources)

@@ -20,7 +20,7 @@ class Severity(StrEnum):
     WARNING = "warning"
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """A place in a file; lines and columns count from 1, the end is exclusive."""
 

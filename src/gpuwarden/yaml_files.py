@@ -2,8 +2,9 @@
 
 `load_located` reads a file into nodes that know where they stand; `validate` checks them against a
 pydantic model and turns each of its complaints into a diagnostic. Scalars follow YAML 1.2's core
-schema: `no`, `on` and `1:30` are text, not False, True and 90. Anchors are expanded within bounds,
-tags and merge keys are refused.
+schema: `no`, `on` and `1:30` are text, not False, True and 90. Nothing is converted where a model
+has a plain number, truth value or `Literal`: `true` and `1.0` are not 1. Anchors are expanded
+within bounds, tags and merge keys are refused.
 
 Codes: GW100 unreadable file, GW101 syntax, GW102 duplicate key, GW103 unknown key, GW104 not one of
 the allowed words, GW105 missing key, GW106 wrong type, GW107 unreadable value, GW108 refused
@@ -15,10 +16,17 @@ from __future__ import annotations
 import re
 import types
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, Tag, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    PlainValidator,
+    Tag,
+    ValidationError,
+    WrapValidator,
+)
 
 from gpuwarden.diagnostics import Diagnostic, Severity, Span, did_you_mean, render_text
 from gpuwarden.errors import InvalidInput
@@ -39,9 +47,6 @@ Step = str | int
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-_CORE_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
-_COLLECTION_TAGS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
-
 
 class _CoreLoader(yaml.SafeLoader):
     """PyYAML's reader and composer with the scalars of YAML 1.2's core schema."""
@@ -53,15 +58,17 @@ _FLOAT = (
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
+_TAG = "tag:yaml.org,2002:"
+_PLAIN_SCALARS: dict[str, re.Pattern[str]] = {}
+"""Tag -> what a scalar without quotes looks like that has it, in the order in which they count."""
 for _name, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?[0-9]{1,18}|0o[0-7]{1,18}|0x[0-9a-fA-F]{1,15}", list("-+0123456789")),
     ("float", _FLOAT, list("-+0123456789.")),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
 ):
-    _CoreLoader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_name}", re.compile(rf"^(?:{_pattern})$"), _first
-    )
+    _PLAIN_SCALARS[_TAG + _name] = re.compile(rf"^(?:{_pattern})$")
+    _CoreLoader.add_implicit_resolver(_TAG + _name, _PLAIN_SCALARS[_TAG + _name], _first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +227,7 @@ class _Reading:
             what = "nested too deep" if depth > MAX_DEPTH else "too large once aliases are expanded"
             self._report("GW108", span, f"the file is {what}")
             raise _Refused
-        if node.tag not in _CORE_TAGS | _COLLECTION_TAGS:
+        if node.tag != _untagged(node):
             self._report("GW108", span, f"the tag {node.tag} is not allowed", "leave it out")
             return Node(span, None)
         if isinstance(node, yaml.MappingNode):
@@ -251,6 +258,17 @@ class _Reading:
         return Node(span, values, keys)
 
 
+def _untagged(node: yaml.Node) -> str:
+    """The tag that a node has if none is written; `!!int abc` would be no number."""
+    if isinstance(node, yaml.MappingNode):
+        return _TAG + "map"
+    if isinstance(node, yaml.SequenceNode):
+        return _TAG + "seq"
+    unquoted = isinstance(node, yaml.ScalarNode) and node.style is None
+    looks = _PLAIN_SCALARS.items() if unquoted else ()
+    return next((tag for tag, pattern in looks if pattern.match(node.value)), _TAG + "str")
+
+
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:
     parts = [part for part in (error.problem, error.context) if part]
     return ", ".join(parts) or "this is not YAML"
@@ -265,7 +283,7 @@ def _scalar(kind: str, text: str) -> str | float | bool | None:
         case "int":
             return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
         case "float":
-            return float(text.replace(".inf", "inf").replace(".nan", "nan").lower())
+            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         case _:
             return text
 
@@ -287,11 +305,18 @@ def validate(
     Returns:
         The value and no diagnostics, or None and every error.
     """
+    value: _Model | None = None
+    complaints: list[Diagnostic] = []
     try:
-        return model.model_validate(node.data()), []
+        value = model.model_validate(node.data())
     except ValidationError as error:
         details = error.errors(include_url=False)
-        return None, [_translate(model, node, item, at) for item in details]
+        complaints = [_translate(model, node, item, at) for item in details]
+    said = {item.span for item in complaints}
+    complaints += [
+        item for item in _converted([(model, ())], node, list(at)) if item.span not in said
+    ]
+    return (None if complaints else value), complaints
 
 
 def load_file(model: type[_Model], path: Path) -> _Model:
@@ -408,13 +433,15 @@ def _finding(model: type[BaseModel], detail: ErrorDetails, context: Mapping[str,
 def _plain_finding(kind: str, detail: ErrorDetails, context: Mapping[str, Any]) -> _Finding:
     """Complaints that need nothing but their own words."""
     given = detail["input"]
-    code, message = "GW106", detail["msg"]
+    code, message, hint = "GW106", detail["msg"], None
     if kind == "missing":
         code, message = "GW105", "is missing"
     elif kind == "value_error":
         code, message = "GW107", str(context["error"])
     elif kind in _TYPES:
         message = f"must be {_TYPES[kind]}, not {_shown(given)}"
+        if kind == "string_type" and isinstance(given, (bool, int, float)):
+            hint = "put it in quotes"
     elif kind in _RANGES:
         words, bound = _RANGES[kind]
         code, message = "GW109", f"must be {words} {context[bound]:g}"
@@ -422,13 +449,15 @@ def _plain_finding(kind: str, detail: ErrorDetails, context: Mapping[str, Any]) 
         code, message = "GW107", f"{_shown(given)} does not match {context['pattern']}"
     elif kind == "string_too_short":
         code, message = "GW107", "must not be empty"
-    return _Finding(code, message)
+    return _Finding(code, message, hint)
 
 
 def _not_allowed(given: object, expected: str) -> _Finding:
     allowed = re.findall(r"'([^']*)'|(?<![\w'])(\d+)", expected)
     words = [quoted or number for quoted, number in allowed]
     hint = did_you_mean(given, words) if isinstance(given, str) else None
+    if given in [number for _, number in allowed if number]:
+        hint = "write it without quotes"
     return _Finding("GW104", f"{_shown(given)} is none of {', '.join(words)}", hint)
 
 
@@ -448,45 +477,95 @@ def _listing(known: Sequence[str]) -> str | None:
     return f"known are {', '.join(sorted(known))}" if known else None
 
 
+# -- following a model's annotations
+
+_Wanted = tuple[Any, tuple[Any, ...]]
+"""An annotation, and what pydantic keeps beside it."""
+_PLAIN: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number"}
+_TAKEN: dict[type, tuple[Any, ...]] = {bool: (bool,), int: (int, float), float: (float,), str: ()}
+"""Type of a scalar -> the plain types that it is one of."""
+
+
+def _converted(wanted: Sequence[_Wanted], node: Node, path: Sequence[Step]) -> Iterator[Diagnostic]:
+    """Scalars that pydantic takes for what they are not: `true` for 1, `1.0` for 1, "5" for 5."""
+    below: Iterable[tuple[Step, Node]] = ()
+    if isinstance(node.value, dict):
+        below = node.value.items()
+    elif isinstance(node.value, list):
+        below = enumerate(node.value)
+    for step, item in below:
+        inner = [found for each in wanted for found in _inside(each, step)]
+        yield from _converted(inner, item, [*path, step])
+    leaves = [leaf for each in wanted for leaf in _flat(each)]
+    finding = _misread(node.value, [leaf for leaf in leaves if leaf[0] is not type(None)])
+    if finding is not None:
+        message = f"{path_text(path)}: {finding.message}" if path else finding.message
+        yield Diagnostic(finding.code, Severity.ERROR, node.span, message, finding.hint)
+
+
+def _misread(value: object, leaves: Sequence[_Wanted]) -> _Finding | None:
+    """What is wrong with a scalar, if every type that is wanted here is a plain one."""
+    if type(value) not in _TAKEN or not leaves:
+        return None
+    options: list[Any] = []
+    plain: list[Any] = []
+    for annotation, beside in leaves:
+        own = any(isinstance(b, (BeforeValidator, PlainValidator, WrapValidator)) for b in beside)
+        if own:
+            return None
+        if _origin(annotation) is Literal:
+            options += get_args(annotation)
+        elif annotation in _PLAIN:
+            plain.append(annotation)
+        else:
+            return None
+    named = any(option == value and type(option) is type(value) for option in options)
+    if named or set(plain) & set(_TAKEN[type(value)]):
+        return None
+    if options:
+        return _not_allowed(value, ", ".join(repr(option) for option in options))
+    words = " or ".join(_PLAIN[kind] for kind in dict.fromkeys(plain))
+    return _Finding("GW106", f"must be {words}, not {_shown(value)}")
+
+
+def _flat(wanted: _Wanted) -> Iterator[_Wanted]:
+    """An annotation without `Annotated` and unions around it."""
+    annotation, beside = wanted
+    origin, arguments = _origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        yield from _flat((arguments[0], (*beside, *arguments[1:])))
+    elif origin in (Union, types.UnionType):
+        for member in arguments:
+            yield from _flat((member, beside))
+    else:
+        yield annotation, beside
+
+
+def _origin(annotation: Any) -> Any:
+    return get_origin(annotation)
+
+
+def _inside(wanted: _Wanted, step: Step) -> Iterator[_Wanted]:
+    """What is wanted one step down."""
+    for annotation, _ in _flat(wanted):
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            for name, info in annotation.model_fields.items():
+                if step == (info.alias or name):
+                    yield info.annotation, tuple(info.metadata)
+        elif arguments := get_args(annotation):
+            yield arguments[1 if isinstance(step, str) and len(arguments) > 1 else 0], ()
+
+
 def _known_keys(model: type[BaseModel], loc: Sequence[Step]) -> list[str]:
-    """Keys of the model at a location, found by following the annotations."""
-    annotation: Any = model
+    """Keys of the model at a location of pydantic's, in which tags of unions are steps as well."""
+    found: list[_Wanted] = [(model, ())]
     for step in loc:
-        annotation = _step_into(annotation, step)
+        tagged = [each for each in found if Tag(str(step)) in each[1]]
+        below = tagged or [item for each in found for item in _inside(each, step)]
+        found = [leaf for each in below for leaf in _flat(each)]
     return [
         info.alias or name
-        for candidate in _models(annotation)
-        for name, info in candidate.model_fields.items()
+        for annotation, _ in found
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        for name, info in annotation.model_fields.items()
     ]
-
-
-def _step_into(annotation: Any, step: Step) -> Any:
-    """The annotation one step down, or None."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        fields = annotation.model_fields.items()
-        return next((info.annotation for name, info in fields if step in (info.alias, name)), None)
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _step_into(arguments[0], step)
-    if origin in (Union, types.UnionType):
-        return _choose(arguments, step)
-    if origin in (tuple, list):
-        return arguments[0]
-    return arguments[1] if origin is dict else None
-
-
-def _choose(members: Sequence[Any], step: Step) -> Any:
-    """Of a union: the member with that tag, or the first that has that step."""
-    for member in members:
-        if get_origin(member) is Annotated and Tag(str(step)) in get_args(member):
-            return get_args(member)[0]
-    below = (_step_into(member, step) for member in members)
-    return next((found for found in below if found is not None), None)
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif get_origin(annotation) in (Annotated, Union, types.UnionType):
-        for member in get_args(annotation):
-            yield from _models(member)

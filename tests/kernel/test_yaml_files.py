@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
@@ -43,6 +44,10 @@ class _Box(_Strict):
     label: str
     items: list[_Item] = []
     limits: dict[str, int] = {}
+    format: Literal[1, 2] = 1
+    share: float | None = None
+    open: bool = False
+    note: int | str = 0
 
 
 def _found(text: str) -> list[tuple[str, int, int]]:
@@ -107,11 +112,17 @@ def test_all_mistakes_are_found_in_one_pass() -> None:
             'items[0].colour: "gren" is none of red, green',
             'did you mean "green"?',
         ),
-        ("label: a\nxyz: 1", "xyz: this key is not known here", "known are items, label, limits"),
+        (
+            "label: a\nxyz: 1",
+            "xyz: this key is not known here",
+            "known are format, items, label, limits, note, open, share",
+        ),
         ("items: []", "label: is missing", None),
         ("label:", "label: must be text, not nothing", None),
         ("label: a\nitems: 3", "items: must be a list, not 3", None),
         ("label: a\nitems: [true]", "items[0]: must be a mapping, not true", None),
+        ("label: 3", "label: must be text, not 3", "put it in quotes"),
+        ("label: a\nformat: '1'", 'format: "1" is none of 1, 2', "write it without quotes"),
     ],
 )
 def test_a_message_names_the_field_and_the_remedy(
@@ -120,6 +131,47 @@ def test_a_message_names_the_field_and_the_remedy(
     """What is wrong, where, and what was probably meant."""
     finding = _only(text)
     assert (finding.message, finding.hint) == (message, hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("format: true", "GW104", "format: true is none of 1, 2"),
+        ("format: 1.0", "GW104", "format: 1.0 is none of 1, 2"),
+        ("limits: {a: true}", "GW106", "limits.a: must be a whole number, not true"),
+        ("limits: {a: 5.0}", "GW106", "limits.a: must be a whole number, not 5.0"),
+        ("limits: {a: '5'}", "GW106", 'limits.a: must be a whole number, not "5"'),
+        ("share: false", "GW106", "share: must be a number, not false"),
+        ("open: 1", "GW106", "open: must be true or false, not 1"),
+        ("open: yes", "GW106", 'open: must be true or false, not "yes"'),
+        ("items: [{name: ape, count: true}]", "GW106", "items[0].count: must be a whole number"),
+    ],
+)
+def test_nothing_is_taken_for_what_it_is_not(text: str, code: str, message: str) -> None:
+    """Python has True == 1 == 1.0; who writes `version: true` did not mean version 1."""
+    finding = _only(f"label: a\n{text}\n")
+    assert finding.code == code
+    assert finding.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["format: 2", "share: 1", "share: 0.5", "share: ~", "open: true", "note: x", "note: 3"],
+)
+def test_what_is_of_the_right_type_passes(text: str) -> None:
+    """A whole number is a number, and a union takes each of its types."""
+    assert _found(f"label: a\n{text}\n") == []
+
+
+def test_a_wrong_type_is_found_beside_other_mistakes() -> None:
+    """In the same pass, and once."""
+    assert _found("labl: a\nformat: true\nlimits: {a: x, b: true}\n") == [
+        ("GW103", 1, 1),
+        ("GW104", 2, 9),
+        ("GW105", 1, 1),
+        ("GW106", 3, 13),
+        ("GW106", 3, 19),
+    ]
 
 
 def test_a_models_own_rule_keeps_its_code_and_points_at_the_field() -> None:
@@ -140,6 +192,9 @@ def test_a_models_own_rule_keeps_its_code_and_points_at_the_field() -> None:
         ("0x10", 16),
         ("1e3", 1000.0),
         ("-1.5", -1.5),
+        (".inf", math.inf),
+        ("-.INF", -math.inf),
+        ("+.Inf", math.inf),
         ("true", True),
         ("~", None),
         ("", None),
@@ -156,6 +211,14 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
     assert (data, type(data)) == (value, type(value))
 
 
+@pytest.mark.parametrize("text", [".nan", ".NaN", ".NAN"])
+def test_every_spelling_of_nan_is_read(text: str) -> None:
+    """What a limit cannot be is said by the model, not by a traceback."""
+    document = load_located(f"a: {text}")
+    assert document.root is not None
+    assert math.isnan(document.root.data()["a"])
+
+
 @pytest.mark.parametrize(
     ("text", "code", "line", "column"),
     [
@@ -164,6 +227,11 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
         ("a: \x01", "GW101", 1, 4),
         ("a: 1\n---\nb: 2", "GW101", 2, 1),
         ("a: !!python/object:os.system x", "GW108", 1, 4),
+        ("a: !!int abc", "GW108", 1, 4),
+        ("a: !!float x", "GW108", 1, 4),
+        ("a: !!bool maybe", "GW108", 1, 4),
+        ("a: !!str 5", "GW108", 1, 4),
+        ("a: !!map [b]", "GW108", 1, 4),
         ("? [a]\n: 1", "GW108", 1, 3),
         ("a: &x [*x]", "GW108", 1, 4),
         ("[" * 3000, "GW108", 1, 1),

@@ -156,6 +156,19 @@ def test_five_different_mistakes_give_five_errors_each_at_its_place(write: Write
     assert 'did you mean "clear_after"?' in shown
 
 
+def test_a_misspelt_first_key_is_reported_beside_what_is_missing(write: Write) -> None:
+    """Both begin at the same place: the mapping starts with its first key."""
+    places = _places(write("version: 1\nrules:\n- idd: x\n  target: job\n"))
+    assert ("GW103", "a.yaml", 3, 3) in places
+    assert ("GW105", "a.yaml", 3, 3) in places
+
+
+@pytest.mark.parametrize("version", ["true", "1.0", "'1'", "2", "~"])
+def test_only_the_number_one_is_version_one(write: Write, version: str) -> None:
+    """A later version of the language must never be read as this one."""
+    assert _places(write(f"version: {version}\n")) == [("GW104", "a.yaml", 1, 10)]
+
+
 def test_the_lints_of_one_rule_run_although_another_is_broken(write: Write) -> None:
     """And those of another file although this one is no YAML."""
     short = _look("short", HOG.replace("5m", "10s"))
