@@ -412,11 +412,12 @@ class Attribution:
     def _log_written(self, live: LiveRun, now: float) -> float | None:
         """When the log that a run names was last written; it must be a file of the run's owner."""
         log = live.run.description.log
-        if log is None or not log.startswith("/") or "\0" in log:
+        if log is None or not log.startswith("/"):
             return None
         try:
             about = self._calls.make(live.uid, lambda: Path(log).stat(follow_symlinks=False))
         except (OSError, ValueError):
+            # ValueError: a path that no file can have, such as with a NUL or half a character.
             return None
         if about is None:
             self._dropped["hanging"] += 1

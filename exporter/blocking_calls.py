@@ -28,12 +28,13 @@ class _Call(Generic[T]):
         self._function = function
         self._done = threading.Event()
         self.answer: T | None = None
-        self.error: OSError | None = None
+        self.error: Exception | None = None
 
     def run(self) -> None:
         try:
             self.answer = self._function()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 (raised again in the asking thread)
+            # Whatever it is: the worker must live on for the calls of other owners.
             self.error = error
         finally:
             self._done.set()
@@ -98,7 +99,7 @@ class BlockingCalls:
             function: what to call; an answer that comes too late is thrown away.
 
         Raises:
-            OSError: as the function did.
+            Exception: whatever the function raised.
         """
         if self.stuck >= MAX_STUCK or owner in self._stuck:
             return None

@@ -290,12 +290,16 @@ class TestActivity:
         assert "log" not in snapshot.jobs[0].activity
         assert snapshot.dropped == {"future": 1}
 
-    @pytest.mark.parametrize("log", ["/dev/zero", "/usr", "relative.log", "/a\0b", "/none"])
+    @pytest.mark.parametrize(
+        "log", ["/dev/zero", "/usr", "relative.log", "/a\0b", "/\ud800", "/none"]
+    )
     def test_a_log_that_is_none(self, node: Node, children: Children, log: str) -> None:
         """Devices, folders and paths that lead nowhere are no logs."""
         child = children.start()
         declare(node.jobs_directory, describe(child.pid, log=log))
-        assert "log" not in node.jobs()[_job_id(child.pid)].activity
+        snapshot = node.observe()
+        assert "log" not in snapshot.jobs[0].activity
+        assert "hanging" not in snapshot.dropped
 
     def test_a_log_behind_a_link(self, node: Node, children: Children, tmp_path: Path) -> None:
         """Links are not followed: they lead to whatever is touched most."""

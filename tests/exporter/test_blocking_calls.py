@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -14,6 +15,15 @@ def test_an_answer_and_an_error() -> None:
     assert [calls.make(1, lambda: 5), calls.make(2, lambda: "x")] == [5, "x"]
     with pytest.raises(FileNotFoundError):
         calls.make(1, lambda: open("/none"))  # noqa: PTH123, SIM115
+    calls.close()
+
+
+def test_an_error_of_one_owner_is_not_the_next_ones() -> None:
+    """A call that fails in any way leaves the calls of everybody else possible."""
+    calls = BlockingCalls(patience=30)
+    with pytest.raises(UnicodeEncodeError):
+        calls.make(1, lambda: os.stat("/\ud800"))  # noqa: PTH116
+    assert calls.make(2, lambda: 5) == 5
     calls.close()
 
 
