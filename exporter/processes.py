@@ -149,6 +149,10 @@ def _read(folder: str, *, known: Process | None) -> Process | None:
             return None
         uid = _real_uid(status)
         cgroup = own_cgroup(_read_bytes(f"{folder}/cgroup") or b"")
+        if fields[0] == b"Z" and int(fields[17]) > 1:
+            # The kernel (cgroup v1) moves a thread that ends to the root group, and a process is
+            # shown where its first thread is; its other threads tell where it really is.
+            cgroup = _cgroup_of_threads(folder) or cgroup
     return Process(
         pid=int(content[:opened]),
         ppid=int(fields[1]),
@@ -182,6 +186,22 @@ def _read_bytes(path: str, limit: int = MAX_FIELD_BYTES) -> bytes | None:
             os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def _cgroup_of_threads(folder: str) -> str:
+    """Cgroup of a thread other than the first, or an empty string where none is left."""
+    first = folder.rpartition("/")[2]
+    try:
+        with os.scandir(f"{folder}/task") as threads:
+            for thread in threads:
+                if thread.name == first:
+                    continue
+                content = _read_bytes(f"{thread.path}/cgroup")
+                if content:
+                    return own_cgroup(content)
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return ""
 
 
 def _start_ticks(content: bytes) -> int | None:

@@ -19,8 +19,8 @@ from gpuwarden.errors import GpuwardenError, RefusedAction
 from gpuwarden.exporter.agent import guards, members, proofs
 from gpuwarden.exporter.agent.handles import Group, Identity, Wake
 from gpuwarden.exporter.agent.journal import JournalError, Record
-from gpuwarden.exporter.agent.targets import Resolver, Target, snapshot
-from gpuwarden.exporter.processes import boot_id, read_process
+from gpuwarden.exporter.agent.targets import Resolver, Target
+from gpuwarden.exporter.processes import boot_id, read_all, read_process
 from gpuwarden.job_files import LeaveRequest
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ class _Climb:
 
     def _rescan(self) -> tuple[Identity, ...]:
         """Take hold of members that turned up; as many as can be."""
-        processes = snapshot(self._resolver.proc)
+        processes = read_all(self._resolver.proc)
         try:
             added = self._resolver.adopt(self._target, processes, self._known)
         except (OSError, RefusedAction) as error:
@@ -341,7 +341,7 @@ class _Climb:
         scope = self._target.scope
         inside = (
             process
-            for process in snapshot(self._resolver.proc).values()
+            for process in read_all(self._resolver.proc).values()
             if guards.in_cgroup(process, scope.cgroup)
         )
         if all(scope.fits(process) for process in inside):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -18,7 +16,6 @@ from gpuwarden.exporter.processes import (
     boot_id,
     boot_time,
     job_root,
-    own_cgroup,
     parse_proc_job_id,
     read_all,
 )
@@ -32,29 +29,6 @@ if TYPE_CHECKING:
 
 MAX_MEMBERS = 16_384
 """A job of more processes than this is not resolved: something else is wrong."""
-
-
-def snapshot(proc: Path = PROC) -> dict[int, Process]:
-    """All processes now, by pid.
-
-    A process whose first thread is gone is shown by the kernel (cgroup v1) in the root group; its
-    other threads tell where it really is.
-    """
-    processes = read_all(proc)
-    for process in tuple(processes.values()):
-        if process.state == "Z" and not process.ended:
-            cgroup = _cgroup_of_threads(process.pid, proc)
-            if cgroup:
-                processes[process.pid] = dataclasses.replace(process, cgroup=cgroup)
-    return processes
-
-
-def _cgroup_of_threads(pid: int, proc: Path) -> str:
-    with contextlib.suppress(OSError):
-        for thread in sorted((proc / str(pid) / "task").iterdir()):
-            if thread.name != str(pid):
-                return own_cgroup((thread / "cgroup").read_bytes())
-    return ""
 
 
 @dataclass(slots=True)
@@ -135,7 +109,7 @@ class Resolver:
         guards.check_platform(request.job_id, None)
         if not self.host_pids:
             self.guards.check_pid_namespace()
-        processes = snapshot(self.proc)
+        processes = read_all(self.proc)
         target = self._scope(request, processes)
         try:
             self._admit(target, processes)

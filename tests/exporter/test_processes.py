@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 POD = "0b9e4f0c-1111-2222-3333-444455556666"
 POD_ = POD.replace("-", "_")
 CONTAINER = "ab" * 32
+HEADLESS = """
+import ctypes, threading
+threading.Thread(target=threading.Event().wait).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
 
 
 def _make(pid: int, ppid: int, comm: str = "python", **changes: object) -> Process:
@@ -111,6 +117,36 @@ class TestReading:
         child = children.start()
         child.kill()
         assert eventually(lambda: process_of(child.pid), until=lambda found: found.ended)
+
+    def test_a_process_without_its_first_thread(self, children: Children) -> None:
+        """A process whose first thread is gone is where its other threads are, and has not ended.
+
+        With cgroup v1 the kernel shows it in the root group: it would leave its job.
+        """
+        script = 'read x; exec "$0" -I -S -c "$1"'
+        child = children.start("sh", "-c", script, sys.executable, HEADLESS)
+        assert child.stdin is not None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        found = eventually(lambda: process_of(child.pid), until=lambda item: item.state == "Z")
+        assert found.cgroup == process_of(os.getpid()).cgroup
+        assert read_all()[child.pid].cgroup == found.cgroup
+        assert not found.ended
+
+    def test_the_cgroup_of_threads(self, tmp_path: Path) -> None:
+        """Threads that have just ended are passed over; without any, the process's own counts."""
+        proc = _fake_proc(tmp_path, _stat_line(b"x").replace(b") S", b") Z"))
+        (proc / "42/cgroup").write_bytes(b"1:cpu:/\n")
+        for thread in ("42", "43"):
+            (proc / "42/task" / thread).mkdir(parents=True)
+        (proc / "42/task/42/cgroup").write_bytes(b"1:cpu:/\n")
+        found = read_process(42, proc)
+        assert found is not None
+        assert found.cgroup == "/"
+        (proc / "42/task/43/cgroup").write_bytes(b"1:cpu:/alice\n")
+        found = read_process(42, proc)
+        assert found is not None
+        assert found.cgroup == "/alice"
 
     def test_arguments_are_text(self, children: Children) -> None:
         """Bytes of a command line that are not UTF-8 are replaced."""
