@@ -40,11 +40,15 @@ CODES: dict[str, str] = {
     "GW221": "Two profiles of the same training.",
     "GW222": "The files disagree on the time zone.",
     "GW223": "A team's file reaches beyond its own jobs or rules.",
+    "GW224": "A rule that terminates would take one idle card for an idle job.",
     "GW301": "Warning: the metric is not gpuwarden's; while it is absent the rule is UNKNOWN.",
     "GW303": "Warning: no value is ever beyond this limit.",
     "GW304": "Warning: the protection has expired.",
     "GW305": "Warning: little time for the owner, or for a checkpoint.",
     "GW306": "Warning: the notice is not old enough when the stage is due, so that it comes later.",
     "GW307": "Warning: with `mode: warn`, the stage that terminates is only recorded.",
+    "GW308": "Warning: in a rule that terminates, one sample of the window suffices.",
+    "GW309": "Warning: silence without `cpu` never finds a job that goes on reporting.",
+    "GW310": "Warning: the window is so long that its query may be too dear.",
 }
 """Code -> meaning. GW1xx is about form, GW2xx about meaning, GW3xx are warnings."""

@@ -108,6 +108,9 @@ AGGREGATIONS = frozenset(
 """Aggregations of Prometheus 2.42."""
 
 _COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
+_NUMBERS = frozenset({"pi", "scalar", "time"})
+_WITHOUT_LABELS = _NUMBERS | {"absent", "absent_over_time", "vector"}
+_LABELLING = frozenset({"label_join", "label_replace"})
 _OUR_PREFIXES = ("gpu_", "yolo_", "gpuwarden_")
 
 
@@ -190,35 +193,78 @@ def _unknown_metric(name: str) -> ExpressionFinding:
 
 
 def _value_findings(root: promql.Expr) -> Iterator[ExpressionFinding]:
-    """Follow what gives the value, past parentheses and set operators."""
+    """Follow what gives the value and its labels, down to what loses them or drops rows."""
+    lost = _loses_job_id(root)
+    if lost is not None:
+        yield lost
+        return
     match root:
-        case promql.ParenExpr() | promql.UnaryExpr():
+        case promql.ParenExpr() | promql.UnaryExpr() | promql.AggregateExpr():
             yield from _value_findings(root.expr)
-        case promql.BinaryExpr() if str(root.op).split()[0] in _COMPARISONS:
-            yield from _comparison(root)
-        case promql.BinaryExpr() if str(root.op) in ("and", "unless"):
-            yield from _value_findings(root.lhs)
-        case promql.BinaryExpr() if str(root.op) == "or":
-            yield from _value_findings(root.lhs)
-            yield from _value_findings(root.rhs)
-        case promql.AggregateExpr() if not _keeps_job_id(root):
-            yield ExpressionFinding(
-                "GW217",
-                Severity.ERROR,
-                f"{root.op} drops the label job_id, so that no row belongs to a job",
-                f"write {root.op} by (job_id) (...)",
-            )
-        case promql.NumberLiteral() | promql.StringLiteral():
-            yield ExpressionFinding("GW217", Severity.ERROR, "a constant belongs to no job")
-        case promql.MatrixSelector() | promql.SubqueryExpr():
-            yield ExpressionFinding(
-                "GW217",
-                Severity.ERROR,
-                "a range of samples is not one number",
-                "wrap it in a function such as avg_over_time",
-            )
+        case promql.BinaryExpr():
+            yield from _binary(root)
+        case promql.Call() if root.func.name not in _LABELLING:
+            for argument in root.args:
+                yield from _argument(argument)
         case _:
             pass
+
+
+def _loses_job_id(node: promql.Expr) -> ExpressionFinding | None:
+    """Why a node's rows belong to no job, or None."""
+    message, hint = "", None
+    match node:
+        case promql.AggregateExpr() if not _keeps_job_id(node):
+            message = f"{node.op} drops the label job_id, so that no row belongs to a job"
+            hint = f"write {node.op} by (job_id) (...)"
+        case promql.NumberLiteral() | promql.StringLiteral():
+            message = "a constant belongs to no job"
+        case promql.Call() if node.func.name in _WITHOUT_LABELS or not node.args:
+            message = f"{node.func.name}() has no labels, so that its value belongs to no job"
+        case promql.VectorSelector() if _lacks_job_id(node):
+            message = f"{node.name} has no label job_id: it is not measured of a job"
+        case promql.MatrixSelector() | promql.SubqueryExpr():
+            message = "a range of samples is not one number"
+            hint = "wrap it in a function such as avg_over_time"
+    return ExpressionFinding("GW217", Severity.ERROR, message, hint) if message else None
+
+
+def _binary(root: promql.BinaryExpr) -> Iterator[ExpressionFinding]:
+    operator = str(root.op).split()[0]
+    if operator in _COMPARISONS:
+        yield from _comparison(root)
+    elif operator in ("and", "unless"):
+        yield from _value_findings(root.lhs)
+    elif operator == "or":
+        yield from _value_findings(root.lhs)
+        yield from _value_findings(root.rhs)
+    else:
+        # One side brings the label; a comparison may keep a divisor from being zero.
+        lost = [
+            [item for item in _value_findings(side) if item.code == "GW217"]
+            for side in (root.lhs, root.rhs)
+        ]
+        yield from lost[0] if all(lost) else ()
+
+
+def _argument(node: promql.Expr) -> Iterator[ExpressionFinding]:
+    """What an argument of a function gives: a range is in its place there, and so is a number."""
+    match node:
+        case promql.MatrixSelector():
+            yield from _value_findings(node.vector_selector)
+        case promql.SubqueryExpr():
+            yield from _value_findings(node.expr)
+        case promql.NumberLiteral() | promql.StringLiteral():
+            pass
+        case promql.Call() if node.func.name in _NUMBERS:
+            pass
+        case _:
+            yield from _value_findings(node)
+
+
+def _lacks_job_id(node: promql.VectorSelector) -> bool:
+    known = CATALOGUE.get(node.name or "")
+    return known is not None and known.source != "engine" and "job_id" not in known.labels
 
 
 def _comparison(root: promql.BinaryExpr) -> Iterator[ExpressionFinding]:
@@ -228,7 +274,8 @@ def _comparison(root: promql.BinaryExpr) -> Iterator[ExpressionFinding]:
         "GW215",
         Severity.ERROR,
         f"a bare comparison ({root.op}) drops the rows for which it is false: they are UNKNOWN",
-        "leave the comparison out and write above, at_least, below or at_most beside promql",
+        "leave the comparison out and write above, at_least, below or at_most beside promql, "
+        f"or write {str(root.op).split()[0]} bool",
     )
 
 

@@ -15,6 +15,7 @@ from gpuwarden.ruleengine import expressions, signals
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
+    Gpus,
     Not,
     ProfileCondition,
     Promql,
@@ -22,7 +23,7 @@ from gpuwarden.ruleengine.conditions import (
     SilentFor,
 )
 from gpuwarden.ruleengine.model import Action, Level, Mode, Target
-from gpuwarden.ruleengine.quantities import Unit, Window
+from gpuwarden.ruleengine.quantities import Direction, Unit, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,10 +34,14 @@ if TYPE_CHECKING:
 
 MIN_WINDOW_SCRAPES = 4
 """A window of time must hold this many scrapes, or one lost scrape decides."""
+LONG_WINDOW_SECONDS = 86400.0
+"""Each tick reads every raw sample of a window; a query that is too dear blinds the engine."""
 SHORT_NOTICE_SECONDS = 300.0
 SHORT_GRACE_SECONDS = 10.0
 
 _UTILIZATION = frozenset({"gpu_utilization", "card_utilization", "card_memory_activity"})
+_ACTIVITY = _UTILIZATION | {"card_power", "card_power_share"}
+"""Signals whose low values say that a card is idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,24 +122,41 @@ def lint_profiles(profiles: Sequence[Profile]) -> Iterator[Finding]:
 # -- conditions
 
 
-def _placed(condition: Condition, path: tuple[Step, ...]) -> Iterator[tuple[tuple[Step, ...], Any]]:
-    """Every condition below one, itself included, with its path."""
-    yield path, condition
-    match condition:
-        case All():
-            for index, part in enumerate(condition.all):
-                yield from _placed(part, (*path, "all", index))
-        case Any_():
-            for index, part in enumerate(condition.any):
-                yield from _placed(part, (*path, "any", index))
-        case Not():
-            yield from _placed(condition.not_, (*path, "not"))
-        case _:
-            pass
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A condition of a rule, where it stands, and whether it is turned around there."""
+
+    path: tuple[Step, ...]
+    condition: Any
+    negated: bool = False
+
+    def walk(self) -> Iterator[_Placed]:
+        """Itself, and every condition below."""
+        yield self
+        match self.condition:
+            case All():
+                below = [self._below(part, "all", i) for i, part in enumerate(self.condition.all)]
+            case Any_():
+                below = [self._below(part, "any", i) for i, part in enumerate(self.condition.any)]
+            case Not():
+                below = [_Placed((*self.path, "not"), self.condition.not_, not self.negated)]
+            case _:
+                below = []
+        for each in below:
+            yield from each.walk()
+
+    def _below(self, part: Condition, *steps: Step) -> _Placed:
+        return _Placed((*self.path, *steps), part, self.negated)
+
+
+def _placed(rule: Rule) -> Iterator[_Placed]:
+    """Every condition of a rule."""
+    return _Placed(("when",), rule.when).walk()
 
 
 def _conditions(rule: Rule, scrape_interval: float) -> Iterator[Finding]:
-    for path, condition in _placed(rule.when, ("when",)):
+    for placed in _placed(rule):
+        path, condition = placed.path, placed.condition
         match condition:
             case Signal():
                 yield from _signal(rule, condition, path)
@@ -185,7 +207,15 @@ def _window(
                 (*path, "window"),
                 f"a rate needs at least {MIN_WINDOW_SCRAPES} samples",
             )
-    elif window.seconds < MIN_WINDOW_SCRAPES * scrape_interval:
+        return
+    if window.seconds > LONG_WINDOW_SECONDS:
+        yield _warning(
+            "GW310",
+            (*path, "window"),
+            "longer than 1d: every tick reads all samples of the fleet in it",
+            "ask for a long time with `for`, which costs nothing",
+        )
+    if window.seconds < MIN_WINDOW_SCRAPES * scrape_interval:
         least = durations.render(MIN_WINDOW_SCRAPES * scrape_interval)
         yield _error(
             "GW212",
@@ -199,13 +229,16 @@ def _window(
 
 
 def _gpu_target(rule: Rule) -> Iterator[Finding]:
-    for path, condition in _placed(rule.when, ("when",)):
+    for placed in _placed(rule):
+        condition = placed.condition
         about_jobs = isinstance(condition, (ProfileCondition, SilentFor, Promql)) or (
             isinstance(condition, Signal) and not condition.spec.device
         )
         if about_jobs:
             known = ", ".join(name for name, spec in signals.SIGNALS.items() if spec.device)
-            yield _error("GW206", path, "this is about a job, the target is a card", f"use {known}")
+            yield _error(
+                "GW206", placed.path, "this is about a job, the target is a card", f"use {known}"
+            )
     for index, stage in enumerate(rule.stages):
         if stage.do is Action.TERMINATE:
             yield _error("GW206", ("stages", index, "do"), "a card cannot be ended")
@@ -261,6 +294,8 @@ def _terminating(rule: Rule) -> Iterator[Finding]:
                 "GW211", (), f"a rule that terminates has no defaults: {name} must be given", remark
             )
     yield from _grounding(rule)
+    for placed in _placed(rule):
+        yield from _traps(placed)
     for index, stage in enumerate(rule.stages):
         if stage.do is Action.TERMINATE:
             yield from _haste(stage, ("stages", index))
@@ -268,9 +303,51 @@ def _terminating(rule: Rule) -> Iterator[Finding]:
         yield _warning("GW307", ("mode",), "in warn the stage that terminates is only recorded")
 
 
+def _traps(placed: _Placed) -> Iterator[Finding]:
+    """What would end a healthy job, although each word of it is right."""
+    path, condition = placed.path, placed.condition
+    if _one_idle_card(placed):
+        yield _error(
+            "GW224",
+            path,
+            "one idle card of several would make the whole job idle",
+            "write gpus: all (under `not`: any), or do: notify",
+        )
+    if isinstance(condition, Signal) and not placed.negated:
+        every = "min" if condition.upward else "max"
+        if condition.agg in ("min", "max") and condition.agg != every:
+            yield _warning(
+                "GW308",
+                (*path, "agg"),
+                "a single sample of the window suffices",
+                f"write agg: {every}, or a share",
+            )
+    if isinstance(condition, SilentFor) and "cpu" not in condition.signals:
+        yield _warning(
+            "GW309",
+            (*path, "signals"),
+            "a job that goes on reporting is never found, however long",
+            "add cpu, unless the rule is about jobs that stopped reporting",
+        )
+
+
+def _one_idle_card(placed: _Placed) -> bool:
+    """Whether low activity of one card suffices; a negation turns `all` into `any`."""
+    condition, negated = placed.condition, placed.negated
+    match condition:
+        case Signal() if condition.signal in _ACTIVITY:
+            low = condition.upward == negated
+        case ProfileCondition() if condition.profile.gpu_utilization is not None:
+            innocent = Direction.BELOW if negated else Direction.ABOVE
+            low = condition.profile.gpu_utilization.direction is not innocent
+        case _:
+            return False
+    return low and (condition.gpus is Gpus.ANY) != negated
+
+
 def _grounding(rule: Rule) -> Iterator[Finding]:
     paths = _paths(rule.when, negated=False)
-    if any(path <= {"utilization"} for path in paths):
+    if any(path == {"utilization"} for path in paths):
         yield _error(
             "GW210",
             ("when",),
@@ -299,7 +376,8 @@ def _paths(condition: Condition, *, negated: bool) -> set[frozenset[str]]:
     """Every way in which a condition can become true, as the set of what it then rests on.
 
     There are three things to rest on (utilization, measured, said), so that there are at most
-    eight sets, whatever the depth.
+    eight sets, whatever the depth. An expression may repeat what the other conditions say, and
+    the silence of a channel that a job never had says nothing: they are nothing to rest on.
     """
     match condition:
         case Not():
@@ -314,9 +392,9 @@ def _paths(condition: Condition, *, negated: bool) -> set[frozenset[str]]:
         case Signal():
             return {frozenset({_kind(condition.signal)})}
         case SilentFor():
-            return {frozenset({"measured" if "cpu" in condition.signals else "said"})}
+            return {frozenset({"measured"} if "cpu" in condition.signals else ())}
         case _:
-            return {frozenset({"said"})}
+            return {frozenset()}
     if not together:
         return set().union(*below)
     product = {frozenset[str]()}

@@ -69,22 +69,68 @@ def _ending(when: object, **fields: object) -> Any:
         ({"any": [HELD, UTIL]}, ["GW210"]),
         (SLOW, ["GW209"]),
         (CUSTOM, ["GW209"]),
-        (WORD, ["GW209"]),
+        (WORD, ["GW209", "GW309"]),
         (OFF_RATE, ["GW209"]),
         (OFF_BOTH, ["GW209"]),
-        ({"all": [SLOW, CUSTOM, WORD]}, ["GW209"]),
+        ({"all": [SLOW, CUSTOM, WORD]}, ["GW209", "GW309"]),
         ({"any": [HELD, SLOW]}, ["GW209"]),
         ({"any": [UTIL, SLOW]}, ["GW210", "GW209"]),
         ({"not": {"any": [HELD, UTIL]}}, []),
         ({"not": {"all": [HELD, UTIL]}}, ["GW210"]),
         ({"not": {"not": UTIL}}, ["GW210"]),
         ({"not": OFF_BOTH}, []),
-        ({"all": [{"any": [UTIL, SLOW]}, {"any": [HELD, CUSTOM]}]}, ["GW209"]),
+        ({"all": [{"any": [UTIL, SLOW]}, {"any": [HELD, CUSTOM]}]}, ["GW210", "GW209"]),
+        ({"all": [UTIL, CUSTOM]}, ["GW210"]),
+        ({"all": [UTIL, WORD]}, ["GW210", "GW309"]),
+        ({"all": [UTIL, HELD, WORD]}, ["GW309"]),
     ],
 )
 def test_a_job_is_ended_only_on_what_nvml_or_proc_show(when: object, codes: list[str]) -> None:
     """On every way in which the rule can become true, and never on utilization alone."""
     assert _codes(_ending(when)) == codes
+
+
+ANY_LOW = UTIL | {"gpus": "any"}
+BUSY = {"signal": "gpu_utilization", "agg": "min", "window": "5m", "above": "5%", "gpus": "all"}
+COLD = {"signal": "card_power", "agg": "max", "window": "5m", "below": "80W", "gpus": "any"}
+OFF_UTIL = {"profile": {"gpu_utilization": "below 50%"}, "window": "5m", "gpus": "any"}
+
+
+@pytest.mark.parametrize(
+    ("when", "codes"),
+    [
+        ({"all": [ANY_LOW, HELD, SILENT]}, ["GW224"]),
+        ({"all": [COLD, HELD]}, ["GW224"]),
+        ({"all": [OFF_UTIL, HELD]}, ["GW224"]),
+        ({"all": [OFF_UTIL | {"gpus": "all"}, HELD]}, []),
+        ({"all": [{"not": BUSY}, HELD]}, ["GW224"]),
+        ({"all": [{"not": BUSY | {"gpus": "any", "agg": "max"}}, HELD]}, []),
+        ({"all": [{"not": {"not": ANY_LOW}}, HELD]}, ["GW224"]),
+        ({"not": {"any": [BUSY, {"not": HELD}]}}, ["GW224"]),
+        ({"not": {"all": [ANY_LOW, {"not": HELD}]}}, ["GW210"]),
+        ({"all": [BUSY, HELD]}, []),
+    ],
+)
+def test_one_idle_card_of_several_never_ends_a_job(when: object, codes: list[str]) -> None:
+    """However it is written; a rule may still tell the owner of it."""
+    assert _codes(_ending(when)) == codes
+    assert "GW224" not in _codes(a_rule(when, stages=[LOG, NOTIFY]))
+
+
+@pytest.mark.parametrize(
+    ("signal", "codes"),
+    [
+        (UTIL | {"agg": "min"}, ["GW308"]),
+        (UTIL | {"agg": "avg"}, []),
+        (HELD | {"agg": "max"}, ["GW308"]),
+        (HELD | {"agg": "max", "below": "10%", "above": None}, []),
+    ],
+)
+def test_a_rule_that_a_single_sample_can_fulfil_is_pointed_out(
+    signal: dict[str, Any], codes: list[str]
+) -> None:
+    """A training that waits ten seconds for its validation is at 0 % in one sample of many."""
+    assert _codes(_ending({"all": [signal, HELD]})) == codes
 
 
 def test_a_rule_that_only_tells_may_rest_on_anything() -> None:
@@ -138,6 +184,12 @@ def test_a_window_holds_at_least_four_scrapes() -> None:
     assert _codes(a_rule(HELD | {"window": "20s"}), scrape_interval=15) == ["GW212"]
     assert _codes(a_rule(OFF_RATE | {"window": "3 samples"})) == ["GW212"]
     assert _codes(a_rule(SLOW | {"window": "4 samples"})) == []
+
+
+def test_a_window_of_more_than_a_day_is_pointed_out() -> None:
+    """Every tick reads all of its samples, of the whole fleet."""
+    assert _codes(a_rule(HELD | {"window": "1d"})) == []
+    assert _codes(a_rule(HELD | {"window": "1d1s"})) == ["GW310"]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +261,27 @@ def test_a_findings_path_leads_to_the_words_that_are_wrong() -> None:
         ("topk(3, gpu_job_threads)", []),
         ("3", ["GW217"]),
         ("gpu_job_threads[5m]", ["GW217"]),
+        ("absent(gpu_job_threads)", ["GW217"]),
+        ("vector(scalar(gpu_job_threads))", ["GW217"]),
+        ("time()", ["GW217"]),
+        ("1 + 2", ["GW217"]),
+        ("sum(gpu_job_memory_bytes) / sum(gpu_job_threads)", ["GW217"]),
+        ("gpu_job_memory_bytes / on () group_left () sum(gpu_job_threads)", []),
+        ("clamp_max(sum(gpu_job_threads), 5)", ["GW217"]),
+        ("clamp_max(gpu_job_threads, scalar(sum(gpu_job_threads)))", []),
+        ("clamp_max(gpu_job_threads > 3, 5)", ["GW215"]),
+        ("count by (job_id) (gpu_job_utilization_ratio < 0.05)", ["GW215"]),
+        ("sum by (job_id) (gpu_job_utilization_ratio < bool 0.05)", []),
+        ("gpu_utilization_ratio", ["GW217"]),
+        ("avg_over_time(gpu_utilization_ratio[5m])", ["GW217"]),
+        ("max_over_time(sum by (job_id) (gpu_job_threads)[5m:1m])", []),
+        ("rate(gpu_job_cpu_seconds_total[5m])", []),
+        ("quantile by (job_id) (0.9, gpu_job_threads)", []),
+        ('label_replace(gpu_utilization_ratio, "job_id", "$1", "uuid", "(.*)")', []),
+        (
+            "gpu_power_watts * on (instance, uuid) group_right () gpu_job_holds_gpu",
+            [],
+        ),
         ("gpu_job_thread", ["GW216"]),
         ("gpuwarden_violation_active", ["GW216"]),
         ("node_load1", ["GW301"]),
