@@ -145,9 +145,37 @@ def some_tuple(value: object) -> object:
     return as_tuple(value)
 
 
+def _below_root(text: str) -> str:
+    if re.fullmatch(r"/.*[^/]/?", text) is None:
+        raise PydanticCustomError(
+            "GW107",
+            "{text} is not a cgroup below the root: write it like /system.slice/board.service",
+            {"text": repr(text)},
+        )
+    return text
+
+
+def _file_path(text: str) -> str:
+    if re.fullmatch(r"/.*[^/]", text) is None:
+        raise PydanticCustomError(
+            "GW107",
+            "{text} is not the path of a file: write it like /usr/bin/tensorboard",
+            {"text": repr(text)},
+        )
+    return text
+
+
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 """Lower-case letters, digits, `-` and `_`; used as a label value and as a key in the ledger."""
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
 """A regular expression that must match the whole value."""
+CgroupPath = Annotated[
+    str, AfterValidator(_below_root), Field(json_schema_extra={"pattern": "^/.*[^/]/?$"})
+]
+"""A path in the cgroup hierarchy; the root itself would be everybody."""
+ExecutablePath = Annotated[
+    str, AfterValidator(_file_path), Field(json_schema_extra={"pattern": "^/.*[^/]$"})
+]
+"""Absolute path of a file."""
 Words = Annotated[str, Field(min_length=1, max_length=500)]
 """Text for people; not empty."""

@@ -36,6 +36,8 @@ from gpuwarden.ruleengine.conditions import (
 )
 from gpuwarden.ruleengine.fields import (
     Bytes,
+    CgroupPath,
+    ExecutablePath,
     Identifier,
     ImagesPerSecond,
     Pattern,
@@ -296,11 +298,11 @@ class Profile(Strict):
 class WhitelistMatch(Strict):
     """Who is protected; everything that is given must match exactly. Never free argv."""
 
-    cgroup: Words | None = None
+    cgroup: CgroupPath | None = None
     """Path in the cgroup hierarchy; what lies below it is included."""
     user: Words | None = None
     """User name on the node."""
-    executable: Annotated[str, Field(pattern=r"^/.*[^/]$")] | None = None
+    executable: ExecutablePath | None = None
     """Absolute path of the executable; it must be that of every process that holds a GPU."""
     run: Words | None = None
     """The trainer's run_id."""
@@ -309,7 +311,8 @@ class WhitelistMatch(Strict):
 
     @model_validator(mode="after")
     def _some(self) -> Self:
-        if not self.model_fields_set:
+        # An entry without any criterion would be fulfilled by everybody.
+        if not any(getattr(self, name) is not None for name in type(self).model_fields):
             raise PydanticCustomError(
                 "GW111", "needs at least one of cgroup, user, executable, run and job", {}
             )

@@ -63,10 +63,13 @@ def _criteria(entry: WhitelistEntry, job: JobFacts) -> Iterator[Truth]:
         yield _run(match.run, job)
     if match.executable is not None:
         wanted = match.executable
-        yield _every(executable == wanted for executable, _ in job.executables)
+        yield _every(_truth(executable == wanted) for executable, _ in job.executables)
     if match.cgroup is not None:
         path = match.cgroup.rstrip("/")
-        yield _every(f"{cgroup}/".startswith(f"{path}/") for _, cgroup in job.executables)
+        yield _every(
+            _truth(f"{cgroup}/".startswith(f"{path}/")) if cgroup else Truth.UNKNOWN
+            for _, cgroup in job.executables
+        )
 
 
 def _run(wanted: str, job: JobFacts) -> Truth:
@@ -75,10 +78,9 @@ def _run(wanted: str, job: JobFacts) -> Truth:
     return Truth.UNKNOWN if job.run.conflict else Truth.YES
 
 
-def _every(found: Iterable[bool]) -> Truth:
+def _every(found: Iterable[Truth]) -> Truth:
     """True of every process that holds a GPU; a job whose processes are not known is undecided."""
-    each = list(found)
-    return _truth(all(each)) if each else Truth.UNKNOWN
+    return min(found, key=lambda truth: truth.value, default=Truth.UNKNOWN)
 
 
 def _truth(value: bool) -> Truth:

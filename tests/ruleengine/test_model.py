@@ -20,6 +20,7 @@ from gpuwarden.ruleengine.model import (
     Stage,
     TerminateLimits,
     WhitelistEntry,
+    WhitelistMatch,
 )
 from gpuwarden.ruleengine.verdicts import SignalKey
 
@@ -209,6 +210,26 @@ def test_a_protection_has_a_reason_an_approver_and_an_end_with_its_offset() -> N
     assert _codes(WhitelistEntry, entry | {"expires": "2027-06-30T00:00:00"}) == ["GW107"]
     assert _codes(WhitelistEntry, entry | {"match": {}}) == ["GW111"]
     assert _codes(WhitelistEntry, entry | {"match": {"argv": "jupyter"}}) == ["extra_forbidden"]
+
+
+@pytest.mark.parametrize(
+    ("match", "code"),
+    [
+        ({"user": None}, "GW111"),
+        ({"user": None, "cgroup": None}, "GW111"),
+        ({"user": ""}, "string_too_short"),
+        ({"cgroup": "/"}, "GW107"),
+        ({"cgroup": "//"}, "GW107"),
+        ({"cgroup": "system.slice/board.service"}, "GW107"),
+        ({"executable": "tensorboard"}, "GW107"),
+        ({"executable": "/usr/bin/"}, "GW107"),
+    ],
+)
+def test_a_protection_of_everybody_or_of_nobody_is_refused(
+    match: dict[str, str | None], code: str
+) -> None:
+    """An empty criterion would be fulfilled by all, a relative path by none."""
+    assert _codes(WhitelistMatch, match) == [code]
 
 
 @pytest.mark.parametrize("zone", ["Asia/Shanghai", "UTC", "Europe/Berlin"])
