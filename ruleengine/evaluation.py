@@ -192,6 +192,9 @@ def _unknown(condition: str, reason: str, measured: str = "") -> Evidence:
     return Evidence(condition, Truth.UNKNOWN, measured=measured, reason=reason)
 
 
+_GPUS = {Gpus.ALL: "all GPUs", Gpus.ANY: "any GPU"}
+
+
 class _Judge:
     """One rule, one job, one moment."""
 
@@ -282,18 +285,18 @@ class _Judge:
 
     def _signal(self, condition: Signal) -> Evidence:
         spec, key = condition.spec, condition.key
-        how = (
-            f"for {quantities.render(condition.share, quantities.Unit.RATIO)} of"
-            if condition.share is not None
-            else (condition.agg or "mean")
-        )
-        over = f" over {condition.window}" if condition.window is not None else ""
-        text = f"{condition.signal} {how}{over} {condition.comparison_text}"
+        if condition.share is not None:
+            share = quantities.render(condition.share, quantities.Unit.RATIO)
+            how = f"{condition.comparison_text} in {share} of {condition.window}"
+        else:
+            over = f" over {condition.window}" if condition.window is not None else ""
+            how = f"{condition.agg or 'mean'}{over} {condition.comparison_text}"
+        text = f"{condition.signal} {how}"
         if not spec.per_gpu:
             return self._job_value(text, condition, key)
         wanted = condition.gpus or Gpus.ALL
         return self._cards(
-            f"{text}, {wanted} GPUs" if self._rule.target is Target.JOB else text,
+            f"{text}, {_GPUS[wanted]}" if self._rule.target is Target.JOB else text,
             key,
             wanted,
             holds=condition.holds,

@@ -147,6 +147,25 @@ def test_evidence_says_what_was_measured_against_what() -> None:
     assert item.values == {"g0": 0.021}
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"share": "80%", "window": "45s"}, "gpu_memory_share > 90 % in 80 % of 45s, any GPU"),
+        (
+            {"share": "80%", "window": "8 samples", "gpus": "all"},
+            "gpu_memory_share > 90 % in 80 % of 8 samples, all GPUs",
+        ),
+        ({"agg": "last"}, "gpu_memory_share last > 90 %, any GPU"),
+        ({"agg": "min", "window": "5m"}, "gpu_memory_share min over 5m > 90 %, any GPU"),
+    ],
+)
+def test_a_condition_reads_as_a_sentence(change: dict[str, str], text: str) -> None:
+    """Owners read it in notices."""
+    when = {"signal": "gpu_memory_share", "above": "90%", "gpus": "any"} | change
+    (item,) = judge(a_rule(when), a_job()).evidence
+    assert item.condition == text
+
+
 def test_a_condition_on_the_job_needs_its_one_value() -> None:
     """CPU cores are the whole job's."""
     when = {"signal": "job_cpu_cores", "window": "5m", "below": "0.1 cores"}
