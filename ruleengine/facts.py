@@ -52,9 +52,12 @@ _CAUSE_SIGNALS = (
     "job_io_wait",
 )
 
+# Without the gate, Prometheus serves for five minutes what vanished while it was down.
+_FRESH = "{metric} and timestamp({metric}) >= time() - {fresh}"
+_ON = "{metric} == 1 and timestamp({metric}) >= time() - {fresh}"
 _LIT = "timestamp(gpuwarden_snapshot_timestamp_seconds) >= time() - {fresh}"
 _REMEMBERED = (
-    "{metric} or last_over_time({metric}[" + HELD_FOR + "]) unless on (instance) (" + _LIT + ")"
+    _FRESH + " or last_over_time({metric}[" + HELD_FOR + "]) unless on (instance) (" + _LIT + ")"
 )
 
 
@@ -150,7 +153,7 @@ async def gather(
 def _inventory_queries(scrape_interval: float) -> dict[str, str]:
     """Name -> PromQL of what the fleet consists of."""
     fresh = f"{signals.FRESH_SCRAPES * scrape_interval:g}"
-    plain = (
+    current = (
         "gpu_job_executable",
         "gpu_memory_total_bytes",
         "gpu_job_start_time_seconds",
@@ -161,15 +164,14 @@ def _inventory_queries(scrape_interval: float) -> dict[str, str]:
         "yolo_phase_start_timestamp_seconds",
         "yolo_checkpoint_timestamp_seconds",
         "yolo_checkpoint_durable_timestamp_seconds",
-        "gpuwarden_snapshot_timestamp_seconds",
     )
     remembered = ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info")
+    switches = ("yolo_phase", "yolo_resume_mode", "gpu_throttle_active")
     return {
-        **{metric: metric for metric in plain},
+        **{metric: _FRESH.format(metric=metric, fresh=fresh) for metric in current},
         **{metric: _REMEMBERED.format(metric=metric, fresh=fresh) for metric in remembered},
-        "yolo_phase": "yolo_phase == 1",
-        "yolo_resume_mode": "yolo_resume_mode == 1",
-        "gpu_throttle_active": "gpu_throttle_active == 1",
+        **{metric: _ON.format(metric=metric, fresh=fresh) for metric in switches},
+        "gpuwarden_snapshot_timestamp_seconds": "gpuwarden_snapshot_timestamp_seconds",
         "scraped": "timestamp(gpuwarden_snapshot_timestamp_seconds)",
         "expected": f'count(up{{job="{SCRAPE_JOB}"}})',
     }

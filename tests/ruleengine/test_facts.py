@@ -6,7 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.ruleengine.fleets import END, N1, NOW, SCRAPE, START, History, a_rule, fleet_history
+from tests.ruleengine.fleets import (
+    END,
+    N1,
+    NOW,
+    SCRAPE,
+    START,
+    History,
+    a_rule,
+    fleet_history,
+    until,
+)
 from tests.servers import Server, backfill, prometheus
 
 from gpuwarden.errors import ServiceUnavailable
@@ -208,6 +218,39 @@ def test_a_job_on_two_nodes_is_one_job_and_needs_both(tmp_path: Path) -> None:
     assert fleet.jobs["wide"].instances == (N1, "n2:9835")
     assert [gpu.uuid for gpu in fleet.jobs["wide"].gpus] == ["a", "b"]
     assert key not in fleet.jobs["lame"].values
+
+
+def test_what_vanished_while_prometheus_was_down_is_not_taken_for_current(tmp_path: Path) -> None:
+    """Without a staleness marker it is served for five minutes: a job that ended is not idle."""
+    gone = END - 30
+    history = History()
+    history.node(N1)
+    history.card("a")
+    history.job("live", {"a": 0.5})
+    history.run("live", "r1", images=50, phase="train")
+    for metric, labels in (
+        ("gpu_job_info", {"user": "bob", "source": "process", "framework": "torch"}),
+        ("gpu_job_holds_gpu", {"gpu": "0", "uuid": "a"}),
+        ("gpu_job_start_time_seconds", {}),
+        ("gpu_job_activity_timestamp_seconds", {"signal": "cpu"}),
+        ("yolo_info", {"run_id": "r1", "model": "yolov8m", "batch": "64", "imgsz": "640"}),
+    ):
+        history.add(metric, until(gone, START), job_id="ended", **labels)
+    own = {"job_id": "live", "run_id": "r1"}
+    history.add("yolo_info", until(gone, 1), **own, model="other", batch="1", imgsz="1")
+    history.add("yolo_phase", until(gone, 1), **own, phase="a phase of an older trainer")
+    for name, curve in (("/usr/bin/old", until(gone, 1)), ("/usr/bin/new", 1.0)):
+        history.add("gpu_job_executable", curve, job_id="live", executable=name, cgroup="/x")
+    backfill(history.text(), tmp_path / "tsdb")
+    with prometheus("global: {}\n", tmp_path / "tsdb") as server:
+        fleet = _gather(server.url)
+        assert server.query('gpu_job_holds_gpu{job_id="ended"}', at=NOW)
+    assert set(fleet.jobs) == {"live"}
+    job = fleet.jobs["live"]
+    assert job.gpus[0].tenants == 1
+    assert job.executables == (("/usr/bin/new", "/x"),)
+    assert job.run is not None
+    assert (job.run.conflict, job.run.model, job.run.phase) == (False, "yolov8m", "train")
 
 
 class _Recorded:
