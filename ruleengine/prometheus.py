@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ class PrometheusClient:
 
         Args:
             url: such as http://127.0.0.1:9090, with a path prefix if there is one.
-            timeout: seconds for one query, on both sides.
+            timeout: seconds for one query, on the server and between any two parts of its answer;
+                the whole takes at most twice as long.
             client: a client with credentials or TLS settings of its own; it is closed with this.
             clock: this machine's clock.
         """
@@ -141,14 +143,22 @@ class PrometheusClient:
     async def _post(self, form: Mapping[str, str]) -> tuple[int, bytes]:
         body = bytearray()
         url = f"{self._url}/api/v1/query"
+        whole = 2 * self._timeout
         try:
-            async with self._client.stream(
-                "POST", url, data=dict(form), timeout=self._timeout
-            ) as response:
+            # httpx counts from the last byte: an answer that drips in would hold the tick for ever.
+            async with (
+                asyncio.timeout(whole),
+                self._client.stream(
+                    "POST", url, data=dict(form), timeout=self._timeout
+                ) as response,
+            ):
                 async for chunk in response.aiter_bytes():
                     body += chunk
                     if len(body) > MAX_ANSWER_BYTES:
                         raise ServiceUnavailable(f"{self._url}: the answer is too large")
+        except TimeoutError as error:
+            message = f"Prometheus at {self._url}: no whole answer within {whole:g} s"
+            raise ServiceUnavailable(message) from error
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise ServiceUnavailable(f"Prometheus at {self._url}: {reason}") from error

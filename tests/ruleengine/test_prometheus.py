@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,6 +124,38 @@ def test_no_server_is_an_error_that_names_the_address() -> None:
     """Refused connections and time-outs alike."""
     with pytest.raises(ServiceUnavailable, match=r"Prometheus at http://127\.0\.0\.1:9"):
         _ask("http://127.0.0.1:9")
+
+
+def test_an_answer_that_drips_in_is_given_up() -> None:
+    """Every byte comes in time, the answer never does; a tick must end."""
+    done = threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            with contextlib.suppress(OSError):
+                while not done.wait(0.02):
+                    connection.sendall(b" ")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+
+    async def once() -> None:
+        async with PrometheusClient(
+            f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=0.2
+        ) as client:
+            await client.instant("up", 1000)
+
+    try:
+        with pytest.raises(ServiceUnavailable, match=r"no whole answer within 0\.4 s"):
+            asyncio.run(asyncio.wait_for(once(), 20))
+    finally:
+        done.set()
+        thread.join()
+        listener.close()
 
 
 @pytest.fixture(scope="module")
