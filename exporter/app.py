@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import socket
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,19 +11,16 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gpuwarden import __version__
-from gpuwarden.errors import TemporaryError
 from gpuwarden.exporter.sampler import Format
+from gpuwarden.exporter.servers import end_by_signal, listening
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from starlette.requests import Request
 
     from gpuwarden.exporter.sampler import Sampler
     from gpuwarden.exporter.settings import ExporterSettings
 
 METRICS_PATH = "/metrics"
-_BACKLOG = 128
 _SHUTDOWN_SECONDS = 1
 
 _LANDING = f"""<!doctype html>
@@ -111,34 +105,6 @@ def _quality(text: str) -> float:
     return value if 0 <= value <= 1 else 0.0
 
 
-@contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket.
-
-    Args:
-        host: address; `::` takes IPv4 too where the system has both.
-        port: 0 for a free one.
-
-    Raises:
-        TemporaryError: the address is taken or is not this machine's.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = host == "::" and socket.has_dualstack_ipv6()
-    if host == "::" and not both:
-        family, host = socket.AF_INET, ""
-    try:
-        server = socket.create_server(
-            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
-        )
-    except OSError as error:
-        raise TemporaryError(
-            f"cannot listen on {host or '*'} port {port}: {error.strerror or error}; "
-            "choose another --web.listen-address"
-        ) from error
-    with server:
-        yield server
-
-
 def serve(settings: ExporterSettings, sampler: Sampler) -> None:
     """Serve until SIGTERM or SIGINT; the sampler is stopped and the driver shut down.
 
@@ -165,14 +131,7 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
         host, port = server.getsockname()[:2]
         _logger.info("listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         program = uvicorn.Server(config)
-
-        def end(_number: int, _frame: object) -> None:
-            program.should_exit = True
-
-        # uvicorn takes these over while it serves, and raises the one that ended it once more;
-        # neither before nor after that may a signal skip the shutdown below.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)
+        end_by_signal(program)
         sampler.start()
         try:
             program.run(sockets=[server])

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from gpuwarden import durations, job_files, logs
-from gpuwarden.exporter.settings import ExporterSettings, parse_address
+from gpuwarden.exporter.servers import parse_address
+from gpuwarden.exporter.settings import DEFAULT_PORT, ExporterSettings
 
 
 def _duration(_context: click.Context, option: click.Parameter, value: str) -> float:
@@ -28,7 +29,7 @@ Try it without a GPU:
 @click.option(
     "--web.listen-address",
     "listen_address",
-    default="127.0.0.1:9835",
+    default=f"127.0.0.1:{DEFAULT_PORT}",
     show_default=True,
     metavar="HOST:PORT",
     help="Where to serve. :9835 serves on every address.",
@@ -109,7 +110,7 @@ def exporter(
     and tries again.
     """
     logs.configure(log_level, log_format)
-    host, port = parse_address(listen_address)
+    host, port = parse_address(listen_address, default_port=DEFAULT_PORT)
     settings = ExporterSettings(
         host=host,
         port=port,

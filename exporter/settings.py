@@ -47,25 +47,3 @@ class ExporterSettings:
                 f"--collect.interval {self.interval:g}s is outside 100ms to 1m: rules that look at "
                 "the last samples need a snapshot for each scrape"
             )
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of a `--web.listen-address`.
-
-    Args:
-        text: `HOST:PORT`, `[IPv6]:PORT`, or `:PORT` for every address.
-
-    Raises:
-        InvalidInput: it is none of these.
-    """
-    host, separator, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        separator = ""
-    if not separator or not port.isdecimal() or int(port) > 65535:
-        raise InvalidInput(
-            f"--web.listen-address {text!r} is not HOST:PORT: write 127.0.0.1:{DEFAULT_PORT}, "
-            f"[::1]:{DEFAULT_PORT}, or :{DEFAULT_PORT} for every address"
-        )
-    return host or "::", int(port)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import resource
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,19 +19,20 @@ from starlette.routing import Route
 from gpuwarden import agent_api
 from gpuwarden.agent_api import NodeInfo
 from gpuwarden.clock import SystemClock
-from gpuwarden.errors import InvalidInput
+from gpuwarden.errors import InvalidInput, TemporaryError
 from gpuwarden.exporter.agent.actions import Actions
 from gpuwarden.exporter.agent.authorisations import Authoriser, Rejected
 from gpuwarden.exporter.agent.guards import Guards
 from gpuwarden.exporter.agent.handles import Wake
 from gpuwarden.exporter.agent.journal import Journal
 from gpuwarden.exporter.agent.keys import KeyRing
-from gpuwarden.exporter.agent.ladder import Ladder
+from gpuwarden.exporter.agent.ladder import Ladder, take_hold
 from gpuwarden.exporter.agent.proofs import BoundedDevices
 from gpuwarden.exporter.agent.requests import LeaveRequests
 from gpuwarden.exporter.agent.targets import Resolver
 from gpuwarden.exporter.nvml import open_gpus
 from gpuwarden.exporter.processes import Launchers, boot_id
+from gpuwarden.exporter.servers import end_by_signal, listening
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -161,6 +161,17 @@ def run(settings: AgentSettings) -> None:
         GpuwardenError: it cannot start; the message says what to do.
     """
     _raise_open_files()
+    journal = Journal(settings.journal)
+    try:
+        # Before anything that may be in the way of a start: what a crash left stopped goes on.
+        for record in journal.unfinished():
+            take_hold(record).close()
+        _act(settings, journal)
+    finally:
+        journal.close()
+
+
+def _act(settings: AgentSettings, journal: Journal) -> None:
     clock, wake = SystemClock(), Wake()
     keys = KeyRing(settings.keys)
     try:
@@ -177,22 +188,23 @@ def run(settings: AgentSettings) -> None:
         host_pids=settings.gpus != "nvml",
     )
     ladder = Ladder(resolver, requests, clock, wake, proof_timeout=settings.proof_timeout)
-    journal = Journal(settings.journal)
     actions = Actions(journal, ladder, terminates_per_hour=settings.terminates_per_hour)
+    program = _server(Api(actions, Authoriser(keys, settings.node, boot_id(), clock)), settings)
     try:
-        actions.recover()
-        _serve(Api(actions, Authoriser(keys, settings.node, boot_id(), clock)), settings)
+        with listening(settings.host, settings.port) as server:
+            end_by_signal(program)
+            actions.recover()
+            program.run(sockets=[server])
+    except TemporaryError as error:
+        raise InvalidInput(f"{error}. Is another agent running?") from error
     finally:
         actions.close()
-        journal.close()
         driver.close()
 
 
-def _serve(api: Api, settings: AgentSettings) -> None:
+def _server(api: Api, settings: AgentSettings) -> uvicorn.Server:
     config = uvicorn.Config(
         api.application(),
-        host=settings.host,
-        port=settings.port,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
         log_config=None,
@@ -204,22 +216,11 @@ def _serve(api: Api, settings: AgentSettings) -> None:
         timeout_keep_alive=5,
         timeout_graceful_shutdown=2,
     )
-    # uvicorn raises the signal again once it has stopped; this makes that an orderly end.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: None)
-    server = uvicorn.Server(config)
     try:
-        server.run()
+        config.load()
     except OSError as error:
         raise InvalidInput(f"the TLS certificate or its key cannot be used: {error}") from error
-    except SystemExit:
-        # uvicorn has logged why it cannot listen, and would end the process in its own way.
-        server.started = False
-    if not server.started:
-        raise InvalidInput(
-            f"--web.listen-address {settings.host}:{settings.port} cannot be listened on: is "
-            "another agent running?"
-        )
+    return uvicorn.Server(config)
 
 
 def _raise_open_files() -> None:

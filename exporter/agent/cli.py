@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from gpuwarden import durations, logs
+from gpuwarden.errors import InvalidInput
 from gpuwarden.exporter.agent import settings
 from gpuwarden.exporter.agent.guards import DEFAULT_KILL_SWITCH
+from gpuwarden.exporter.servers import parse_address
 from gpuwarden.job_files import DIRECTORY_VARIABLE, directory
 
 if TYPE_CHECKING:
@@ -47,9 +50,9 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--web.listen-address",
         "listen",
         metavar="HOST:PORT",
-        default=settings.DEFAULT_LISTEN,
+        default=f"127.0.0.1:{settings.DEFAULT_PORT}",
         show_default=True,
-        help="Where the engine reaches this agent.",
+        help="Where the engine reaches this agent. :9836 serves on every address.",
     ),
     click.option(
         "--web.tls-cert-file",
@@ -167,6 +170,13 @@ def agent(context: click.Context, /, **options: Any) -> None:
     """
     if context.invoked_subcommand is None:
         _run(**options)
+    # `agent --protect X run` must not forget to protect X.
+    given = {
+        name: value
+        for name, value in options.items()
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    }
+    context.default_map = {"run": given}
 
 
 @agent.command()
@@ -213,8 +223,8 @@ def _run(
             "--out DIR` makes a pair"
         )
     try:
-        host, port = settings.parse_address(listen)
-    except ValueError as error:
+        host, port = parse_address(listen, default_port=settings.DEFAULT_PORT)
+    except InvalidInput as error:
         raise click.BadParameter(str(error), param_hint="--web.listen-address") from error
     if (rest["tls_certificate"] is None) != (rest["tls_key"] is None):
         raise click.UsageError("--web.tls-cert-file and --web.tls-key-file go together")

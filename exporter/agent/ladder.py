@@ -20,11 +20,12 @@ from gpuwarden.exporter.agent import guards, members, proofs
 from gpuwarden.exporter.agent.handles import Group, Identity, Wake
 from gpuwarden.exporter.agent.journal import JournalError, Record
 from gpuwarden.exporter.agent.targets import Resolver, Target
-from gpuwarden.exporter.processes import boot_id, read_all, read_process
+from gpuwarden.exporter.processes import PROC, boot_id, read_all, read_process
 from gpuwarden.job_files import LeaveRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from gpuwarden.clock import Clock
     from gpuwarden.exporter.agent.requests import LeaveRequests
@@ -81,11 +82,7 @@ class Ladder:
         if record.boot_id != boot_id(self.resolver.proc):
             self._after_reboot(record, save)
             return
-        group = Group(self.resolver.proc)
-        for identity in {*record.members, *record.stopped}:
-            with contextlib.suppress(OSError):
-                group.add(identity)
-        group.send(signal.SIGCONT, reversed(record.stopped))
+        group = take_hold(record, self.resolver.proc)
         living = group.alive()
         scope = members.Scope(
             uid=record.members[0].uid if record.members else -1,
@@ -114,6 +111,21 @@ class Ladder:
             finish(record, Outcome.RECLAIMED, *_REBOOTED_AFTER).report, proof=proof
         )
         save("finished", dataclasses.replace(record, report=report))
+
+
+def take_hold(record: Record, proc: Path = PROC) -> Group:
+    """Take hold of what an earlier agent process held, and continue what it left stopped.
+
+    Nothing is held that is not the same process any more, or of another boot.
+    """
+    group = Group(proc)
+    if record.boot_id == boot_id(proc):
+        for identity in {*record.members, *record.stopped}:
+            # One that cannot be opened is found again by looking.
+            with contextlib.suppress(OSError):
+                group.add(identity)
+        group.send(signal.SIGCONT, reversed(record.stopped))
+    return group
 
 
 _REBOOTED_BEFORE = ("rebooted", "the node was rebooted before anything was signalled")
@@ -184,6 +196,11 @@ class _Climb:
         left = record.grace
         if record.sigterm_at is None:
             # The crash came between the journal and the signals: some may not have got theirs.
+            try:
+                self._resolver.guards.check_kill_switch()
+            except RefusedAction as error:
+                self._give_up(error)
+                return
             self._group.send(signal.SIGTERM, record.members)
             self._group.send(signal.SIGCONT, reversed(record.members))
         else:

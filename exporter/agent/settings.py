@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwarden.exporter.agent.guards import DEFAULT_KILL_SWITCH
 from gpuwarden.job_files import DEFAULT_DIRECTORY
 
-DEFAULT_LISTEN = "127.0.0.1:9836"
+DEFAULT_PORT = 9836
 DEFAULT_JOURNAL = Path("/var/lib/gpuwarden/agent.journal")
 MINIMUM_GRACE_SECONDS = 1.0
 MAXIMUM_GRACE_SECONDS = 3600.0
-
-_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class AgentSettings:
     node: str
     keys: Path
     host: str = "127.0.0.1"
-    port: int = 9836
+    port: int = DEFAULT_PORT
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     journal: Path = DEFAULT_JOURNAL
@@ -52,15 +49,3 @@ class AgentSettings:
     launchers: tuple[str, ...] = ()
     proof_timeout: float = 30.0
     terminates_per_hour: int = 12
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`, `:PORT` (every address) or `[IPV6]:PORT`.
-
-    Raises:
-        ValueError: with a sentence that says how to write it.
-    """
-    match = _ADDRESS.fullmatch(text)
-    if match is None or int(match["port"]) > 65535:
-        raise ValueError(f"{text!r} is not an address: write it like {DEFAULT_LISTEN} or :9836")
-    return match["v6"] or match["host"] or "0.0.0.0", int(match["port"])

@@ -17,12 +17,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.exporter.nodes import Children, ManualClock, eventually
 
-from gpuwarden.errors import InvalidInput, TemporaryError
-from gpuwarden.exporter.app import listening, wanted_format
+from gpuwarden.exporter.app import wanted_format
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.nvml import Nvml
 from gpuwarden.exporter.sampler import Format, Sampler
-from gpuwarden.exporter.settings import ExporterSettings, parse_address
+from gpuwarden.exporter.settings import ExporterSettings
 from gpuwarden.exporter.simulated import (
     GIB,
     Card,
@@ -278,37 +277,6 @@ class TestSampler:
 def test_formats(accept: str, form: Format) -> None:
     """The format is what the scraper prefers, and text for whoever does not say."""
     assert wanted_format(accept) is form
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("127.0.0.1:9835", ("127.0.0.1", 9835)),
-        (":9835", ("::", 9835)),
-        ("[::1]:1", ("::1", 1)),
-        ("gpu-1.example:80", ("gpu-1.example", 80)),
-    ],
-)
-def test_addresses(text: str, address: tuple[str, int]) -> None:
-    """Addresses are written as everywhere in Prometheus' world."""
-    assert parse_address(text) == address
-
-
-@pytest.mark.parametrize("text", ["9835", "::1:9835", "host:", "host:x", "host:70000", ""])
-def test_wrong_addresses(text: str) -> None:
-    """A wrong address is answered with right ones."""
-    with pytest.raises(InvalidInput, match=r"127\.0\.0\.1:9835"):
-        parse_address(text)
-
-
-def test_an_address_that_is_taken() -> None:
-    """A taken address says which flag to change."""
-    with (
-        listening("127.0.0.1", 0) as server,
-        pytest.raises(TemporaryError, match=r"--web\.listen-address"),
-        listening("127.0.0.1", server.getsockname()[1]),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(

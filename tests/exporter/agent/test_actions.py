@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.servers import until
 
-from gpuwarden.agent_api import Action, ActionState, Outcome
+from gpuwarden.agent_api import Action, ActionReport, ActionState, Outcome
 from gpuwarden.exporter.agent.authorisations import Rejected
-from gpuwarden.exporter.agent.journal import Journal
+from gpuwarden.exporter.agent.journal import Journal, Record
 from gpuwarden.job_files import LeaveRequest, request_path
 
 if TYPE_CHECKING:
@@ -247,6 +247,29 @@ def test_a_crash_is_made_good(
     assert "T" not in job.states().values()
     if lives:
         assert node.ask(job.job_id, grace=1.0).outcome is Outcome.RECLAIMED
+
+
+def test_the_kill_switch_holds_over_a_crash(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """Whoever throws the switch and restarts the agent gets no signal sent by the restart."""
+    job = jobs.start("saver")
+    cards.hold(job.pid)
+    request = node.engine.request(job.job_id, grace=1.0)
+    # As if the crash had come right before the signals: the journal is ahead of them.
+    with node.ladder.resolver.resolve(request) as target:
+        report = ActionReport(request.decision_id, job.job_id, Action.TERMINATE, ActionState.ACTING)
+        members = target.group.identities
+        record = Record(
+            report, 1, request.boot_id, None, 1.0, "step", "hold", "", 0.0, begun=0.0,
+            members=members, stopped=members, terminating=True, holdings=target.holdings,
+        )  # fmt: skip
+    node.journal.append("terminating", record, time=0.0)
+    node.close()
+    node.kill_switch.touch()
+    node.open()
+    outcome = node.outcome(request.decision_id)
+    assert (outcome.outcome, outcome.reason) == (Outcome.INCOMPLETE, "kill_switch")
+    assert job.states() == {job.pid: "S"}
+    assert not job.report.with_suffix(".saved").exists()
 
 
 def test_a_reboot_ends_what_was_begun(node: Node, jobs: Jobs, cards: Cards) -> None:

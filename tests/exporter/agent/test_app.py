@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import ssl
 import subprocess
@@ -135,6 +136,27 @@ def test_sigterm_ends_an_agent_in_the_middle_of_a_grace(
     assert outcome(agent, request.decision_id, "sigterm").state is ActionState.ACTING
 
 
+def test_an_agent_that_cannot_start_leaves_nobody_stopped(
+    agent: AgentProcess, engine: Engine, jobs: Jobs, cards: Cards
+) -> None:
+    """What a crash left stopped goes on, whatever else is in the way of the next start."""
+    job = jobs.start("stubborn")
+    cards.hold(job.pid)
+    request = engine.request(job.job_id, grace=600.0)
+    post(agent, engine, request)
+    outcome(agent, request.decision_id, "sigterm")
+    agent.stop(signal.SIGKILL)
+    os.kill(job.pid, signal.SIGSTOP)
+    until(lambda: job.states() == {job.pid: "T"})
+    (engine.private.parent / "engine.pub").unlink()
+    again = subprocess.run(
+        [sys.executable, "-m", "gpuwarden", "agent", *agent.arguments],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (again.returncode, "gpuwarden agent keys" in again.stderr) == (2, True)
+    assert until(lambda: job.states() == {job.pid: "S"})
+
+
 def test_an_unsigned_request_does_nothing(
     agent: AgentProcess, engine: Engine, jobs: Jobs, cards: Cards
 ) -> None:
@@ -253,6 +275,17 @@ def test_wrong_usage_says_what_to_write(command: list, arguments: list, says: st
     result = CliRunner().invoke(gpuwarden, [*command, *arguments])
     assert result.exit_code == 2
     assert says in result.output
+
+
+def test_flags_before_the_subcommand_count(tmp_path: Path) -> None:
+    """`agent FLAGS run` is `agent run FLAGS`: no protection is lost by the order of words."""
+    result = CliRunner().invoke(gpuwarden, ["agent", "--keys", str(tmp_path / "none"), "run"])
+    assert f"{tmp_path / 'none'} holds no public key" in str(result.exception)
+    result = CliRunner().invoke(
+        gpuwarden, ["agent", "--keys=/none", "--proof-timeout=5s", "--web.tls-cert-file", __file__,
+                    "run", "--keys", str(tmp_path)],
+    )  # fmt: skip
+    assert "go together" in result.output
 
 
 def test_no_keys_no_agent(tmp_path: Path) -> None:

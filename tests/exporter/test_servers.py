@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+import uvicorn
+
+from gpuwarden.errors import InvalidInput, TemporaryError
+from gpuwarden.exporter.servers import end_by_signal, listening, parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:9835", ("127.0.0.1", 9835)),
+        (":9835", ("::", 9835)),
+        ("[::1]:1", ("::1", 1)),
+        ("gpu-1.example:80", ("gpu-1.example", 80)),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    """Addresses are written as everywhere in Prometheus' world."""
+    assert parse_address(text, default_port=9835) == address
+
+
+@pytest.mark.parametrize("text", ["9835", "::1:9835", "host:", "host:x", "host:70000", ""])
+def test_wrong_addresses(text: str) -> None:
+    """A wrong address is answered with right ones."""
+    with pytest.raises(InvalidInput, match=r"127\.0\.0\.1:9835"):
+        parse_address(text, default_port=9835)
+
+
+def test_an_address_that_is_taken() -> None:
+    """A taken address says which flag to change."""
+    with (
+        listening("127.0.0.1", 0) as server,
+        pytest.raises(TemporaryError, match=r"--web\.listen-address"),
+        listening("127.0.0.1", server.getsockname()[1]),
+    ):
+        pass
+
+
+def test_every_address_is_both_kinds() -> None:
+    """`:PORT` is reached by IPv4 as well as, where there is any, by IPv6."""
+    with listening("::", 0) as server:
+        port = server.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts the test's own signal handlers back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_server_serves_is_not_lost(number: signal.Signals) -> None:
+    """Told to end while it starts, a server ends; it does not begin to serve for ever."""
+    program = uvicorn.Server(uvicorn.Config("nowhere:app", log_config=None))
+    end_by_signal(program)
+    os.kill(os.getpid(), number)
+    assert program.should_exit
