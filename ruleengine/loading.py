@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuwarden.ruleengine.linting import Finding
-    from gpuwarden.yaml_files import Document, Step
+    from gpuwarden.yaml_files import Document, Node, Step
 
 _Part = TypeVar("_Part", bound=Strict)
 
@@ -151,7 +151,7 @@ class _File:
                 found.append((index, value))
         return found
 
-    def raw_ids(self) -> list[tuple[int, str]]:
+    def raw_ids(self) -> list[tuple[int, Node]]:
         """(index, id) of all rules, well-formed or not."""
         root = self.document.root
         node = root.child("rules") if root is not None else None
@@ -159,7 +159,7 @@ class _File:
         for index, item in enumerate(node.items() if node is not None else ()):
             named = item.child("id")
             if named is not None and isinstance(named.value, str):
-                found.append((index, named.value))
+                found.append((index, named))
         return found
 
     def report(self, finding: Finding, prefix: Iterable[Step] = ()) -> None:
@@ -178,11 +178,12 @@ def _across(files: Sequence[_File], now: float) -> None:
     """What can only be seen with all files together."""
     first: dict[str, str] = {}
     for file in files:
-        for index, rule_id in file.raw_ids():
+        for index, named in file.raw_ids():
+            rule_id = str(named.value)
             if rule_id in first:
-                message = f'"{rule_id}" is the id of another rule, in {first[rule_id]}'
+                message = f'"{rule_id}" is the id of another rule, at {first[rule_id]}'
                 file.report(_error("GW219", ("rules", index, "id"), message))
-            first.setdefault(rule_id, file.document.file)
+            first.setdefault(rule_id, f"{named.span.file}:{named.span.line}")
     _whitelists(files, list(first), now)
     _profiles(files)
     _zones(files)
@@ -225,7 +226,7 @@ def _team(file: _File) -> None:
         if rule.team not in ("", team):
             message = f'this file is of the team "{team}" and rules over no other'
             file.report(_error("GW223", ("rules", index, "team"), message))
-    own = {rule_id for _, rule_id in file.raw_ids()}
+    own = {named.value for _, named in file.raw_ids()}
     for index, entry in file.whitelist:
         for position, rule_id in enumerate(entry.rules):
             if rule_id not in own:

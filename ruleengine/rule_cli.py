@@ -12,25 +12,33 @@ from gpuwarden.ruleengine.loading import CheckedFiles, check_rule_files, rule_se
 from gpuwarden.ruleengine.references import rule_reference
 from gpuwarden.ruleengine.schemas import rule_file_schema
 
+# In these, \b is the character by which click leaves the lines that follow as they are.
+_EXAMPLES = """\b
+Examples:
+  gpuwarden rules check rules.d/*.yaml
+  gpuwarden rules schema > rules.schema.json"""
+_MODELINE = """\b
+With yaml-language-server, put this at the top of a rule file:
+  # yaml-language-server: $schema=rules.schema.json"""
 
-def _duration(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
-    """Read a duration on the command line, such as 5s; seconds."""
+
+def _interval(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
+    """Read a duration on the command line, such as 5s; seconds, more than 0."""
     try:
-        return durations.parse(value)
+        seconds = durations.parse(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+    if seconds <= 0:
+        raise click.BadParameter("must be more than 0s: write what prometheus.yml says")
+    return seconds
 
 
-@click.group()
+@click.group(epilog=_EXAMPLES)
 def rules() -> None:
-    r"""Check and document rule files.
+    """Check and document rule files.
 
     A rule file says which use of GPUs is a violation, what is told to whom and when, and when a
-    job is ended. Example:
-
-    \b
-      gpuwarden rules check rules.d/*.yaml
-      gpuwarden rules schema > rules.schema.json
+    job is ended.
     """
 
 
@@ -48,7 +56,7 @@ def rules() -> None:
 )
 @click.option(
     "--scrape-interval",
-    callback=_duration,
+    callback=_interval,
     metavar="DURATION",
     default="5s",
     show_default=True,
@@ -93,15 +101,9 @@ def _plural(count: int, word: str) -> str:
     return word if count == 1 else f"{word}s"
 
 
-@rules.command()
+@rules.command(epilog=_MODELINE)
 def schema() -> None:
-    r"""Print the JSON schema of rule files, for editors and CI.
-
-    With yaml-language-server, put this at the top of a rule file:
-
-    \b
-      # yaml-language-server: $schema=rules.schema.json
-    """
+    """Print the JSON schema of rule files, for editors and CI."""
     click.echo(rule_file_schema(), nl=False)
 
 

@@ -196,7 +196,8 @@ class _Reading:
                 if mark is not None
                 else Span(self._name, 1, 1)
             )
-            self._report("GW101", at, _syntax_message(error))
+            hint = "indent with spaces" if "'\\t'" in (error.problem or "") else None
+            self._report("GW101", at, _syntax_message(error), hint)
         except yaml.reader.ReaderError as error:
             before = self._text[: error.position]
             column = len(before) - (before.rfind("\n") + 1) + 1

@@ -245,6 +245,12 @@ def test_what_is_not_plain_yaml_is_refused_with_its_place(
     assert (first.code, first.span.line, first.span.column) == (code, line, column)
 
 
+def test_a_tab_is_answered_with_what_to_write() -> None:
+    """The commonest mistake of all, and invisible."""
+    (finding,) = load_located("a:\n\tb: 1\n").diagnostics
+    assert (finding.code, finding.hint) == ("GW101", "indent with spaces")
+
+
 def test_aliases_are_expanded_within_bounds() -> None:
     """Nine lines of nested aliases would be a billion nodes."""
     fine = load_located("a: &a {x: 1}\nb: *a\n")

@@ -181,6 +181,8 @@ def test_an_id_can_be_used_once_in_all_files(write: Write) -> None:
     """Cases are kept by it; even a broken rule occupies its id."""
     paths = write("version: 1\nrules:\n" + _look("x"), "version: 1\nrules:\n- id: x\n")
     assert ("GW219", "b.yaml", 3, 7) in _places(paths)
+    messages = [item.message for item in check_rule_files(paths, now=NOW).diagnostics]
+    assert f'rules[0].id: "x" is the id of another rule, at {paths[0]}:3' in messages
 
 
 def test_enforcing_needs_limits_in_one_of_the_files(write: Write) -> None:

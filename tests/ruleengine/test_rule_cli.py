@@ -78,6 +78,19 @@ def test_windows_are_checked_against_the_scrape_interval(good: Path) -> None:
     wrong = _run("check", "--scrape-interval", "5", str(good))
     assert wrong.exit_code == 2
     assert "lacks a unit" in wrong.stderr
+    none = _run("check", "--scrape-interval", "0s", str(good))
+    assert none.exit_code == 2
+    assert "must be more than 0s" in none.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["check"], ["schema"], ["reference"]])
+def test_help_is_laid_out_for_people(words: list[str]) -> None:
+    """Examples stand on lines of their own."""
+    text = _run(*words, "--help").stdout
+    assert "\\b" not in text
+    assert "Usage: " in text
+    if not words:
+        assert "  gpuwarden rules check rules.d/*.yaml\n" in text
 
 
 def test_a_missing_file_is_a_finding_of_its_own(tmp_path: Path) -> None:
