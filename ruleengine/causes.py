@@ -37,17 +37,7 @@ BLOCKED_PROCESSES = 1.0
 BUSY = 0.8
 IDLE_UTILIZATION = 0.05
 
-HARMFUL_THROTTLING = frozenset(
-    {
-        "hw_slowdown",
-        "hw_thermal_slowdown",
-        "hw_power_brake_slowdown",
-        "sw_thermal_slowdown",
-        "hw_thermal",
-        "hw_power_brake",
-        "sw_thermal",
-    }
-)
+HARMFUL_THROTTLING = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
 """Reasons that are a fault of the machine; the power cap is how a busy card normally runs."""
 
 

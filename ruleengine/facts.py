@@ -375,7 +375,9 @@ class _Fleet:
                 holders[card].append(draft)
         device: dict[_Card, dict[SignalKey, dict[str, float]]] = {card: {} for card in cards}
         for key, rows in self.answers.items():
-            known = [row for row in rows if not isinstance(row, str) and math.isfinite(row.value)]
+            if isinstance(rows, str):
+                continue
+            known = [row for row in rows if math.isfinite(row.value)]
             spec = signals.SIGNALS.get(key.signal)
             if spec is not None and spec.device:
                 for row in known:

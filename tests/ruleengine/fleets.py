@@ -187,6 +187,7 @@ def fleet_history() -> History:
     cards = ("busy0", "busy1", "half0", "half1", "idle", "gap", "single", "stale", "mig", "nan")
     for index, uuid in enumerate((*cards, "train", "hung", "val", "twice", "shared", "free")):
         history.card(uuid, index=index)
+    history.add("gpu_memory_total_bytes", 40 * GIB, job="another", gpu="4", uuid="idle")
     history.card("dark", instance=N2)
     history.card("slow", instance=N3)
     history.job("busy", {"busy0": 0.9, "busy1": 0.8})

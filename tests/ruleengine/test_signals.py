@@ -141,6 +141,7 @@ def test_a_window_of_samples_holds_at_least_that_many_whatever_the_version() -> 
 
 def test_a_series_that_two_targets_export_does_not_break_the_division(server: Server) -> None:
     """The divisor is one row for each card; a second one would fail the whole fleet's query."""
-    query = signals.query(SignalKey("gpu_memory_share", "min", 300), scrape_interval=SCRAPE)
-    assert "max by (instance, uuid) (gpu_memory_total_bytes)" in query
-    assert server.query(query, at=NOW)
+    assert len(server.query('gpu_memory_total_bytes{uuid="idle"}', at=NOW)) == 2
+    found = _known(server, SignalKey("gpu_memory_share", "min", 300))
+    assert found["idle", "idle"] == 0.75
+    assert found["busy", "busy0"] == 0.5
