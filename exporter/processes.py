@@ -406,6 +406,10 @@ DEFAULT_LAUNCHERS = frozenset(
         "jupyterhub",
         "jupyterhub-sing",
         "code-server",
+        # the servers of VS Code and its relatives, whatever Node calls its main thread by now
+        "node",
+        "MainThread",
+        "node-MainThread",
         # platforms and containers
         "slurmd",
         "slurmstepd",

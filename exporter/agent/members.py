@@ -3,7 +3,9 @@
 A process belongs to the job if it is below a member; or, once its parent is gone, if it is in a
 process group or session that a member leads or led; or if it is in a cgroup that is the job's own;
 or if the engine has seen it there. In every case it must have the job's uid and cgroup, must not be
-older than the job, and must not be below the root of another job.
+older than the job, and must not be below the root of another job. What a launcher starts or leads,
+such as a notebook server or a terminal's shell below the job, is another job's, also once the
+launcher is gone.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ def find(
 
     Args:
         processes: all processes, by pid.
-        known: (pid, start ticks) of members, dead ones included: what they led still counts.
+        known: (pid, start ticks) of members, dead ones included: what they led still counts. Dead
+            launchers must be left out, for nobody can tell any more that they were some.
         scope: what members have in common.
         seen: processes that the engine saw in the job.
         booted: Unix time of boot, needed for entries of `seen` without start ticks.
@@ -116,9 +119,10 @@ class _Search:
             if member.pid in self.found:
                 continue
             self.found[member.pid] = member
+            if self._scope.launchers.includes(member):
+                self._leaders.pop(member.pid, None)
+                continue
             self._leaders[member.pid] = member.start_ticks
-            if member is not process and self._scope.launchers.includes(member):
-                continue  # what a launcher starts is another job
             for pid in reversed(self._children.get(member.pid, [])):
                 child = self._processes[pid]
                 # A child is never older than its parent: that one would have taken over the pid.
@@ -156,6 +160,25 @@ class _Search:
             return False
         now = self._processes.get(leader)
         return now is None or now.start_ticks == self._leaders[leader]
+
+
+def carried(
+    processes: Mapping[int, Process], found: Mapping[int, Process], launchers: Launchers
+) -> tuple[Process, Process] | None:
+    """A launcher among the members and a process that it started for another job, or None.
+
+    Args:
+        processes: all processes, by pid.
+        found: the members, by pid.
+        launchers: what starts jobs on this node.
+    """
+    for process in processes.values():
+        parent = found.get(process.ppid)
+        if parent is None or process.pid in found or process.ended:
+            continue
+        if process.start_ticks >= parent.start_ticks and launchers.includes(parent):
+            return parent, process
+    return None
 
 
 def is_loose(

@@ -44,6 +44,7 @@ class Target:
         device_used: bytes used on their cards, by UUID.
         kill_file: `cgroup.kill` of the job's own cgroup, or None.
         spared: pids below the root that must never be signalled.
+        launchers: members by (pid, start ticks) that start jobs: what they led is not this job's.
     """
 
     group: Group
@@ -54,6 +55,7 @@ class Target:
     device_used: dict[str, int] = field(default_factory=dict)
     kill_file: Path | None = None
     spared: set[int] = field(default_factory=set)
+    launchers: set[tuple[int, int]] = field(default_factory=set)
 
     def __enter__(self) -> Self:
         return self
@@ -206,6 +208,7 @@ class Resolver:
             raise RefusedAction("gone", f"the job's root, pid {target.root.pid}, has just ended")
         if not target.group.identities:
             raise RefusedAction("gone", "the job's processes have just ended")
+        self._check_alone(target, processes)
         for identity in target.group.identities:
             if not target.group.may_signal(identity):
                 raise RefusedAction(
@@ -213,6 +216,24 @@ class Resolver:
                     f"the agent may not signal pid {identity.pid} of uid {identity.uid}: it needs "
                     "CAP_KILL",
                 )
+
+    def _check_alone(self, target: Target, processes: Mapping[int, Process]) -> None:
+        """A job below which others run cannot be ended without them."""
+        held = {
+            identity.pid: processes[identity.pid]
+            for identity in target.group.identities
+            if identity.pid in processes
+        }
+        both = members.carried(processes, held, self.launchers)
+        if both is not None:
+            launcher, other = both
+            raise RefusedAction(
+                "carries_others",
+                f"pid {launcher.pid} ({launcher.comm}) of the job started pid {other.pid} "
+                f"({other.comm}), which is another job and would end with it. If a program above "
+                "both starts jobs (an editor's server, say), name it by --attribution.launcher to "
+                "exporter and agent",
+            )
 
     def adopt(
         self,
@@ -227,9 +248,10 @@ class Resolver:
             RefusedAction: `too_many`.
         """
         family = guards.own_family(processes)
+        members_before = (*known, *(identity.key for identity in target.group.identities))
         found = members.find(
             processes,
-            (*known, *(identity.key for identity in target.group.identities)),
+            [key for key in members_before if key not in target.launchers],
             target.scope,
             seen=target.seen,
             booted=boot_time(self.proc) if target.seen else None,
@@ -246,6 +268,8 @@ class Resolver:
             identity = Identity.of(process)
             if target.group.add(identity):
                 added.append(identity)
+                if self.launchers.includes(process):
+                    target.launchers.add(identity.key)
         return tuple(added)
 
     def _check_holds(self, target: Target, request: ActionRequest) -> None:

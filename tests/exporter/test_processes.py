@@ -272,6 +272,21 @@ class TestJobRoot:
         ]
         assert (self._root(21, *members), self._root(22, *members)) == (21, 22)
 
+    @pytest.mark.parametrize("name", ["node", "MainThread", "node-MainThread"])
+    def test_a_remote_editor(self, name: str) -> None:
+        """A notebook's kernel and a terminal's training in VS Code are two jobs, not the editor."""
+        members = [
+            _make(10, 1, "sshd"),
+            _make(20, 1, "sh"),
+            _make(21, 20, name),
+            _make(22, 21, name),
+            _make(30, 22),
+            _make(40, 21, name),
+            _make(41, 40, "bash", tty=34816),
+            _make(42, 41, tty=34816, session=41),
+        ]
+        assert (self._root(30, *members), self._root(42, *members)) == (30, 42)
+
     def test_a_shell_script_is_part_of_the_job(self) -> None:
         """A shell without a terminal of its own starts no jobs: it is the job."""
         members = [_make(10, 1, "cron"), _make(20, 10, "bash"), _make(21, 20)]

@@ -55,6 +55,12 @@ def test_what_a_launcher_below_the_job_starts_is_another_job() -> None:
     assert members(found, [(100, 100)]) == [100, 101]
 
 
+def test_a_launcher_that_outlives_the_root_is_still_one() -> None:
+    """When the root has left before the server below it, the server's jobs are still others."""
+    found = table(process(101, 1, comm="jupyter-lab"), process(102, 101), process(103, 1, pgid=101))
+    assert members(found, [(100, 100), (101, 101)]) == [101]
+
+
 def test_another_owner_or_cgroup_is_another_job() -> None:
     """A child that changed its user or its cgroup is not a member."""
     found = table(process(100, 10), process(101, 100, uid=0), process(102, 100, cgroup="/x.scope"))

@@ -169,6 +169,37 @@ def test_a_protected_holder_refuses(node: Node, jobs: Jobs, cards: Cards) -> Non
     assert set(job.states()) == set(job.pids)
 
 
+def test_a_job_that_carries_others_is_refused(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """A job that a notebook server below it would take others down with is not ended.
+
+    An editor's server that nobody named as a launcher looks like this: ending one idle kernel
+    would end every training in its terminals.
+    """
+    job = jobs.start("carrier")
+    cards.hold(job.pid)
+    before = jobs.living()
+    for action in (Action.INSPECT, Action.TERMINATE):
+        report = node.ask(job.job_id, action)
+        assert (report.outcome, report.reason) == (Outcome.REFUSED, "carries_others")
+        assert "--attribution.launcher" in report.message
+    assert jobs.living() == before
+
+
+def test_what_a_launcher_led_is_not_the_jobs(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """What a server below the job started is another job, also once the server is gone."""
+    job = jobs.start("opener")
+    cards.hold(job.pid)
+    report = node.ask(job.job_id, grace=1.0)
+    assert report.outcome is Outcome.RECLAIMED
+    assert {item.pid: item.ended_by for item in report.processes} == dict.fromkeys(
+        job.pids, "SIGTERM"
+    )
+    file = job.report.with_suffix(".opened")
+    opened = read_process(int(until(lambda: file.read_text() if file.exists() else "")))
+    assert opened is not None
+    assert not opened.ended
+
+
 def test_a_process_seen_elsewhere_is_no_member(node: Node, jobs: Jobs, cards: Cards) -> None:
     """What the engine says it saw is ended only if it can belong to the job."""
     job, other = jobs.start("polite"), jobs.start("polite")

@@ -118,6 +118,45 @@ def service() -> None:
     idle()
 
 
+def server(*, opens: bool) -> int:
+    """Start what looks like a notebook server; it `opens` another job at once, or on SIGTERM."""
+
+    def open_job(_number: int, _frame: object) -> None:
+        if os.fork() == 0:
+            Path("/proc/self/comm").write_text("python")
+            new = REPORT.with_suffix(".newer")
+            new.write_text(str(os.getpid()))
+            new.replace(REPORT.with_suffix(".opened"))
+            idle()
+        os._exit(0)
+
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.read(read, 1)
+        return pid
+    os.setsid()
+    Path("/proc/self/comm").write_text("jupyter-lab")
+    if opens:
+        child()
+    signal.signal(signal.SIGTERM, open_job)
+    os.write(write, b"x")
+    idle()
+    os._exit(0)
+
+
+def carrier() -> None:
+    """A server below that has started another job."""
+    report(server(opens=True))
+    idle()
+
+
+def opener() -> None:
+    """A server below that starts another job when it is asked to leave."""
+    report(server(opens=False))
+    idle()
+
+
 def daemoniser() -> None:
     """A child that no longer belongs to the tree."""
     deaf()
