@@ -59,7 +59,7 @@ _UNKNOWN_TENANT = "?"
 class _Facts:
     """What is found out once about a process; its name is part of the key, for it may exec."""
 
-    executable: str
+    executable: str | None
     kernel: bool
     command: YoloCommand | None
     library: str = ""
@@ -299,14 +299,7 @@ class Attribution:
                     interactive=any(item.kernel for item in seen)
                     or any(item.tty for item in (group.root, *group.on_cards.values())),
                     root=group.root,
-                    executables=tuple(
-                        sorted(
-                            {
-                                (facts[pid].executable, process.cgroup)
-                                for pid, process in group.on_cards.items()
-                            }
-                        )
-                    ),
+                    executables=self._executables(group, facts),
                     holdings=holdings,
                     start_time=start_time(group.root, booted=booted),
                     first_gpu_use=memory.first_gpu_use,
@@ -348,6 +341,22 @@ class Attribution:
             )
         return tuple(holdings)
 
+    def _executables(
+        self, group: _Group, facts: Mapping[int, _Facts]
+    ) -> tuple[tuple[str, str], ...]:
+        """(executable, cgroup) of the holders, without those whose executable is not known.
+
+        Said to be empty, it would match no entry of a whitelist; absent, it leaves that open.
+        """
+        found = set()
+        for pid, process in group.on_cards.items():
+            path = facts[pid].executable
+            if path is None:
+                self._dropped["executable"] += 1
+            else:
+                found.add((path, process.cgroup))
+        return tuple(sorted(found))
+
     def _facts_of(self, process: Process) -> _Facts:
         key = (*process.identity, process.comm)
         facts = self._facts.get(key)
@@ -355,14 +364,17 @@ class Attribution:
             found = self._calls.make(process.uid, lambda: self._look_at(process))
             if found is None:
                 self._dropped["hanging"] += 1
-                return _Facts(executable="", kernel=False, command=None)
+                return _Facts(executable=None, kernel=False, command=None)
+            if found.executable is None:
+                # Not to be found out now; what is kept would be so for as long as it runs.
+                return found
             facts = self._facts[key] = found
         return facts
 
     def _look_at(self, process: Process) -> _Facts:
         words = arguments(process.pid, self._proc)
         return _Facts(
-            executable=executable(process.pid, self._proc) or "",
+            executable=executable(process.pid, self._proc),
             kernel=classification.is_kernel(words),
             command=classification.yolo_command(words),
         )

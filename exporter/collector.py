@@ -27,6 +27,7 @@ DROP_REASONS = (
     "contradiction",
     "duplicate_series",
     "enumeration",
+    "executable",
     "future",
     "hanging",
     "invalid_sample",

@@ -108,7 +108,8 @@ class Job:
         framework: ultralytics, torch, jupyter, tensorflow, jax, or empty where not recognised.
         interactive: a terminal or a Jupyter kernel.
         root: its root process, or the oldest of its processes for a platform's job.
-        executables: (executable, cgroup) of each process that holds a GPU.
+        executables: (executable, cgroup) of each process that holds a GPU, an empty executable
+            where it does not count; those whose executable could not be found out are not in it.
         holdings: the cards that it holds.
         start_time: Unix time.
         first_gpu_use: Unix time, or None while it used none.

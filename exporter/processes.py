@@ -243,11 +243,14 @@ def executable(pid: int, proc: Path = PROC) -> str | None:
     """What a process runs, if that can be believed.
 
     A name counts only if it means on the host what it says and no user could have put it there:
-    the process is in the host's mount namespace, the file is still there, belongs to root, and
-    only root may write it. A script's executable is its interpreter.
+    the process is in the host's mount namespace, and the file belongs to root and only root may
+    write it. A script's executable is its interpreter.
+
+    Looking at the file asks its file system, which may hang; see `executable_link`.
 
     Returns:
-        The path; an empty string where it does not count; None where it cannot be found out.
+        The path; an empty string where it does not count; None where it cannot be found out, as
+        when the file was replaced by an upgrade while the program runs.
     """
     folder = proc / str(pid)
     try:
@@ -260,12 +263,36 @@ def executable(pid: int, proc: Path = PROC) -> str | None:
     writable = about.st_mode & (stat_module.S_IWGRP | stat_module.S_IWOTH)
     if about.st_uid != 0 or writable or not stat_module.S_ISREG(about.st_mode):
         return ""
+    if not path.is_absolute() or not str(path).isprintable():
+        return ""
     try:
-        named = path.stat()
+        # As the host sees it: the reader may be in a container.
+        named = (_host_root(proc) / path.relative_to("/")).stat()
+    except OSError:
+        return None
+    same = (named.st_dev, named.st_ino) == (about.st_dev, about.st_ino)
+    return str(path) if same else None
+
+
+def executable_link(pid: int, proc: Path = PROC) -> str:
+    """Where the exe link of a process points, believed or not; asks no file system.
+
+    Returns:
+        The path, or an empty string where it cannot be read.
+    """
+    try:
+        return str((proc / str(pid) / "exe").readlink())
     except OSError:
         return ""
-    same = (named.st_dev, named.st_ino) == (about.st_dev, about.st_ino)
-    return str(path) if same and str(path).isprintable() else ""
+
+
+def _host_root(proc: Path) -> Path:
+    root = proc / "1/root"
+    try:
+        root.stat()
+    except OSError:
+        return proc / "self/root"
+    return root
 
 
 def _host_mount_namespace(proc: Path) -> int:

@@ -16,6 +16,7 @@ from gpuwarden.exporter.processes import (
     Process,
     descendants,
     executable,
+    executable_link,
     platform_of,
 )
 
@@ -115,17 +116,29 @@ class Guards:
             return "the kernel's first processes are never touched"
         if process.uid == 0 and _in_service(process.cgroup):
             return f"root's service {process.cgroup} is never touched"
-        path = executable(process.pid, self.proc) or ""
-        names = {PurePath(path).name} if path else set()
-        if process.uid == 0:
-            # Whoever is not root may call himself what he likes; that must not protect him.
-            names.add(process.comm)
-        if any(_is_system(name) for name in names):
+        # Whoever is not root may call himself what he likes; that must not protect him.
+        if process.uid == 0 and _is_system(process.comm):
             return f"{process.comm} (pid {process.pid}) is part of the system"
         cut = {name.encode()[:_COMM_LIMIT].decode(errors="ignore") for name in self.protect}
-        if process.comm in cut or path in self.protect:
+        if process.comm in cut:
             return f"{process.comm} (pid {process.pid}) is on this node's protect list"
-        return None
+        return self._forbidden_program(process)
+
+    def _forbidden_program(self, process: Process) -> str | None:
+        # Only a path that would matter is looked at: a job's own files may be on a server that
+        # hangs, and its processes are stopped while this is asked.
+        link = executable_link(process.pid, self.proc).removesuffix(" (deleted)")
+        protected = link in self.protect
+        if not protected and not _is_system(PurePath(link).name):
+            return None
+        path = executable(process.pid, self.proc)
+        if path == "":
+            return None
+        if path is None:
+            return f"{link} (pid {process.pid}) cannot be told from what is never touched"
+        if protected:
+            return f"{process.comm} (pid {process.pid}) is on this node's protect list"
+        return f"{process.comm} (pid {process.pid}) is part of the system"
 
 
 def _is_system(name: str) -> bool:

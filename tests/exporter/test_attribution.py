@@ -225,6 +225,21 @@ class TestJobs:
         cgroup = process_of(child.pid).cgroup
         assert node.jobs()[_job_id(child.pid)].executables == ((shell, cgroup),)
 
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make root's programs")
+    def test_an_executable_that_is_not_known_is_not_said_to_be_none(
+        self, node: Node, children: Children, tmp_path: Path
+    ) -> None:
+        """After an upgrade of its program a job's executable is absent: open, not wrong."""
+        copy = tmp_path / "service"
+        shutil.copy(shutil.which("sleep") or "", copy)
+        child = children.start(str(copy), "600")
+        copy.unlink()
+        node.cards(Scenario([Card(0)], [SimulatedProcess(0, child.pid)]))
+        for _ in range(2):
+            snapshot = node.observe()
+            assert snapshot.jobs[0].executables == ()
+            assert snapshot.dropped["executable"] == 1
+
     def test_mps_serves_all(self, node: Node, children: Children, tmp_path: Path) -> None:
         """The MPS server is nobody's job, and its clients share the card by their own values."""
         server_file = tmp_path / "nvidia-cuda-mps-server"

@@ -169,10 +169,29 @@ class TestExecutable:
         os.chmod(copy, 0o777)  # noqa: PTH101, S103
         assert processes.executable(children.start(str(copy), "600").pid) == ""
 
-    def test_a_program_that_was_removed(self, children: Children, tmp_path: Path) -> None:
-        """A program whose file is gone has no name."""
-        copy = tmp_path / "gone"
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make root's programs")
+    @pytest.mark.parametrize("how", ["removed", "replaced"])
+    def test_a_program_that_was_upgraded(
+        self, how: str, children: Children, tmp_path: Path
+    ) -> None:
+        """Root's program whose file was removed or replaced is not known; it has not none.
+
+        A service that is protected by its executable must not lose that by an upgrade.
+        """
+        copy = tmp_path / "service"
         shutil.copy(shutil.which("sleep") or "", copy)
+        child = children.start(str(copy), "600")
+        copy.unlink()
+        if how == "replaced":
+            shutil.copy(shutil.which("sleep") or "", copy)
+        assert processes.executable(child.pid) is None
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+    def test_a_users_program_that_was_removed(self, children: Children, tmp_path: Path) -> None:
+        """A user's own program has no name, whatever he does to its file."""
+        copy = tmp_path / "service"
+        shutil.copy(shutil.which("sleep") or "", copy)
+        os.chown(copy, 65534, 65534)
         child = children.start(str(copy), "600")
         copy.unlink()
         assert processes.executable(child.pid) == ""

@@ -310,6 +310,21 @@ def test_an_executable_of_the_system_is_known(tmp_path: Path) -> None:
     assert unbelieved is None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make an executable of root's")
+def test_an_upgraded_executable_is_not_taken_for_a_users(tmp_path: Path) -> None:
+    """What may be the system's or protected, and cannot be looked at any more, is left alone."""
+    for name in ("containerd", "tensorboard"):
+        runtime = Path(shutil.copy("/bin/sleep", tmp_path / name))
+        with subprocess.Popen([runtime, "60"], executable=runtime) as started:
+            process = read_process(started.pid)
+            assert process is not None
+            runtime.unlink()
+            disguised = dataclasses.replace(process, uid=1000, comm="python")
+            found = Guards(protect=frozenset({str(tmp_path / "tensorboard")})).forbids(disguised)
+            started.kill()
+        assert found is not None
+
+
 def test_another_pid_namespace_is_noticed(tmp_path: Path) -> None:
     """Where NVML's pids are not ours, nothing may be signalled."""
     (tmp_path / "self/ns").mkdir(parents=True)
