@@ -7,7 +7,6 @@ keeps what must be remembered between snapshots, keyed by identities, never by p
 
 from __future__ import annotations
 
-import pwd
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from gpuwarden.exporter.processes import (
     start_time,
 )
 from gpuwarden.exporter.runs import FUTURE_SECONDS, RunDirectory
+from gpuwarden.exporter.users import UserNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -113,13 +113,14 @@ class Attribution:
         self._proc = proc
         self._boot = boot_id(proc)
         self._lineages = Lineages(launchers if launchers is not None else Launchers())
+        self._calls = BlockingCalls()
+        self._users = UserNames(self._calls, self._clock)
         self._runs = RunDirectory(
             jobs,
             boot=self._boot,
             pid_namespace=(proc / "self/ns/pid").stat().st_ino,
-            user_name=user_name,
+            user_name=self._users.name,
         )
-        self._calls = BlockingCalls()
         self._known: dict[int, Process] = {}
         self._snapshots = 0
         self._facts: dict[tuple[int, int, str], _Facts] = {}
@@ -293,7 +294,7 @@ class Attribution:
             jobs.append(
                 Job(
                     job_id=job_id,
-                    user=user_name(group.root.uid),
+                    user=self._users.name(group.root.uid),
                     source=_source(group, command),
                     framework=self._framework(group, facts, seen),
                     interactive=any(item.kernel for item in seen)
@@ -471,7 +472,7 @@ class Attribution:
                         index=gpu.index,
                         uuid=gpu.uuid,
                         pid=item.pid,
-                        user=user_name(process.uid),
+                        user=self._users.name(process.uid),
                         job_id=owner.get(item.pid, ""),
                         start_time=start_time(process, booted=booted),
                         memory_bytes=item.memory_bytes,
@@ -485,6 +486,7 @@ class Attribution:
         return tuple(rows), unattributed
 
     def _forget(self, jobs: Iterable[Job], processes: Mapping[int, Process]) -> None:
+        self._users.forget()
         alive = {job.job_id for job in jobs}
         self._memories = {key: value for key, value in self._memories.items() if key in alive}
         self._facts = {
@@ -529,12 +531,3 @@ def _source(group: _Group, command: YoloCommand | None) -> str:
 @lru_cache(maxsize=4096)
 def _platform(cgroup: str) -> Platform:
     return platform_of(cgroup)
-
-
-@lru_cache(maxsize=4096)
-def user_name(uid: int) -> str:
-    """Name of a user, or the uid where it has none (in containers, or gone)."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError, OSError):
-        return str(uid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from tests.exporter.nodes import (
     process_of,
 )
 
-from gpuwarden.exporter.attribution import Attribution, user_name
+from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.processes import boot_id, proc_job_id
 from gpuwarden.exporter.simulated import GIB, Card, Fault, Scenario, SimulatedProcess
 from gpuwarden.job_files import RunStatus
@@ -92,7 +93,7 @@ class TestCards:
         (holding,) = job.holdings
         assert (holding.index, holding.uuid) == (0, Card(0).uuid)
         assert (holding.memory_bytes, holding.utilization_ratio) == (5 * GIB, 0.55)
-        assert job.user == user_name(os.getuid())
+        assert job.user == pwd.getpwuid(os.getuid()).pw_name
         assert (job.source, job.framework, job.first_gpu_use) == ("process", "", node.clock.wall())
 
     def test_tenants_of_a_shared_card(self, node: Node, children: Children) -> None:
