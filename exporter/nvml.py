@@ -38,7 +38,7 @@ SAMPLE_PERIOD_SECONDS = 1.0
 FIRST_WINDOW_SECONDS = 2.0
 CLOCK_TOLERANCE_SECONDS = 5.0
 BUSY_RATIO = 0.1
-"""A card busier than this without a sample of any process cannot tell who is idle."""
+"""A card busier than this, while its processes are said to be idle, cannot tell who is."""
 
 _MAX_TRIES = 4
 _MAX_ROWS = 65536
@@ -502,12 +502,14 @@ class Nvml:
 
         A listed process without a sample did nothing: NVML keeps samples of busy ones only, and
         says NOT_FOUND where it has none. That holds only where samples work, so: not with MIG, not
-        after any other error, and not on a card that is busy by nobody's samples.
+        after any other error, not for clients of MPS, whose load may be booked on their server, and
+        not on a card that is busy while no listed process was.
         """
         samples = None if mig else self._samples(card, handle)
         if samples is None:
             return processes
-        if busy is not None and busy >= BUSY_RATIO and not samples:
+        idle = not any(samples.get(process.pid) for process in processes)
+        if busy is not None and busy >= BUSY_RATIO and idle:
             self._driver.dropped["contradiction"] += len(processes)
             return processes
         return tuple(
@@ -515,7 +517,9 @@ class Nvml:
                 pid=process.pid,
                 kind=process.kind,
                 memory_bytes=process.memory_bytes,
-                utilization_ratio=samples.get(process.pid, 0.0),
+                utilization_ratio=samples.get(
+                    process.pid, None if process.kind is ProcessKind.MPS else 0.0
+                ),
             )
             for process in processes
         )

@@ -182,6 +182,17 @@ class TestProcessUtilization:
         assert _ratios(nvml) == {100: None}
         assert nvml.snapshot().dropped == {"contradiction": 1}
 
+    def test_a_busy_card_whose_samples_say_idle(self, driver: Driver) -> None:
+        """Samples that account for none of a card's load prove nobody's idleness."""
+        nvml = driver(Scenario([Card(0, utilization=97)], [_ghost(1, mem=5), _ghost(2)]))
+        assert _ratios(nvml) == {1: None, 2: None}
+        assert nvml.snapshot().dropped == {"contradiction": 2}
+
+    def test_a_client_of_mps_without_samples(self, driver: Driver) -> None:
+        """Load may be booked on the MPS server: its client without a sample is not known."""
+        rows = [_ghost(7, sm=60), _ghost(8, kind="mps"), _ghost(9, kind="mps", sm=5)]
+        assert _ratios(driver(Scenario([Card(0)], rows))) == {7: 0.6, 8: None, 9: 0.05}
+
     def test_shares_of_two(self, driver: Driver) -> None:
         """Two processes on one card each have their own share."""
         assert _ratios(driver(Scenario([Card(0)], [_ghost(1, sm=60), _ghost(2, sm=37)]))) == {
