@@ -47,13 +47,16 @@ class Growth:
     total: int = 0
     last: int | None = None
 
-    def add(self, reading: int) -> int:
+    def add(self, reading: int, *, at_least: int = 0) -> int:
         """Take the tree's sum now; give how much it grew.
 
-        A sum that fell lost a member that nobody waited for: what the others did meanwhile is not
-        known and not counted, and counting goes on from there.
+        A sum that fell lost a member that nobody waited for, and counting goes on from there.
+
+        Args:
+            reading: the sum.
+            at_least: what it is known to have grown by, whatever left it.
         """
-        grown = reading if self.last is None else max(0, reading - self.last)
+        grown = reading if self.last is None else max(0, reading - self.last, at_least)
         self.last = reading
         self.total += grown
         return grown
@@ -65,6 +68,7 @@ class Usage:
 
     Attributes:
         cpu: clock ticks.
+        ticks: clock ticks of each process alone, by identity.
         read: bytes.
         io_wait: seconds.
         measured_at: monotonic time of the last reading.
@@ -72,6 +76,7 @@ class Usage:
     """
 
     cpu: Growth = field(default_factory=Growth)
+    ticks: dict[tuple[int, int], int] = field(default_factory=dict)
     read: Growth = field(default_factory=Growth)
     io_wait: float = 0.0
     measured_at: float | None = None
@@ -99,7 +104,12 @@ def measure(
         What it uses, and the share of one core that it used since the last reading (None for the
         first).
     """
-    grown = usage.cpu.add(sum(item.cpu_ticks + item.children_ticks for item in tree))
+    # A tree that keeps losing members would else look idle, however busy the others are.
+    alone = sum(max(0, item.cpu_ticks - usage.ticks.get(item.identity, 0)) for item in tree)
+    usage.ticks = {item.identity: item.cpu_ticks for item in tree}
+    grown = usage.cpu.add(
+        sum(item.cpu_ticks + item.children_ticks for item in tree), at_least=alone
+    )
     elapsed = None if usage.measured_at is None else now - usage.measured_at
     share = grown / CLOCK_TICKS / elapsed if elapsed else None
     if elapsed:

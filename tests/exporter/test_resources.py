@@ -31,6 +31,17 @@ def test_a_waited_for_child_changes_nothing() -> None:
     assert (found.cpu_seconds, share) == (150 / CLOCK_TICKS, 0.0)
 
 
+def test_a_tree_that_loses_members_is_not_idle() -> None:
+    """What the others did counts, though a member that nobody waited for took its time away."""
+    usage = Usage()
+    lost = replace(ROOT, pid=21, ppid=1, cpu_ticks=10_000)
+    measure(usage, [ROOT, lost], holders={20}, now=0.0)
+    busy = replace(ROOT, cpu_ticks=100 + CLOCK_TICKS)
+    found, share = measure(usage, [busy], holders={20}, now=2.0)
+    assert share == pytest.approx(0.5)
+    assert found.cpu_seconds == pytest.approx(10_100 / CLOCK_TICKS + 1)
+
+
 def test_share_of_a_core() -> None:
     """The share of a core is that of the time since the last reading."""
     usage = Usage()
