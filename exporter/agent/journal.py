@@ -30,7 +30,8 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 VERSION = 1
 ROTATE_BYTES = 8 * 1024 * 1024
-"""Beyond this size the journal is begun anew with what must be kept, and the old one put aside."""
+"""Beyond this size, and twice what must be kept, the journal is begun anew with only that, and the
+old one put aside."""
 KEEP_OLD = 4
 """Old journals that are kept, for the audit."""
 KEEP_FINISHED = 1000
@@ -156,6 +157,7 @@ class Journal:
         self.aliases: dict[str, str] = {}
         self.epoch = 0
         self._attempts: dict[str, str] = {}
+        self._kept_size = 0
         self._broken = False
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -283,7 +285,8 @@ class Journal:
         """
         self._write({"event": event, "time": time, "record": record.dump()})
         self.remember(record)
-        if self._size > ROTATE_BYTES:
+        # Twice: however much must be kept, old journals are not pushed out by one event each.
+        if self._size > max(ROTATE_BYTES, 2 * self._kept_size):
             try:
                 self.rotate(time=time)
             except JournalError as error:
@@ -351,7 +354,13 @@ class Journal:
             ) from error
         os.close(self._descriptor)
         self._descriptor, self._size = descriptor, size
+        self._kept_size = size
         self.records = {record.decision_id: record for record in kept}
+        self._attempts = {
+            job_id: decision_id
+            for job_id, decision_id in self._attempts.items()
+            if decision_id in self.records
+        }
         self.aliases = {name: of for name, of in self.aliases.items() if of in self.records}
 
     def _kept(self, boot: str) -> list[Record]:
@@ -391,7 +400,8 @@ class Journal:
         os.link(self.path, old(1))
 
     def close(self) -> None:
-        """Let another agent have it."""
+        """Let another agent have it; what a thread still has to say is not written any more."""
+        self._broken = True
         os.close(self._descriptor)
         os.close(self._lock)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -160,6 +161,55 @@ def test_a_large_journal_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "j").stat().st_size < 12_000
     old = sorted(path.name for path in tmp_path.iterdir())
     assert old == ["j", "j.1", "j.2", "j.3", "j.4", "j.lock"]
+
+
+def test_the_audit_is_not_pushed_out_by_what_must_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old journals last for many events, however much of the new one must be kept."""
+    monkeypatch.setattr(module, "ROTATE_BYTES", 1000)
+    journal = Journal(tmp_path / "j")
+    for number in range(60):
+        name = f"d-{number}"
+        item = over(begun(name, f"proc-{number}", terminating=True))
+        journal.append("finished", item, time=float(number))
+    journal.close()
+    events = [
+        json.loads(line)
+        for path in tmp_path.iterdir()
+        if path.name != "j.lock"
+        for line in path.read_text().splitlines()
+    ]
+    told = {event["time"] for event in events if event["event"] == "finished"}
+    assert told >= set(range(30, 60))
+
+
+def test_an_attempt_of_an_earlier_boot_is_forgotten_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What rotation leaves out is not known any more, and asking for it is no error."""
+    monkeypatch.setattr(module, "KEEP_FINISHED", 1)
+    journal = Journal(tmp_path / "j")
+    journal.append("finished", over(begun("d-1", "proc-old", terminating=True)), time=1.0)
+    later = over(begun("d-2", "proc-new", terminating=True, boot_id="later"))
+    journal.append("finished", later, time=2.0)
+    journal.rotate(time=3.0)
+    assert journal.attempt("proc-old") is None
+    assert journal.attempt("proc-new") == later
+    journal.close()
+
+
+def test_a_closed_journal_is_not_written(tmp_path: Path) -> None:
+    """A thread that is late must not write to whatever has the descriptor's number by now."""
+    journal = Journal(tmp_path / "j")
+    journal.close()
+    others = [tmp_path / f"other-{number}" for number in range(4)]
+    with contextlib.ExitStack() as stack:
+        for path in others:
+            stack.enter_context(path.open("wb"))
+        with pytest.raises(JournalError):
+            journal.append("accepted", record(), time=1.0)
+    assert [path.read_bytes() for path in others] == [b""] * 4
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_half_line(tmp_path: Path) -> None:
