@@ -7,6 +7,7 @@ keeps what must be remembered between snapshots, keyed by identities, never by p
 
 from __future__ import annotations
 
+import itertools
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
@@ -68,13 +69,13 @@ class _Facts:
 
 @dataclass(slots=True)
 class _Memory:
-    """What is remembered of a job while it lives."""
+    """What is remembered of a job while it lives; `held`: card -> its processes there."""
 
     usage: resources.Usage = field(default_factory=resources.Usage)
     first_gpu_use: float | None = None
     cpu_active_at: float | None = None
     log_written_at: float | None = None
-    held: dict[str, int] = field(default_factory=dict)
+    held: dict[str, tuple[Identity, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -175,6 +176,9 @@ class Attribution:
             self._proc,
             known={pid: process for pid, process in known.items() if pid not in fresh},
         )
+        if any(_moved(known.get(pid), processes.get(pid)) for pid in fresh):
+            # Jobs move as a whole: with its root's old cgroup a child would be a job of its own.
+            processes = read_all(self._proc)
         self._known = processes
         return processes
 
@@ -187,10 +191,7 @@ class Attribution:
         """Jobs that use a card or declare a training, with all their processes."""
         groups: dict[str, _Group] = {}
         for gpu in _cards(devices):
-            for item in gpu.processes or ():
-                process = processes.get(item.pid)
-                if process is None or process.ended or process.comm.startswith(_MPS_COMM):
-                    continue
+            for process in self._holders(gpu, processes):
                 self._group(groups, process, processes).on_cards[process.pid] = process
         for run in live:
             self._group(groups, processes[run.pid], processes).runs.append(run)
@@ -208,6 +209,27 @@ class Attribution:
                     default=group.root,
                 )
         return groups
+
+    def _holders(self, gpu: Gpu, processes: Mapping[int, Process]) -> list[Process]:
+        """Live processes of jobs on a card.
+
+        One that is lost or cannot be read is still held by who held it, while they live.
+        """
+        if gpu.processes is None:
+            remembered = (memory.held.get(gpu.uuid, ()) for memory in self._memories.values())
+            return [
+                processes[pid]
+                for pid, ticks in itertools.chain.from_iterable(remembered)
+                if pid in processes
+                and processes[pid].start_ticks == ticks
+                and not processes[pid].ended
+            ]
+        listed = (processes.get(item.pid) for item in gpu.processes)
+        return [
+            process
+            for process in listed
+            if process is not None and not process.ended and not process.comm.startswith(_MPS_COMM)
+        ]
 
     def _group(
         self, groups: dict[str, _Group], process: Process, processes: Mapping[int, Process]
@@ -330,7 +352,7 @@ class Attribution:
             if not own:
                 memory.held.pop(gpu.uuid, None)
                 continue
-            memory.held[gpu.uuid] = gpu.index
+            memory.held[gpu.uuid] = tuple(group.on_cards[item.pid].identity for item in own)
             sole = tenants[gpu.uuid] == {group.job_id}
             holdings.append(
                 Holding(
@@ -494,6 +516,16 @@ class Attribution:
             for key, value in self._facts.items()
             if key[0] in processes and processes[key[0]].start_ticks == key[1]
         }
+
+
+def _moved(before: Process | None, now: Process | None) -> bool:
+    """Whether a process has another owner or cgroup than before."""
+    return (
+        before is not None
+        and now is not None
+        and before.identity == now.identity
+        and (before.uid, before.cgroup) != (now.uid, now.cgroup)
+    )
 
 
 def _cards(devices: DeviceSnapshot | None) -> tuple[Gpu, ...]:

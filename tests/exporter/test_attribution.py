@@ -20,6 +20,7 @@ from tests.exporter.nodes import (
 )
 
 from gpuwarden.exporter.attribution import Attribution
+from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind
 from gpuwarden.exporter.processes import boot_id, proc_job_id
 from gpuwarden.exporter.simulated import GIB, Card, Fault, Scenario, SimulatedProcess
 from gpuwarden.job_files import RunStatus
@@ -148,6 +149,28 @@ class TestCards:
         )
         assert (holdings[0].memory_bytes, holdings[1].utilization_ratio) == (GIB, None)
 
+    @pytest.mark.parametrize(
+        "fault", [Fault("*", 15), Fault("nvmlDeviceGetComputeRunningProcesses*", 999)]
+    )
+    def test_the_only_card_is_lost(
+        self, node: Node, children: Children, scenario_file: Path, fault: Fault
+    ) -> None:
+        """A job whose only card does not tell is still there, as old as it was; it may end."""
+        child = children.start()
+        scenario = Scenario([Card(0)], [SimulatedProcess(0, child.pid, memory=GIB)])
+        node.cards(scenario)
+        first_use = node.jobs()[_job_id(child.pid)].first_gpu_use
+        replace(scenario, faults=[replace(fault, card=0)]).write(scenario_file)
+        node.clock.advance(60)
+        job = eventually(
+            lambda: node.observe().jobs[0],
+            until=lambda job: job.holdings[0].memory_bytes is None,
+        )
+        assert (job.job_id, job.first_gpu_use) == (_job_id(child.pid), first_use)
+        assert job.holdings[0].utilization_ratio is None
+        children.kill(child)
+        assert node.jobs() == {}
+
     def test_the_dead_are_gone_at_once(self, node: Node, children: Children) -> None:
         """A job ends with its processes, though the driver still lists them."""
         child = children.start()
@@ -255,6 +278,35 @@ class TestJobs:
         assert [job.job_id for job in snapshot.jobs] == [_job_id(client.pid)]
         rows = {row.pid: row.job_id for row in snapshot.processes}
         assert rows == {server.pid: "", client.pid: _job_id(client.pid)}
+
+
+def test_a_job_that_moves_as_a_whole(tmp_path: Path, clock: ManualClock) -> None:
+    """A job that its platform moves to another cgroup, parents first, stays one job."""
+    for name, content in {
+        "sys/kernel/random/boot_id": "01234567-89ab-cdef-0123-456789abcdef\n",
+        "stat": "btime 1000\n",
+        "self/ns/pid": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+
+    def put(pid: int, ppid: int, cgroup: str) -> None:
+        folder = tmp_path / str(pid)
+        folder.mkdir(exist_ok=True)
+        rest = f"S {ppid} {pid} {pid} 0 -1 0 0 0 0 0 3 4 5 6 20 0 1 0 {pid} 0 9"
+        (folder / "stat").write_text(f"{pid} (python) {rest}\n")
+        (folder / "status").write_text("Name:\tpython\nUid:\t1000\t1000\t1000\t1000\n")
+        (folder / "cgroup").write_text(f"0::{cgroup}\n")
+
+    processes = (GpuProcess(pid=51, kind=ProcessKind.COMPUTE, memory_bytes=GIB),)
+    gpu = Gpu(index=0, uuid="GPU-1", name="x", processes=processes)
+    devices = DeviceSnapshot(clock.wall(), "550", simulated=True, gpus=(gpu,))
+    attribution = Attribution(tmp_path / "jobs", clock=clock, proc=tmp_path)
+    for cgroup in ("/user.slice/session-1.scope", "/batch.slice/7.scope"):
+        put(50, 1, cgroup)
+        put(51, 50, cgroup)
+        assert [job.job_id for job in attribution.observe(devices).jobs] == ["proc-01234567-50-50"]
+    attribution.close()
 
 
 class TestActivity:
