@@ -49,9 +49,17 @@ NEVER = frozenset(
         # the GPUs' own
         "nvidia-persistenced",
         "nv-hostengine",
+        "dcgm-exporter",
         "nv-fabricmanager",
         "nvidia-cuda-mps-control",
         "nvidia-cuda-mps-server",
+        # what people sit in front of: NVML lists it too, and it idles all day
+        "Xorg",
+        "Xwayland",
+        "gnome-shell",
+        "kwin_wayland",
+        "kwin_x11",
+        "plasmashell",
     }
 )
 NEVER_PREFIXES = ("systemd", "containerd-shim", "nvidia-cuda-mps-")

@@ -280,6 +280,8 @@ SHELLS = read_process(os.getpid())
         (0, "nvidia-persiste", "/", True),
         (0, "systemd-journal", "/", True),
         (0, "kubelet", "/", True),
+        (0, "dcgm-exporter", "/", True),
+        (0, "Xorg", "/", True),
         # A name that anybody can take protects nobody.
         (1000, "containerd-shim", "/", False),
         (1000, "sshd", "/", False),
@@ -313,7 +315,7 @@ def test_an_executable_of_the_system_is_known(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make an executable of root's")
 def test_an_upgraded_executable_is_not_taken_for_a_users(tmp_path: Path) -> None:
     """What may be the system's or protected, and cannot be looked at any more, is left alone."""
-    for name in ("containerd", "tensorboard"):
+    for name in ("containerd", "gnome-shell", "tensorboard"):
         runtime = Path(shutil.copy("/bin/sleep", tmp_path / name))
         with subprocess.Popen([runtime, "60"], executable=runtime) as started:
             process = read_process(started.pid)
