@@ -156,7 +156,7 @@ class Sampler:
         try:
             snapshot = self._attribution.observe(devices)
         except OSError as error:
-            _logger.warning("processes cannot be read", error=str(error))
+            _logger.warning("processes or job files cannot be read", error=str(error))
             snapshot = NodeSnapshot(
                 taken_at=self._clock.wall(), devices=devices, failed=frozenset({"jobs"})
             )

@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwarden.exporter.processes import Launchers, Process, boot_id, read_process
 from gpuwarden.job_files import RunDescription, RunStatus, description_path, status_path, write
@@ -110,7 +110,7 @@ def own_launchers() -> Launchers:
 def describe(pid: int, run_id: str = "run-1", **changes: object) -> RunDescription:
     """A description of a run by a live process."""
     process = process_of(pid)
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "run_id": run_id,
         "pid": pid,
         "pid_ns": Path("/proc/self/ns/pid").stat().st_ino,
@@ -122,7 +122,7 @@ def describe(pid: int, run_id: str = "run-1", **changes: object) -> RunDescripti
         "amp": False,
         "epochs": 3,
     }
-    return RunDescription(**{**values, **changes})  # type: ignore[arg-type]
+    return RunDescription(**{**values, **changes})
 
 
 def declare(

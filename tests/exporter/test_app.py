@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,7 +34,6 @@ from gpuwarden.exporter.simulated import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 HANG = Delay("nvmlDevice*", 600_000)
 
@@ -255,10 +254,10 @@ class TestSampler:
         child = children.start()
         one = sampler(Scenario([Card(0)], [SimulatedProcess(0, child.pid, memory=GIB, sm=5)]))
         one.sample()
-        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(100):
             one.sample()
-        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import pwd
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.exporter.nodes import (
@@ -72,14 +72,14 @@ def _job_id(pid: int) -> str:
 
 
 def _status(clock: ManualClock, **changes: object) -> RunStatus:
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "run_id": "run-1",
         "sequence": 1,
         "phase": "train",
         "phase_since": clock.wall() - 10,
         "heartbeat": clock.wall() - 3,
     }
-    return RunStatus(**{**values, **changes})  # type: ignore[arg-type]
+    return RunStatus(**{**values, **changes})
 
 
 class TestCards:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.exporter.nodes import Children, eventually
@@ -33,8 +33,8 @@ UTILIZATION = "nvmlDeviceGetProcessUtilization"
 
 
 def _ghost(pid: int = 100, **changes: object) -> SimulatedProcess:
-    values: dict[str, object] = {"card": 0, "pid": pid, "memory": GIB, "ghost": 1}
-    return SimulatedProcess(**{**values, **changes})  # type: ignore[arg-type]
+    values: dict[str, Any] = {"card": 0, "pid": pid, "memory": GIB, "ghost": 1}
+    return SimulatedProcess(**{**values, **changes})
 
 
 def _ratios(nvml: Nvml) -> dict[int, float | None]:

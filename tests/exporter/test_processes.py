@@ -3,7 +3,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,9 +25,6 @@ from gpuwarden.exporter.processes import (
     read_process,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 POD = "0b9e4f0c-1111-2222-3333-444455556666"
 POD_ = POD.replace("-", "_")
 CONTAINER = "ab" * 32
@@ -38,7 +36,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 def _make(pid: int, ppid: int, comm: str = "python", **changes: object) -> Process:
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "pgid": pid,
         "session": pid,
         "tty": 0,
@@ -49,7 +47,7 @@ def _make(pid: int, ppid: int, comm: str = "python", **changes: object) -> Proce
         "cpu_ticks": 0,
         "threads": 1,
     }
-    return Process(pid=pid, ppid=ppid, comm=comm, **{**values, **changes})  # type: ignore[arg-type]
+    return Process(pid=pid, ppid=ppid, comm=comm, **{**values, **changes})
 
 
 def _tree(*members: Process) -> dict[int, Process]:
@@ -166,7 +164,7 @@ class TestExecutable:
     def test_a_program_that_others_may_write(self, children: Children, tmp_path: Path) -> None:
         """A program that somebody else could have put there has no name."""
         copy = shutil.copy(shutil.which("sleep") or "", tmp_path / "tensorboard")
-        os.chmod(copy, 0o777)  # noqa: PTH101, S103
+        Path(copy).chmod(0o777)
         assert processes.executable(children.start(str(copy), "600").pid) == ""
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make root's programs")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.exporter.nodes import Children, ManualClock, declare, describe, process_of
@@ -21,7 +22,7 @@ from gpuwarden.job_files import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 NOBODY = 65534
 
@@ -35,7 +36,7 @@ class Node:
         self.runs = RunDirectory(
             jobs,
             boot=boot_id(),
-            pid_namespace=os.stat("/proc/self/ns/pid").st_ino,  # noqa: PTH116
+            pid_namespace=Path("/proc/self/ns/pid").stat().st_ino,
             user_name=lambda uid: f"user-{uid}",
         )
 
@@ -58,14 +59,14 @@ def node(jobs: Path, clock: ManualClock) -> Node:
 
 
 def _status(clock: ManualClock, run_id: str = "run-1", **changes: object) -> RunStatus:
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "run_id": run_id,
         "sequence": 1,
         "phase": "train",
         "phase_since": clock.wall() - 10,
         "heartbeat": clock.wall() - 1,
     }
-    return RunStatus(**{**values, **changes})  # type: ignore[arg-type]
+    return RunStatus(**{**values, **changes})
 
 
 class TestHonestRuns:
@@ -137,11 +138,11 @@ class TestHostileFiles:
         ],
     )
     def test_a_file_that_is_none(
-        self, node: Node, children: Children, make: object, reason: str
+        self, node: Node, children: Children, make: Callable[[Path], object], reason: str
     ) -> None:
         """A file that is none is counted once, and hides nobody else's run."""
         declare(node.jobs, describe(children.start().pid, "honest"))
-        make(description_path(node.jobs, "hostile"))  # type: ignore[operator]
+        make(description_path(node.jobs, "hostile"))
         assert [live.run.description.run_id for live in node.scan()] == ["honest"]
         assert node.runs.dropped == {reason: 1}
         node.scan()
