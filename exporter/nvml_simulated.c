@@ -212,8 +212,14 @@ static void add_card(const word_t *words, int count) {
     memset(card, 0, sizeof *card);
     card->index = (unsigned)number(words, count, "index", card_count);
     const char *name = word(words, count, "name"), *pci = word(words, count, "pci");
-    copy(card->uuid, sizeof card->uuid, word(words, count, "uuid"));
-    copy(card->name, sizeof card->name, name != NULL ? name : "Simulated GPU");
+    const char *uuid = word(words, count, "uuid");
+    /* What is not given is as scenarios.py makes it. */
+    if (uuid != NULL && *uuid != '\0')
+        copy(card->uuid, sizeof card->uuid, uuid);
+    else
+        snprintf(card->uuid, sizeof card->uuid, "GPU-%08x-0000-4000-8000-%012x", card->index,
+                 card->index);
+    copy(card->name, sizeof card->name, name != NULL ? name : "NVIDIA A100-SXM4-40GB");
     if (pci != NULL)
         copy(card->pci, sizeof card->pci, pci);
     else

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,10 @@ from gpuwarden.errors import InvalidInput, PermanentError
 from gpuwarden.exporter.simulated import SCENARIO_VARIABLE, SONAME, Card, Scenario, build
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from gpuwarden.exporter.nvml import Nvml
 
 
 def test_built_once_by_many(tmp_path: Path) -> None:
@@ -39,6 +43,23 @@ def test_a_cache_that_others_can_write(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(InvalidInput, match="only you can write"):
         build(tmp_path)
+
+
+def test_a_short_scenario_has_the_same_defaults(
+    driver: Callable[[Scenario], Nvml], scenario_file: Path
+) -> None:
+    """What a file written by hand leaves out is as for a scenario from Python."""
+    scenario = Scenario([Card(0), Card(1)])
+    nvml = driver(scenario)
+    expected = nvml.snapshot()
+    nvml.close()
+    scenario_file.write_text("card index=0\ncard index=1\n")
+    nvml.open()
+    found = nvml.snapshot()
+    assert found.complete
+    assert [replace(gpu, energy_joules=None) for gpu in found.gpus] == [
+        replace(gpu, energy_joules=None) for gpu in expected.gpus
+    ]
 
 
 def test_other_programs_take_it_for_the_driver(scenario_file: Path) -> None:
