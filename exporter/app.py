@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from gpuwarden import __version__
 from gpuwarden.exporter.sampler import Format
-from gpuwarden.exporter.servers import end_by_signal, listening
+from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, raise_open_files
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -115,12 +115,12 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
     Raises:
         TemporaryError: the address cannot be had.
     """
+    raise_open_files()
     config = uvicorn.Config(
-        application(sampler),
+        Bounded(application(sampler), settings.max_requests),
         access_log=False,
         http="h11",
         lifespan="off",
-        limit_concurrency=settings.max_requests,
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import resource
 import signal
 import socket
 from typing import TYPE_CHECKING
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import uvicorn
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _BACKLOG = 128
+_OPEN_FILES = 65536
 _ADDRESS = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})"
 )
@@ -83,3 +86,50 @@ def end_by_signal(program: uvicorn.Server) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
+
+
+class Bounded:
+    """An application that answers so many requests at the same time, and 503 to more.
+
+    uvicorn's own limit counts open connections, also those on which nobody asks for anything: with
+    some dozens of them any user of the node could keep everybody else from being answered.
+    """
+
+    def __init__(self, application: ASGIApp, limit: int) -> None:
+        """Bound an application.
+
+        Args:
+            application: what answers.
+            limit: requests at the same time.
+        """
+        self._application = application
+        self._limit = limit
+        self._active = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass on what is none."""
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+        if self._active >= self._limit:
+            headers = [(b"content-type", b"text/plain"), (b"retry-after", b"1")]
+            await send({"type": "http.response.start", "status": 503, "headers": headers})
+            await send({"type": "http.response.body", "body": b"too many requests at a time\n"})
+            return
+        self._active += 1
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            self._active -= 1
+
+
+def raise_open_files() -> None:
+    """Allow this process the open files that the system would give it.
+
+    A connection needs one, and so does every process of a job that the agent holds.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

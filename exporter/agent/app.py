@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ from gpuwarden.exporter.agent.requests import LeaveRequests
 from gpuwarden.exporter.agent.targets import Resolver
 from gpuwarden.exporter.nvml import open_gpus
 from gpuwarden.exporter.processes import Launchers, boot_id
-from gpuwarden.exporter.servers import end_by_signal, listening
+from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, raise_open_files
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 BODY_SECONDS = 10.0
 SWEEP_SECONDS = 30.0
-CONNECTIONS = 64
+REQUESTS = 256
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -160,7 +159,7 @@ def run(settings: AgentSettings) -> None:
     Raises:
         GpuwardenError: it cannot start; the message says what to do.
     """
-    _raise_open_files()
+    raise_open_files()
     journal = Journal(settings.journal)
     try:
         # Before anything that may be in the way of a start: what a crash left stopped goes on.
@@ -204,7 +203,7 @@ def _act(settings: AgentSettings, journal: Journal) -> None:
 
 def _server(api: Api, settings: AgentSettings) -> uvicorn.Server:
     config = uvicorn.Config(
-        api.application(),
+        Bounded(api.application(), REQUESTS),
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
         log_config=None,
@@ -212,7 +211,6 @@ def _server(api: Api, settings: AgentSettings) -> uvicorn.Server:
         server_header=False,
         lifespan="on",
         ws="none",
-        limit_concurrency=CONNECTIONS,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=2,
     )
@@ -221,12 +219,3 @@ def _server(api: Api, settings: AgentSettings) -> uvicorn.Server:
     except OSError as error:
         raise InvalidInput(f"the TLS certificate or its key cannot be used: {error}") from error
     return uvicorn.Server(config)
-
-
-def _raise_open_files() -> None:
-    """One descriptor is held per process of a job; large jobs have thousands."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

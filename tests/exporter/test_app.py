@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -135,6 +137,18 @@ class TestProcess:
         program.process.send_signal(signal.SIGTERM)
         assert program.process.wait(timeout=20) == 0
         assert program.events("stopped")
+
+    def test_idle_connections_keep_nobody_out(
+        self, start: Callable[..., Exporter], scenario_file: Path
+    ) -> None:
+        """A user who opens connections and asks for nothing does not blind the node."""
+        Scenario([Card(0)]).write(scenario_file)
+        program = start()
+        host, _, port = program.address.rpartition(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(3 * ExporterSettings().max_requests):
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            assert program.get("/metrics")[0] == 200
 
     def test_a_driver_that_hangs(self, start: Callable[..., Exporter], scenario_file: Path) -> None:
         """While a call hangs, scrapes are answered, without any value of a card; and it ends."""

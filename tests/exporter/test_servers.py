@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
 
 from gpuwarden.errors import InvalidInput, TemporaryError
-from gpuwarden.exporter.servers import end_by_signal, listening, parse_address
+from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,3 +71,36 @@ def test_a_signal_before_the_server_serves_is_not_lost(number: signal.Signals) -
     end_by_signal(program)
     os.kill(os.getpid(), number)
     assert program.should_exit
+
+
+def test_more_requests_than_the_limit_are_refused() -> None:
+    """Requests beyond the limit are answered 503 at once, and room is made when one is done."""
+
+    async def ask(application: Bounded) -> int:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            raise NotImplementedError
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await application({"type": "http"}, receive, send)
+        return int(sent[0]["status"])
+
+    async def all_of_it() -> list[int]:
+        entered, release = asyncio.Event(), asyncio.Event()
+
+        async def slow(_scope: Any, _receive: Any, send: Any) -> None:
+            entered.set()
+            await release.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        application = Bounded(slow, 1)
+        first = asyncio.create_task(ask(application))
+        await entered.wait()
+        second = await ask(application)
+        release.set()
+        return [await first, second, await ask(application)]
+
+    assert asyncio.run(all_of_it()) == [200, 503, 200]

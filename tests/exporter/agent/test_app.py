@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from gpuwarden.agent_api import (
     Outcome,
 )
 from gpuwarden.cli import gpuwarden
+from gpuwarden.exporter.agent import app
 from gpuwarden.exporter.processes import boot_id
 
 if TYPE_CHECKING:
@@ -171,6 +174,15 @@ def test_an_unsigned_request_does_nothing(
     status, answer = refusal(url, altered, **{agent_api.SIGNATURE_HEADER: signature})
     assert (status, answer["error"]) == (401, "bad_signature")
     assert job.states()
+
+
+def test_idle_connections_do_not_shut_the_engine_out(agent: AgentProcess) -> None:
+    """A user who opens connections to the agent does not keep the engine from commanding it."""
+    host, _, port = agent.url.removeprefix("http://").rpartition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * app.REQUESTS):
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+        assert fetch(f"{agent.url}/v1/node")
 
 
 def test_malformed_requests_are_answered(agent: AgentProcess, engine: Engine) -> None:
