@@ -63,28 +63,39 @@ print(json.dumps(names))
 """
 
 
-@pytest.mark.parametrize("component", ["exporter", "ruleengine"])
-def test_an_extra_alone_imports_its_whole_folder(
-    wheel: Path, tmp_path: Path, component: str
-) -> None:
-    """In a clean environment each component has what it needs, and nothing of the others."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", f"{wheel}[{component}]")
-    installed = set(json.loads(run(python, "-c", IMPORT_ALL, component, cwd=tmp_path)))
-    foreign = {"torch", "ultralytics", "numpy", "grafana-foundation-sdk"}
-    if component == "exporter":
-        foreign |= {"pydantic", "httpx", "pyyaml", "rich", "promql-parser"}
-    else:
-        foreign |= {"nvidia-ml-py"}
-    assert not installed & foreign
+def installed(wheel: Path, folder: Path, extra: str) -> Path:
+    """Python of a clean environment that has the wheel with one extra."""
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", f"{wheel}{extra}")
+    return python
+
+
+def test_a_node_gets_the_exporter_and_it_runs(wheel: Path, tmp_path: Path) -> None:
+    """The extra alone serves the page of a node without a driver, and brings no heavy package."""
+    python = installed(wheel, tmp_path, "[exporter]")
+    names = set(json.loads(run(python, "-c", IMPORT_ALL, "exporter", cwd=tmp_path)))
+    heavy = {"torch", "ultralytics", "numpy", "pydantic", "httpx", "pyyaml", "rich"}
+    assert not names & heavy
+    command = python.with_name("gpuwarden")
+    page = run(command, "exporter", "--once", "--jobs.directory", tmp_path / "jobs", cwd=tmp_path)
+    assert "gpuwarden_nvml_up 0.0" in page.splitlines()
+    run(command, "agent", "keys", "--out", tmp_path / "keys", cwd=tmp_path)
+    assert (tmp_path / "keys" / "engine.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_engine_needs_nothing_of_the_node(wheel: Path, tmp_path: Path) -> None:
+    """The extra alone imports its whole folder and checks the rules that it ships."""
+    python = installed(wheel, tmp_path, "[ruleengine]")
+    names = set(json.loads(run(python, "-c", IMPORT_ALL, "ruleengine", cwd=tmp_path)))
+    assert not names & {"torch", "ultralytics", "numpy", "nvidia-ml-py"}
+    (rules,) = (tmp_path / "venv").rglob("gpuwarden/ruleengine/rules/defaults.yaml")
+    assert "0 errors" in run(python.with_name("gpuwarden"), "rules", "check", rules)
 
 
 def test_the_trainer_needs_nothing_of_the_node_or_the_server(wheel: Path, tmp_path: Path) -> None:
     """A training image brings torch; gpuwarden adds click, and imports without torch."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", f"{wheel}[trainer]")
+    python = installed(wheel, tmp_path, "[trainer]")
     code = "import gpuwarden.trainer, sys; assert 'torch' not in sys.modules"
     run(python, "-c", code, cwd=tmp_path)
     names = {item["name"] for item in json.loads(run(python, "-m", "pip", "list", "--format=json"))}
@@ -93,9 +104,7 @@ def test_the_trainer_needs_nothing_of_the_node_or_the_server(wheel: Path, tmp_pa
 
 def test_the_base_alone_needs_only_the_standard_library(wheel: Path, tmp_path: Path) -> None:
     """Every contract of the kernel can be imported with no dependency installed."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", wheel)
+    python = installed(wheel, tmp_path, "")
     code = (
         "from gpuwarden import agent_api, catalogue, clock, diagnostics, durations, errors, "
         "job_files"
