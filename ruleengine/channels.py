@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from email.message import EmailMessage
+from email.policy import SMTP
 from email.utils import format_datetime, make_msgid
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.messages import Message
     from gpuwarden.ruleengine.settings import SlackSettings, SmtpSettings
 
+_MAIL = SMTP.clone(cte_type="7bit")  # no server needs 8BITMIME for it
+_EMPTY_FIRST_LINE = re.compile(rb"(?m)^([A-Za-z-]+:)\r\n(?=[ \t])")
 # Slack's own troubles: https://api.slack.com/methods/chat.postMessage#errors
 _SLACK_TEMPORARY = frozenset(
     {
@@ -137,7 +141,7 @@ class EmailChannel:
     async def send(self, recipient: str, message: Message) -> str:
         """See Channel."""
         settings = self._settings
-        mail = EmailMessage()
+        mail = EmailMessage(_MAIL)
         mail["Subject"] = f"[gpuwarden] {message.subject}"
         mail["From"] = settings.sender
         mail["To"] = recipient
@@ -148,7 +152,9 @@ class EmailChannel:
         mail.set_content(message.plain())
         try:
             errors, reply = await aiosmtplib.send(
-                mail,
+                _encoded(mail),
+                sender=settings.sender,
+                recipients=[recipient],
                 hostname=settings.host,
                 port=settings.port,
                 username=settings.username,
@@ -178,3 +184,13 @@ class EmailChannel:
         if errors:
             raise Undelivered(f"the mail server refused the recipient: {errors}", permanent=True)
         return f"smtp 250 {reply}".strip()[:500]
+
+
+def _encoded(mail: EmailMessage) -> bytes:
+    """The mail as it goes over the wire.
+
+    Python folds a header that is a little too long right after its name; a first line without a
+    value is lawful, but readers show the fold as a space before the text.
+    """
+    head, blank, body = mail.as_bytes().partition(b"\r\n\r\n")
+    return _EMPTY_FIRST_LINE.sub(rb"\1", head) + blank + body

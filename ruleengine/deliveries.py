@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_ALERTS = 1000
 """More alerts than this in one message are not from our Alertmanager."""
+AT_ONCE = 8
+"""Messages that are sent at the same time; the others wait their turn."""
 NO_ADDRESS = "the directory has no address"
 """Error of a notice whose owner cannot be reached at all."""
 
@@ -92,6 +94,7 @@ class LastHop:
         self._channels = channels
         self._directory = directory
         self._clock = clock
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self._in_flight: dict[DeliveryKey, asyncio.Future[Undelivered | None]] = {}
 
     @property
@@ -186,7 +189,8 @@ class LastHop:
         self._in_flight[item.key] = future
         result: Undelivered | None = Undelivered("the try was cancelled", permanent=False)
         try:
-            result = await self._deliver_once(item)
+            async with self._turns:
+                result = await self._deliver_once(item)
         finally:
             self._in_flight.pop(item.key, None)
             future.set_result(result)

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from gpuwarden.ruleengine.fields import Strict, as_tuple, known_zone
 
-_ADDRESS = re.compile(r"[^@\s,;:<>\"()\[\]\\]{1,64}@[A-Za-z0-9.-]{1,255}")
+_ADDRESS = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}@[A-Za-z0-9.-]{1,255}")
 
 
 def _address(text: str) -> str:

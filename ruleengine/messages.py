@@ -120,6 +120,7 @@ class Outlook:
         keeps_used: how often the owner has kept it, over the life of the run.
         ticket: the owner's proof for `gpuwarden keep`, or an empty string.
         work_lost: seconds of work that an end now would cost, or None where not known.
+        saved: whether it counts from a saved state.
         cards: the cards it holds, in words.
     """
 
@@ -129,6 +130,7 @@ class Outlook:
     keeps_used: int = 0
     ticket: str = ""
     work_lost: float | None = None
+    saved: bool = False
     cards: str = ""
 
 
@@ -155,12 +157,15 @@ def notice(
         "expected": "; ".join(item.expected for item in evidence if item.expected),
         "cause": f"{case.cause}: {case.because}" if case.cause and case.because else case.cause,
         "remedy": case.remedy,
-        "next": _next(rule, outlook, now=now, zone=zone),
+        "next": _next(case, rule, outlook, now=now, zone=zone),
         "keep": _keep(case, outlook, engine_url),
         "gpus": outlook.cards,
     }
     if outlook.remaining is not None and outlook.work_lost is not None:
-        texts["work"] = about(outlook.work_lost)
+        since_start = (
+            "" if outlook.saved else " (everything since its start: no saved state is known)"
+        )
+        texts["work"] = about(outlook.work_lost) + since_start
     return texts
 
 
@@ -172,13 +177,18 @@ def _seen(evidence: Sequence[Evidence]) -> list[str]:
     ]
 
 
-def _next(rule: Rule, outlook: Outlook, *, now: float, zone: str) -> str:
+def _next(case: Case, rule: Rule, outlook: Outlook, *, now: float, zone: str) -> str:
     if outlook.remaining is None:
         return f"Nothing is done to the job; the rule {rule.id} only tells you."
     moment = clock_time(now + outlook.remaining, zone)
+    ladder = f"not before {moment}: SIGTERM, and SIGKILL {about(outlook.grace)} later."
+    if case.run_id is not None:
+        return (
+            f"If this does not change, the job is asked to save and leave, and is ended, {ladder}"
+        )
     return (
-        f"If this does not change, the job is asked to save and leave, and is ended, not before "
-        f"{moment}: SIGTERM, and SIGKILL {about(outlook.grace)} later."
+        f"If this does not change, the job is ended, {ladder} No trainer is known in it that could "
+        "be asked to save: save what you need before."
     )
 
 
@@ -202,8 +212,10 @@ def ending(case: Case, rule: Rule, grace: float, *, now: float, zone: str) -> di
     return {
         "summary": f"Job {case.job_id} is being ended: {rule.description or rule.id}",
         "description": (
-            f"Your job {case.job_id} is being ended by the rule {rule.id}, as announced. It was "
-            f"asked to save at {clock_time(now, zone)} and has {about(grace)} for it."
+            f"Your job {case.job_id} is being ended by the rule {rule.id}, as announced. "
+            + ("It is asked to save and leave: " if case.run_id is not None else "")
+            + f"SIGTERM at {clock_time(now, zone)}, and SIGKILL {about(grace)} later for what is "
+            "then left of it."
         ),
         "cause": f"{case.cause}: {case.because}" if case.cause and case.because else case.cause,
         "remedy": case.remedy,
@@ -220,8 +232,10 @@ def ended(decision: Decision, freed: float | None, *, zone: str) -> dict[str, st
             "summary": f"Job {decision.job_id} was ended by the rule {decision.rule_id}",
             "description": what + memory,
             "next": (
-                "Its scheduler is told not to bring it back by itself. Training resumes from its "
-                "last saved state with `gpuwarden train ... resume=auto`."
+                "It was asked to save and leave: `gpuwarden train ... resume=auto` goes on from "
+                "its last saved state."
+                if decision.asked_to_save
+                else "It was not asked to save: what it had not saved by itself is gone."
             ),
         }
     return {

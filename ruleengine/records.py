@@ -48,6 +48,12 @@ class Decision:
         """The agent's last report, or None."""
         return None if self.report is None else ActionReport.decode(self.report.encode())
 
+    @property
+    def asked_to_save(self) -> bool:
+        """Whether the agent left a request to save and leave for the job's trainer."""
+        report = self.decoded_report
+        return report is not None and "leave_requested" in report.steps
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:

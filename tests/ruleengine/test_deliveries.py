@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import email
+import email.policy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,13 @@ from tests.servers import free_port
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.ruleengine.channels import EmailChannel, SlackChannel
-from gpuwarden.ruleengine.deliveries import NO_ADDRESS, LastHop, MalformedMessage, Receipt
+from gpuwarden.ruleengine.deliveries import (
+    AT_ONCE,
+    NO_ADDRESS,
+    LastHop,
+    MalformedMessage,
+    Receipt,
+)
 from gpuwarden.ruleengine.directories import Directory
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.records import Change
@@ -25,6 +33,8 @@ from gpuwarden.ruleengine.settings import SlackSettings, SmtpSettings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+
+    from gpuwarden.ruleengine.messages import Message
 
 STAGE = "moderate-notify:enforce"
 DIRECTORY = Directory.model_validate(
@@ -396,5 +406,82 @@ def test_a_body_that_alertmanager_would_not_send_is_refused(
         async with post(tmp_path, *mail) as office:
             with pytest.raises(MalformedMessage):
                 await office.hop.receive(body, ["email"])
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        "Job proc-1: idle",
+        # With its name a little longer than a line, without it not: Python folds right after it.
+        "Job proc-1c9f2a7d-30954-4711220 was ended by the rule idle-held",
+        "Job proc-1c9f2a7d-30954-4711220 on node-7.example.org:9835: memory held and nothing done",
+        "显存被占用但没有任何计算在进行 请检查你的任务",
+        "x" * 150,
+    ],
+)
+def test_a_subject_arrives_as_it_was_written(
+    tmp_path: Path, mail: tuple[int, Mailbox], summary: str
+) -> None:
+    """Also for readers that show the fold of a long header as it came."""
+
+    async def story() -> None:
+        async with post(tmp_path, *mail) as office:
+            alert = {
+                "labels": {"user": "alice", "level": "ended", "alertname": "x"},
+                "annotations": {"summary": summary, "description": "显存 " * 500},
+                "startsAt": "2026-01-01T00:00:00Z",
+            }
+            await office.hop.receive(webhook([alert]), ["email"])
+            ((_, text),) = office.mailbox.mails
+            assert text.startswith("Subject: [gpuwarden] ")
+            assert text.isascii()
+            assert max(len(line) for line in text.splitlines()) < 200
+            parsed = email.message_from_string(text, policy=email.policy.default)
+            assert parsed["Subject"].strip() == f"[gpuwarden] {summary}"
+            assert "显存 显存" in parsed.get_content()
+
+    asyncio.run(story())
+
+
+class Turnstile:
+    """A channel that lets nobody through until it is opened."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.opened = asyncio.Event()
+
+    async def send(self, recipient: str, message: Message) -> str:
+        """Wait inside."""
+        self.inside += 1
+        await self.opened.wait()
+        return f"{recipient}: {message.subject}"
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def test_a_flood_of_alerts_is_sent_a_few_at_a_time(tmp_path: Path) -> None:
+    """A thousand alerts are not a thousand connections to the mail server."""
+
+    async def story() -> None:
+        with Ledger(tmp_path / "l") as ledger:
+            gate = Turnstile()
+            hop = LastHop(ledger, {"email": gate}, directory=lambda: DIRECTORY, clock=SystemClock())
+            alerts = [
+                {
+                    "labels": {"user": "alice", "level": "ended", "job_id": f"proc-{number}"},
+                    "annotations": {"summary": "s"},
+                    "startsAt": "2026-01-01T00:00:00Z",
+                }
+                for number in range(50)
+            ]
+            sending = asyncio.create_task(hop.receive(webhook(alerts), ["email"]))
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert gate.inside == AT_ONCE
+            gate.opened.set()
+            assert (await sending).delivered == 50
 
     asyncio.run(story())

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from tests.ruleengine.test_cases import YES, due, fresh, rule, run
 
+from gpuwarden.agent_api import Action, ActionReport, ActionState, Outcome
 from gpuwarden.ruleengine import cases, messages, notices
 from gpuwarden.ruleengine.cases import Case, CaseState
 from gpuwarden.ruleengine.directories import User
@@ -78,6 +79,34 @@ def test_a_notice_says_what_why_when_and_how_to_keep_it() -> None:
     assert "not told" not in text
 
 
+@pytest.mark.parametrize(
+    ("run_id", "says", "never"),
+    [
+        ("run-a", "is asked to save and leave", "No trainer"),
+        (None, "No trainer is known in it that could be asked to save", "asked to save and leave"),
+    ],
+)
+def test_only_a_training_is_told_that_it_is_asked_to_save(
+    run_id: str | None, says: str, never: str
+) -> None:
+    """A notebook cannot save on request: its owner must do it before the end."""
+    (alert,) = alerts(dataclasses.replace(told(), run_id=run_id))
+    assert says in alert.annotations["next"]
+    assert never not in alert.annotations["next"]
+    assert "SIGTERM, and SIGKILL 1m later" in alert.annotations["next"]
+
+
+def test_a_notice_says_from_where_the_lost_work_counts() -> None:
+    """Without a saved state it is everything, and that is said."""
+    (alert,) = alerts(told())
+    assert "no saved state is known" in alert.annotations["work"]
+    saved = dataclasses.replace(OUTLOOK, saved=True)
+    (alert,) = notices.case_alerts(
+        told(), rule(), evidence=EVIDENCE, outlook=saved, owner=ALICE, context=CONTEXT
+    )
+    assert alert.annotations["work"] == "1h30m"
+
+
 def test_labels_are_identity_only() -> None:
     """Numbers and prose would make a new alert of every change."""
     (first,) = alerts(told())
@@ -127,6 +156,37 @@ def test_an_ending_replaces_the_notice_and_is_replaced_by_the_end() -> None:
     assert alert.labels["alertname"] == "GpuwardenJobEnding"
     assert alert.labels["level"] == "severe"
     assert alerts(cases.settled(acting, CaseState.VERIFIED)) == []
+
+
+@pytest.mark.parametrize("run_id", ["run-a", None])
+def test_an_ending_says_what_happens_and_no_more(run_id: str | None) -> None:
+    """Only who runs a trainer is asked to save; both get SIGTERM, the grace, SIGKILL."""
+    acting = dataclasses.replace(cases.authorised(due(), rule(), "d", wall=NOW), run_id=run_id)
+    (alert,) = alerts(acting)
+    text = alert.annotations["description"]
+    assert ("asked to save" in text) is (run_id is not None)
+    assert "SIGTERM at Fri 15 Jan 16:00:00 (Asia/Shanghai), and SIGKILL 1m later" in text
+
+
+@pytest.mark.parametrize(
+    ("steps", "says", "never"),
+    [
+        ({"leave_requested": NOW}, "resume=auto", "gone"),
+        ({"sigterm": NOW}, "what it had not saved by itself is gone", "resume=auto"),
+    ],
+)
+def test_the_news_of_an_end_promises_only_what_was_asked_for(
+    steps: dict[str, float], says: str, never: str
+) -> None:
+    """Whether a request to save was left is in the agent's report."""
+    report = ActionReport(
+        "d", "proc-1", Action.TERMINATE, ActionState.FINISHED, Outcome.RECLAIMED, steps=steps
+    )
+    ended = dataclasses.replace(made("verified"), report=report.encode().decode())
+    (alert,) = notices.decision_alerts(ended, freed=None, owner=ALICE, context=CONTEXT)
+    assert says in alert.annotations["next"]
+    assert never not in alert.annotations["next"]
+    assert "scheduler" not in alert.annotations["next"]
 
 
 def made(state: str, finished: float = NOW - 10) -> Decision:
