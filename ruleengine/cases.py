@@ -134,7 +134,8 @@ class Case:
         opened_at: the first YES.
         user, run_id, instance: of the job, kept for the time after its death.
         last: the last observation: yes, no, unknown or missing.
-        yes_for, no_for, unknown_for, missing_for: unbroken time of each.
+        yes_for, no_for, unknown_for, missing_for: time of each; only yes breaks no, only no breaks
+            yes, and anything else breaks unknown and missing.
         detected_at: when `for` was met.
         elapsed: since `for` was met, as far as the verdict was known.
         marks: stages entered, in order.
@@ -144,7 +145,7 @@ class Case:
         notice_age: since then.
         due_for: since both deadlines were over; who has waited longest goes first.
         retry_in: until another try may be made after a refusal.
-        decision_id: the decision in flight or done.
+        decision_id: the decision in flight or done; None again once it was refused or lapsed.
         cause, because, remedy: the probable cause as last diagnosed.
     """
 
@@ -267,7 +268,9 @@ def remaining(case: Case, rule: Rule) -> float | None:
     held = terms(case, final[1])
     age = case.notice_age if case.notified_at is not None else 0.0
     wait = 0.0 if case.detected_at is not None else max(0.0, rule.for_ - case.yes_for)
-    return max(wait + held.after - case.elapsed, held.notice_delivered_for - age, 0.0)
+    return max(
+        wait + held.after - case.elapsed, held.notice_delivered_for - age, case.retry_in, 0.0
+    )
 
 
 def budgeted(trusted: Truth, untrusted: Truth, *, spent: float, trust_for: float) -> Truth:
@@ -324,6 +327,7 @@ def advance(  # the order of the rows is the state machine
     if truth is Truth.YES and case.state not in DECIDED:
         case, entered = _entered(case, rule, wall)
         events += entered
+    case = _bound(case, rule)
     case, told = _notified(case, rule, delivery, delta=delta, wall=wall)
     events += told
     case, due = _due(case, rule, truth, delta)
@@ -335,12 +339,13 @@ def _observed(case: Case, truth: Truth | None, delta: float) -> Case:
     """Run the clocks: time between two observations counts only if both were the same."""
     now = {Truth.YES: "yes", Truth.NO: "no", Truth.UNKNOWN: "unknown", None: "missing"}[truth]
     same = delta if now == case.last else 0.0
-    yes, no, unknown, missing = case.yes_for, 0.0, 0.0, 0.0
+    # Not knowing freezes both clocks, that of `for` and that of `clear_after`.
+    yes, no, unknown, missing = case.yes_for, case.no_for, 0.0, 0.0
     if now == "yes":
-        yes += same
+        yes, no = yes + same, 0.0
     elif now == "no":
         # A NO breaks the clock of `for`; once `for` was met, only `clear_after` matters.
-        yes, no = (0.0 if case.state is CaseState.WATCHING else yes), case.no_for + same
+        yes, no = (0.0 if case.state is CaseState.WATCHING else yes), no + same
     elif now == "unknown":
         unknown = case.unknown_for + same
     else:
@@ -406,30 +411,50 @@ def _entry(case: Case, stage: Stage) -> float:
 
 
 def _promised(case: Case, rule: Rule) -> Case:
-    """Bind the engine to what the notice says; it takes until then for the proof to exist."""
+    """Bind the engine to what the notice says, and wait for the proof that it arrived."""
     final = final_stage(rule)
-    held = None
+    held = case.promise
     if final is not None and rule.mode == "enforce":
         held = terms(dataclasses.replace(case, kept=0.0), final[1])
+    return _untold(dataclasses.replace(case, promise=held))
+
+
+def _untold(case: Case) -> Case:
+    """The case without the proof that its owner has every notice."""
     state = CaseState.DETECTED if case.state in (CaseState.NOTIFIED, CaseState.DUE) else case.state
-    return dataclasses.replace(
-        case, promise=held, state=state, notified_at=None, notice_age=0.0, due_for=0.0
-    )
+    return dataclasses.replace(case, state=state, notified_at=None, notice_age=0.0, due_for=0.0)
+
+
+def _bound(case: Case, rule: Rule) -> Case:
+    """Until the notice is proven, what it says follows the rule: a later deadline binds as well."""
+    final = final_stage(rule)
+    open_ = case.promise is not None and case.notified_at is None and case.state not in DECIDED
+    if final is None or rule.mode != "enforce" or not open_:
+        return case
+    held = terms(dataclasses.replace(case, kept=0.0), final[1])
+    return dataclasses.replace(case, promise=held)
 
 
 def _notified(
     case: Case, rule: Rule, delivery: Delivery, *, delta: float, wall: float
 ) -> tuple[Case, list[Event]]:
+    if case.state in DECIDED:
+        return case, []
+    events: list[Event] = []
     if case.notified_at is not None:
-        return dataclasses.replace(case, notice_age=case.notice_age + delta), []
+        newer = delivery.proven_at is not None and delivery.proven_at > case.notified_at
+        if delivery.complete and not newer:
+            return dataclasses.replace(case, notice_age=case.notice_age + delta), []
+        # Another recipient is required, or has only now been reached: the last proof counts.
+        case, events = _untold(case), [Event("notice_open", {"age": case.notice_age})]
     told = any(m.do == "notify" and not m.would and m.mode == rule.mode for m in case.marks)
     if case.state is not CaseState.DETECTED or not told or not delivery.complete:
-        return case, []
+        return case, events
     # The age counts from the tick that learns of the proof: later than the proof, never earlier.
     case = dataclasses.replace(
         case, state=CaseState.NOTIFIED, notified_at=delivery.proven_at or wall, notice_age=0.0
     )
-    return case, [Event("notified", {"proven_at": case.notified_at})]
+    return case, [*events, Event("notified", {"proven_at": case.notified_at})]
 
 
 def _due(case: Case, rule: Rule, truth: Truth | None, delta: float) -> tuple[Case, list[Event]]:
@@ -437,8 +462,8 @@ def _due(case: Case, rule: Rule, truth: Truth | None, delta: float) -> tuple[Cas
         left = case.retry_in - delta
         if left > 0:
             return dataclasses.replace(case, retry_in=left), []
-        case = dataclasses.replace(case, state=CaseState.NOTIFIED, retry_in=0.0, decision_id=None)
-        return case, [Event("retry", {})]
+        told = CaseState.DETECTED if case.notified_at is None else CaseState.NOTIFIED
+        return dataclasses.replace(case, state=told, retry_in=0.0), [Event("retry", {})]
     final = final_stage(rule)
     ready = (
         final is not None
@@ -499,8 +524,7 @@ def authorised(case: Case, rule: Rule, decision_id: str, *, wall: float) -> Case
 
 def settled(case: Case, state: CaseState) -> Case:
     """The case once its decision has a result; a refusal waits, a lapse is as if never asked."""
-    if state is CaseState.REFUSED:
-        return dataclasses.replace(case, state=state, retry_in=RETRY_REFUSED_SECONDS, due_for=0.0)
-    if state is CaseState.NOTIFIED:
-        return dataclasses.replace(case, state=state, decision_id=None, due_for=0.0)
-    return dataclasses.replace(case, state=state)
+    if state not in (CaseState.REFUSED, CaseState.NOTIFIED):
+        return dataclasses.replace(case, state=state)
+    wait = RETRY_REFUSED_SECONDS if state is CaseState.REFUSED else 0.0
+    return dataclasses.replace(case, state=state, decision_id=None, retry_in=wait, due_for=0.0)

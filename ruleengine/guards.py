@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuwarden import durations
 from gpuwarden.ruleengine.cases import CaseState, Delivery, terms
-from gpuwarden.ruleengine.verdicts import Truth
+from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Truth
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -24,8 +24,6 @@ DATA_AGE_SCRAPES = 2.0
 """Facts older than this many scrapes carry no action."""
 DARK_SHARE = 0.10
 """Above this share of dark nodes the whole picture is in doubt."""
-MAX_SKEW_SECONDS = 5.0
-"""Clocks further apart than this make ages meaningless."""
 HALT_FROM_JOBS = 20
 """Below this many running jobs a share says nothing."""
 NODE_JOB_PREFIX = "proc-"
@@ -139,7 +137,9 @@ def fleet_blocks(situation: Situation) -> list[Blocked]:
 def _share(situation: Situation) -> list[Blocked]:
     if situation.limits is None:
         return [Blocked("no_limits", "the rule files set no limits.terminate")]
-    running, due = len(situation.facts.jobs), len(set(situation.due_owners))
+    # A dark node's jobs are remembered for a while, whether they still run or not.
+    running = sum(1 for job in situation.facts.jobs.values() if job.fresh)
+    due = len(set(situation.due_owners))
     limit = situation.limits.halt_above_share_of_running
     if running >= HALT_FROM_JOBS and due > limit * running:
         return [
@@ -219,7 +219,10 @@ def case_blocks(
     found = []
     if rule.mode != "enforce":
         found.append(Blocked("mode", f"the rule's mode is {rule.mode}"))
-    if case.state is not CaseState.DUE:
+    if case.state is CaseState.REFUSED:
+        left = durations.render(float(round(case.retry_in)))
+        found.append(Blocked("refused", f"the node's agent refused; tried again in {left}"))
+    elif case.state is not CaseState.DUE:
         found.append(Blocked("not_due", f"the case is {case.state}"))
     if job is None or verdict is None:
         return [*found, Blocked("job_gone", "the job is no longer there")]

@@ -133,6 +133,15 @@ def test_a_detected_case_clears_only_after_clear_after() -> None:
     assert run(found, *[NO] * 5).closed is CloseReason.CLEARED
 
 
+def test_unknown_freezes_the_clock_of_clear_after_too() -> None:
+    """Gaps in the data do not keep a case open that says NO whenever anything is known."""
+    found = run(fresh(), *[YES] * 4).case
+    step = run(found, *[NO, NO, UNKNOWN, None] * 3)
+    assert step.closed is None
+    assert run(step.case, NO, NO).closed is CloseReason.CLEARED
+    assert run(step.case, YES, NO, NO).closed is None
+
+
 def test_a_missing_job_closes_after_a_minute() -> None:
     """Two missed scrapes are label churn, a minute is an end."""
     found = run(fresh(), *[YES] * 4).case
@@ -159,6 +168,21 @@ def test_both_deadlines_must_be_over() -> None:
     assert proven.state is CaseState.NOTIFIED
     assert run(proven, *[YES] * 19).case.state is CaseState.NOTIFIED
     assert run(proven, *[YES] * 20).case.state is CaseState.DUE
+
+
+def test_the_age_of_a_notice_is_that_of_the_last_required_proof() -> None:
+    """A recipient who comes up later starts it anew, and so does a proof that came later."""
+    told = run(fresh(), *[YES] * 30).case
+    assert told.notice_age > 0
+    open_ = run(told, YES, delivery=Delivery())
+    assert kinds(open_) == ["notice_open"]
+    assert open_.case.state is CaseState.DETECTED
+    assert run(open_.case, *[YES] * 40, delivery=Delivery()).case.state is CaseState.DETECTED
+    again = run(open_.case, YES)
+    assert (again.case.state, again.case.notice_age) == (CaseState.NOTIFIED, 0.0)
+    later = run(told, YES, delivery=Delivery(complete=True, proven_at=6.0))
+    assert kinds(later) == ["notice_open", "notified"]
+    assert (later.case.notified_at, later.case.notice_age) == (6.0, 0.0)
 
 
 def test_a_due_case_that_is_no_longer_true_goes_back() -> None:
@@ -200,6 +224,24 @@ def test_a_stricter_rule_shortens_no_promise(changes: dict[str, str]) -> None:
     assert cases.terms(told, final[1]) == cases.Promise(8 * 60, 5 * 60, 60)
 
 
+def test_what_an_undelivered_notice_said_meanwhile_binds_as_well() -> None:
+    """Each tick renders it by the rule in force; which of them was read cannot be known."""
+    told = run(fresh(), *[YES] * 14, delivery=Delivery()).case
+    milder = run(told, YES, by=rule(after="2h"), delivery=Delivery()).case
+    assert milder.promise == cases.Promise(7200, 5 * 60, 60)
+    proven = run(milder, YES).case
+    assert run(proven, YES, by=rule(after="4h")).case.promise == milder.promise
+
+
+def test_a_promise_outlives_a_time_of_warning() -> None:
+    """Enforce, warn, and enforce again with an earlier end: the first word stands."""
+    told = run(fresh(), *[YES] * 14).case
+    warned = run(told, YES, by=rule("warn")).case
+    again = run(warned, YES, by=rule(after="3m"), delivery=Delivery()).case
+    assert again.promise == told.promise
+    assert again.notified_at is None
+
+
 def test_a_milder_rule_counts_at_once() -> None:
     """A later deadline helps the owner, so it holds."""
     told = run(fresh(), *[YES] * 14).case
@@ -229,9 +271,17 @@ def test_a_refusal_waits_ten_minutes() -> None:
     """The agent is not asked again and again."""
     refused = cases.settled(cases.authorised(due(), rule(), "d", wall=1.0), CaseState.REFUSED)
     assert run(refused, *[YES] * 39).case.state is CaseState.REFUSED
-    again = run(refused, *[YES] * 41).case
-    assert again.state is CaseState.DUE
-    assert again.decision_id is None
+    assert refused.decision_id is None
+    assert cases.remaining(refused, rule()) == 600
+    assert run(refused, *[YES] * 41).case.state is CaseState.DUE
+
+
+def test_after_a_refusal_a_notice_without_proof_is_waited_for() -> None:
+    """The wait is over, the proof is not there: detected, not notified for ever."""
+    refused = cases.settled(cases.authorised(due(), rule(), "d", wall=1.0), CaseState.REFUSED)
+    untold = run(refused, *[YES] * 41, delivery=Delivery()).case
+    assert untold.state is CaseState.DETECTED
+    assert run(untold, *[YES] * 21).case.state is CaseState.DUE
 
 
 def test_the_budget_of_trust_is_spent_once() -> None:

@@ -137,6 +137,19 @@ def test_the_share_counts_owners_and_only_from_twenty_jobs() -> None:
     assert fleet(facts=facts(20), due_owners={"user:a", "user:b"}) == []
 
 
+def test_the_share_counts_only_jobs_that_are_seen_now() -> None:
+    """Jobs of a node that went dark within the hour make no crowd of the others small."""
+    seen = facts(20).jobs
+    ghosts = {
+        f"ghost-{n}": dataclasses.replace(JOB, job_id=f"ghost-{n}", fresh=False) for n in range(20)
+    }
+    three = {"user:a", "user:b", "user:c"}
+    many = dataclasses.replace(facts(), jobs=seen | ghosts)
+    assert fleet(facts=many, due_owners=three) == ["share_of_running"]
+    few = dataclasses.replace(facts(), jobs=facts(19).jobs | ghosts)
+    assert fleet(facts=few, due_owners=three) == []
+
+
 @pytest.mark.parametrize(
     ("ends", "tick", "reasons"),
     [
@@ -171,6 +184,7 @@ def test_zero_is_none_allowed() -> None:
     [
         ({"mode": "warn"}, "mode"),
         ({"case": dataclasses.replace(due(), state=CaseState.NOTIFIED)}, "not_due"),
+        ({"case": dataclasses.replace(due(), state=CaseState.REFUSED, retry_in=9.0)}, "refused"),
         ({"job": None}, "job_gone"),
         ({"job": dataclasses.replace(JOB, job_id="slurm-c-1-0")}, "platform"),
         ({"job": dataclasses.replace(JOB, instances=("a", "b"))}, "several_nodes"),
