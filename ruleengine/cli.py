@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 import httpx
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from gpuwarden import logs
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
-from gpuwarden.ruleengine.explain import answer
+from gpuwarden.ruleengine.explain import answer, cause_lines, proof_line
 from gpuwarden.ruleengine.rule_cli import rules
 from gpuwarden.ruleengine.serving import Service, check_files
 from gpuwarden.ruleengine.settings import DEFAULT_LISTEN, load_settings
@@ -119,6 +120,9 @@ def list_jobs(url: str, output: str) -> None:
     for block in document["halted"]:
         click.echo(f"No job is ended now: {block['sentence']}", err=True)
     table = Table("JOB", "USER", "TEAM", "NODE", "GPUS", "CASES", box=None, pad_edge=False)
+    # `jobs show` and `keep` want the whole name: it is never cut nor wrapped.
+    table.columns[0].no_wrap = True
+    table.columns[0].min_width = max((len(job["job_id"]) for job in document["jobs"]), default=0)
     for job in document["jobs"]:
         cases = ", ".join(f"{rule}: {state}" for rule, state in job["cases"].items())
         table.add_row(
@@ -136,7 +140,7 @@ def show(job_id: str, url: str, *, output: str) -> None:
 
     JOB_ID is as `gpuwarden jobs list` shows it.
     """
-    document = _get(url, f"/v1/jobs/{job_id}")
+    document = _get(url, f"/v1/jobs/{quote(job_id, safe='')}")
     if output == "json":
         click.echo(json.dumps(document, indent=2))
         return
@@ -144,6 +148,8 @@ def show(job_id: str, url: str, *, output: str) -> None:
     console.print(answer(document), markup=False)
     for rule in document["rules"]:
         _show_rule(console, rule)
+    for decision in document["decisions"]:
+        _show_decision(console, decision)
     if document["events"]:
         table = Table("TIME", "RULE", "EVENT", box=None, pad_edge=False, title="What happened")
         for event in document["events"]:
@@ -153,7 +159,8 @@ def show(job_id: str, url: str, *, output: str) -> None:
 
 def _show_rule(console: Console, rule: dict[str, Any]) -> None:
     console.print()
-    console.print(f"Rule {rule['rule']} ({rule['mode']}): {rule['verdict']}", markup=False)
+    verdict = rule["verdict"] or "not judged"
+    console.print(f"Rule {rule['rule']} ({rule['mode']}): {verdict}", markup=False)
     if rule["protected"]:
         console.print(f"  protected: {rule['protected']}", markup=False)
     table = Table("CONDITION", "HOLDS", "MEASURED", "EXPECTED", "WHY UNKNOWN", box=None)
@@ -168,12 +175,31 @@ def _show_rule(console: Console, rule: dict[str, Any]) -> None:
         console.print(f"  case: {case['state']}, since {case['opened_at']}", markup=False)
         if case["not_before"]:
             console.print(f"  not ended before: {case['not_before']}", markup=False)
-        if case["cause"]:
-            cause = case["cause"]
-            text = f"  probable cause: {cause['name']}: {cause['because']} {cause['remedy']}"
+        for line in cause_lines(case["cause"]) if case["cause"] else ():
+            console.print(f"  {line[0].lower()}{line[1:]}", markup=False)
+        for notice in case["notices"]:
+            said = notice["proof"] or notice["error"] or "not tried yet"
+            text = f"  notice by {notice['channel']} to {notice['recipient']}: {notice['state']}"
+            console.print(f"{text} ({said})", markup=False)
+        for kept in case["keeps"]:
+            text = f"  kept by {kept['by']} until {kept['until']}: {kept['reason']}"
             console.print(text, markup=False)
     for block in rule["why_not"]:
         console.print(f"  not ended: {block['sentence']} [{block['reason']}]", markup=False)
+
+
+def _show_decision(console: Console, decision: dict[str, Any]) -> None:
+    console.print()
+    reason = f": {decision['reason']}" if decision["reason"] else ""
+    head = f"Decision {decision['id']} of rule {decision['rule']}: {decision['state']}{reason}"
+    console.print(head, markup=False)
+    report = decision["report"] or {}
+    for item in report.get("processes", []):
+        ended_by = item["ended_by"] or "survived"
+        console.print(f"  process {item['pid']}: {ended_by}", markup=False)
+    proof = report.get("proof")
+    if proof:
+        console.print(f"  {proof_line(proof)}", markup=False)
 
 
 @click.command()
@@ -226,7 +252,10 @@ def _token(path: Path) -> str:
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=False)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # what is piped on is not cut to the width of a terminal
+    return console
 
 
 def _get(url: str, path: str) -> dict[str, Any]:

@@ -258,7 +258,7 @@ class Reclaimer:
         """Hand a decision over: the same bytes each time, and never after their expiry."""
         if self._agents is None:
             return
-        signed = SignedRequest(decision.body, decision.signature)
+        signed, unclear = SignedRequest(decision.body, decision.signature), False
         for attempt in range(SEND_TRIES):
             if attempt:
                 await asyncio.sleep(self._poll)
@@ -267,10 +267,16 @@ class Reclaimer:
             try:
                 report = await self._agents.send(decision.host, signed)
             except RefusedAction as error:
-                self._settle(decision, CaseState.REFUSED, reason=f"{error.reason}: {error}")
+                reason = f"{error.reason}: {error}"
+                if unclear:
+                    # An earlier try may have been taken on: only a report can tell.
+                    log.warning("agent refuses a repeat", decision=decision.id, error=reason)
+                else:
+                    self._settle(decision, CaseState.REFUSED, reason=reason)
                 return
             except ServiceUnavailable as error:
                 log.warning("agent did not take a decision", decision=decision.id, error=str(error))
+                unclear = True
                 continue
             self._take(decision, report)
             return
@@ -279,7 +285,10 @@ class Reclaimer:
 
     def follow(self) -> None:
         """See that every open decision is being followed; called in every tick."""
-        self._tasks = {name: task for name, task in self._tasks.items() if not task.done()}
+        for name, task in [item for item in self._tasks.items() if item[1].done()]:
+            del self._tasks[name]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("decision not followed; tried again", decision=name, error=repr(error))
         for decision in self._ledger.open_decisions():
             if decision.id not in self._tasks:
                 self._tasks[decision.id] = asyncio.create_task(
@@ -340,9 +349,11 @@ class Reclaimer:
             if report is not None:
                 detail["report"] = json.loads(report)
             change = Change(stored.id, case, "enforce", (Event(word, detail),))
-        self._ledger.settle(
+        written = self._ledger.settle(
             decision.id, word, change, time=self._clock.wall(), reason=reason, report=report
         )
+        if not written:
+            return
         if stored is not None and case is not None:
             self._table.replace(stored, case)
         log.warning("decision", decision=decision.id, state=word, reason=reason)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from gpuwarden.agent_api import NodeInfo
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
     from gpuwarden.ruleengine.cases import Case
@@ -45,6 +46,7 @@ OUTAGE_TICKS = 3
 """More than this many ticks without a completed one is an outage; time in it does not count."""
 IDLE = "idle"
 """Name of the cause that `gpu_idle_detected_total` counts."""
+_NO_RULE = Blocked("rule_gone", "no rule that is in force ends the job")
 
 log = structlog.get_logger(__name__)
 
@@ -176,6 +178,8 @@ class Engine:
         except GpuwardenError as error:
             self.ticks.count("discarded")
             log.warning("tick discarded; nothing changes", error=str(error))
+            why = (Blocked("no_facts", f"too little is known now: {error}"),)
+            self.view.blocks = {_pair(stored): why for stored in self._due()}
         else:
             self._judge(facts)
             await self._enforce(facts)
@@ -347,50 +351,64 @@ class Engine:
 
     async def _enforce(self, facts: FleetFacts) -> None:
         """Ask the guards for every due case, longest wait first, and act where none objects."""
-        due = [stored for stored in self.cases.all() if stored.case.state is CaseState.DUE]
-        situation = self._situation(facts, ended=0)
-        self._halted(guards.fleet_blocks(situation))
-        ended = 0
-        for stored in sorted(due, key=_waiting_order):
-            pair = (stored.case.rule_id, stored.case.job_id)
-            try:
-                blocks = await self._end(stored, facts, ended)
-            except GpuwardenError as error:
-                blocks = [Blocked("not_confirmed", f"the last look failed: {error}")]
-            if blocks:
-                self.view.blocks[pair] = tuple(blocks)
-                log.info("not ended", rule=pair[0], job=pair[1], why=[b.reason for b in blocks])
+        self._halted(guards.fleet_blocks(self._situation(facts, ended=0)))
+        free: list[tuple[StoredCase, JobFacts]] = []
+        for stored in sorted(self._due(), key=_waiting_order):
+            rule, job = self.rulebook.rule(stored.case.rule_id), facts.jobs.get(stored.case.job_id)
+            blocks = [_NO_RULE] if rule is None else self.objections(stored, rule, facts)
+            if blocks or job is None:
+                self._blocked(stored, blocks)
             else:
-                ended += 1
+                free.append((stored, job))
+        reached = await self._reached([job for _, job in free])
+        ended = 0
+        for stored, job in free:
+            answer = reached[job.instance]
+            blocks = [answer] if isinstance(answer, Blocked) else []
+            # What this tick has ended already needs no look at the facts.
+            blocks += guards.limit_blocks(self._situation(facts, ended=ended), stored.case.user)
+            if not blocks and not isinstance(answer, Blocked):
+                blocks = await self._end(stored, *answer, ended=ended)
+            self._blocked(stored, blocks)
+            ended += not blocks
 
-    async def _end(self, stored: StoredCase, facts: FleetFacts, ended: int) -> list[Blocked]:
+    def _due(self) -> list[StoredCase]:
+        return [stored for stored in self.cases.all() if stored.case.state is CaseState.DUE]
+
+    def _blocked(self, stored: StoredCase, blocks: list[Blocked]) -> None:
+        if blocks:
+            self.view.blocks[_pair(stored)] = tuple(blocks)
+            case, why = stored.case, [block.reason for block in blocks]
+            log.info("not ended", rule=case.rule_id, job=case.job_id, why=why)
+
+    async def _reached(self, jobs: list[JobFacts]) -> dict[str, tuple[str, NodeInfo] | Blocked]:
+        """The answer of every node's agent, all asked at once: a dead one holds up no other."""
+        nodes = {job.instance: job for job in jobs}
+        answers = await asyncio.gather(*(self.reclaimer.node(job) for job in nodes.values()))
+        return dict(zip(nodes, answers, strict=True))
+
+    async def _end(
+        self, stored: StoredCase, host: str, info: NodeInfo, *, ended: int
+    ) -> list[Blocked]:
         """The last look at one case, and its end if nothing speaks against it."""
-        rule = self.rulebook.rule(stored.case.rule_id)
-        final = None if rule is None else cases.final_stage(rule)
-        if rule is None or final is None:
-            return [Blocked("rule_gone", "the rule no longer ends jobs")]
-        blocks = self.objections(stored, rule, facts, ended=ended)
-        job = facts.jobs.get(stored.case.job_id)
-        if blocks or job is None:
-            return blocks
-        reached = await self.reclaimer.node(job)
-        if isinstance(reached, Blocked):
-            return [reached]
-        # Everything is read again now: files, facts, keeps, notices and the kill switch.
+        try:
+            fresh = await self._gather()
+        except GpuwardenError as error:
+            return [Blocked("not_confirmed", f"the last look failed: {error}")]
+        # Everything else is read again after that, with nothing to wait for until the decision is
+        # on disk: files, keeps, notices and the kill switch.
         self.rulebook.refresh()
         rule = self.rulebook.rule(stored.case.rule_id)
-        fresh = await self._gather()
         stored = self.cases.get(*_pair(stored)) or stored
         final = None if rule is None else cases.final_stage(rule)
         if rule is None or final is None:
-            return [Blocked("rule_gone", "the rule no longer ends jobs")]
+            return [_NO_RULE]
         blocks = self.objections(stored, rule, fresh, ended=ended)
         job = fresh.jobs.get(stored.case.job_id)
         if blocks or job is None:
             self._postpone(stored, rule, blocks)
             return blocks
         verdict, _ = self._verdict(rule, job, fresh)
-        host, info = reached
         refused = await self.reclaimer.end(
             stored, rule, final[1], job=job, verdict=verdict, host=host, info=info
         )
@@ -410,13 +428,17 @@ class Engine:
         """Every reason against ending a case's job now, on these facts."""
         final = cases.final_stage(rule)
         if final is None:
-            return [Blocked("rule_gone", "the rule ends no jobs")]
+            return [_NO_RULE]
         case = stored.case
         situation = self._situation(facts, ended=ended)
         job = facts.jobs.get(case.job_id)
         verdict, truth = None, Truth.UNKNOWN
-        if job is not None:
-            verdict, truth = self._verdict(rule, job, facts)
+        try:
+            if job is not None:
+                verdict, truth = self._verdict(rule, job, facts)
+        except Exception:
+            log.exception("rule failed; it ends nothing", rule=rule.id, job=case.job_id)
+            return [Blocked("rule_failed", "the rule cannot be evaluated: see the engine's log")]
         return [
             *guards.fleet_blocks(situation),
             *guards.limit_blocks(situation, case.user),
@@ -441,7 +463,7 @@ class Engine:
     def _situation(self, facts: FleetFacts, *, ended: int) -> Situation:
         now, limits = self.clock.wall(), self.rulebook.rules.limits
         ends = self.ledger.ends_since(now - guards.DAY_SECONDS)
-        due = [s.case for s in self.cases.all() if s.case.state is CaseState.DUE]
+        due = [stored.case for stored in self._due()]
         return Situation(
             now=now,
             scrape_interval=self.settings.scrape_interval,
@@ -521,8 +543,8 @@ class Engine:
             found.append("no tick has been completed lately: is Prometheus up?")
         if self.rulebook.problem:
             found.append(self.rulebook.problem)
-        if not self.teller.works:
-            found.append("no Alertmanager takes the alerts")
+        if self.teller.problem:
+            found.append(self.teller.problem)
         return found
 
 

@@ -288,9 +288,12 @@ def answer(document: dict[str, Any]) -> str:
     for sentence in (*decided, _broken(document["rules"]), _protected(document["rules"])):
         if sentence:
             return sentence
-    if document["running"]:
-        return "This job breaks no rule."
-    return "This job is no longer running; gpuwarden did not end it."
+    if not document["running"]:
+        return "This job is not seen any more; gpuwarden did not end it."
+    if not document["job"]["fresh"]:
+        why = document["job"]["not_fresh_reason"] or "its node is dark"
+        return f"Nothing can be said of this job now, and so it is left alone: {why}."
+    return "This job breaks no rule."
 
 
 def _decided(decision: dict[str, Any]) -> str:
@@ -322,6 +325,13 @@ def _protected(rules: list[dict[str, Any]]) -> str:
     return f"This job is protected. {why}." if why else ""
 
 
+def cause_lines(cause: dict[str, str]) -> list[str]:
+    """Why the job does as it does, and what helps, each in a line of its own."""
+    because = f": {cause['because']}" if cause["because"] else ""
+    lines = [f"Probable cause: {cause['name']}{because}"]
+    return lines + ([f"What helps: {cause['remedy']}"] if cause["remedy"] else [])
+
+
 def _rule_section(rule: dict[str, Any]) -> list[str]:
     parts = [f"<h2>Rule {_text(rule['rule'])}: {_text(rule['verdict'] or 'not judged')}</h2>"]
     if rule["description"]:
@@ -338,9 +348,7 @@ def _rule_section(rule: dict[str, Any]) -> list[str]:
     case = rule["case"]
     if case:
         if case["cause"]:
-            cause = case["cause"]
-            text = f"{cause['name']}: {cause['because']} {cause['remedy']}"
-            parts.append(f"<p>Probable cause: {_text(text)}</p>")
+            parts += [f"<p>{_text(line)}</p>" for line in cause_lines(case["cause"])]
         moments = [("broken since", case["opened_at"]), ("found", case["detected_at"])]
         moments += [
             (f"stage {s['stage']}", s["at"] + (" (would)" if s["would"] else ""))
@@ -384,12 +392,17 @@ def _decision_section(decision: dict[str, Any]) -> list[str]:
             parts.append(_table(("process", "ended by", "GPU memory"), ended))
         proof = report.get("proof")
         if proof:
-            gone = "gone from" if proof["gone"] else "still in"
-            parts.append(
-                f"<p>NVML: the processes are {gone} its lists; {_gib(proof['memory_freed'])} "
-                f"freed, {_text(messages.about(proof['seconds']))} after the last exit.</p>"
-            )
+            parts.append(f"<p>{_text(proof_line(proof))}</p>")
     return parts
+
+
+def proof_line(proof: dict[str, Any]) -> str:
+    """What NVML showed after the act."""
+    gone = "gone from" if proof["gone"] else "still in"
+    return (
+        f"NVML: the processes are {gone} its lists; {_gib(proof['memory_freed'])} freed, "
+        f"{messages.about(proof['seconds'])} after the last exit."
+    )
 
 
 def _facts(job: dict[str, Any]) -> str:

@@ -50,17 +50,20 @@ class Ledger:
         self.path = path
         self._lock = _exclusive(path)
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=5)
+            self._db = _connected(path)
+        except LedgerUnusable:
+            os.close(self._lock)
+            raise
+        try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA foreign_keys=ON")
             self._migrate()
         except sqlite3.DatabaseError as error:
-            os.close(self._lock)
+            self.close()
             raise LedgerUnusable(f"{path} is not a usable ledger: {error}") from error
         except LedgerUnusable:
-            self._db.close()
-            os.close(self._lock)
+            self.close()
             raise
 
     def __enter__(self) -> Self:
@@ -86,13 +89,23 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
         try:
-            yield self._db
-        except BaseException:
-            self._db.execute("ROLLBACK")
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                # A failed COMMIT may or may not have ended the transaction.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
             raise
-        self._db.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            raise LedgerUnusable(
+                f"{self.path} cannot be written ({error}): nothing is done that is not on disk. "
+                "Free space on its disk, mend its permissions, or end what else has it open"
+            ) from error
 
     # -- the engine's own life
 
@@ -313,17 +326,22 @@ class Ledger:
         time: float,
         reason: str = "",
         report: str | None = None,
-    ) -> None:
-        """Write down how far a decision has come, with its case if that is still open."""
+    ) -> bool:
+        """Write down how far a decision has come, with its case if that is still open.
+
+        Returns:
+            False where the decision already had its result: that never changes again.
+        """
         finished = None if state in OPEN_STATES else time
         with self._transaction() as db:
-            db.execute(
+            cursor = db.execute(
                 "UPDATE decisions SET state=?, reason=?, report=coalesce(?, report), finished_at=? "
-                "WHERE id=?",
+                "WHERE id=? AND finished_at IS NULL",
                 (state, reason, report, finished, decision_id),
             )
-            if change is not None:
+            if cursor.rowcount and change is not None:
                 _store(db, change, time)
+        return bool(cursor.rowcount)
 
     def decision(self, decision_id: str) -> Decision | None:
         """One decision, or None."""
@@ -371,10 +389,11 @@ class Ledger:
             (since,),
         )
 
-    def decision_counts(self) -> dict[tuple[str, str, str], int]:
-        """(rule, action, state) -> how many decisions."""
+    def result_counts(self) -> dict[tuple[str, str, str], int]:
+        """(rule, action, result) -> how many decisions; never falls, since a result is final."""
         rows = self._db.execute(
-            "SELECT rule_id, action, state, count(*) FROM decisions GROUP BY 1, 2, 3"
+            "SELECT rule_id, action, state, count(*) FROM decisions "
+            "WHERE finished_at IS NOT NULL GROUP BY 1, 2, 3"
         )
         return {(rule, action, state): count for rule, action, state, count in rows}
 
@@ -496,6 +515,15 @@ def _count_attempt(db: sqlite3.Connection, channel: str, outcome: str) -> None:
         "ON CONFLICT (channel, outcome) DO UPDATE SET count = count + 1",
         (channel, outcome),
     )
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    """A connection to the file, which is made for its owner's eyes only: it names people."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return sqlite3.connect(path, isolation_level=None, timeout=5)
+    except (OSError, sqlite3.DatabaseError) as error:
+        raise LedgerUnusable(f"{path} is not a usable ledger: {error}") from error
 
 
 def _exclusive(path: Path) -> int:

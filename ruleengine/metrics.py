@@ -1,6 +1,7 @@
 """The engine's own page of metrics: names and help from the catalogue, counters from the ledger.
 
 What the ledger counts survives restarts; only ticks and unknown verdicts count from the start.
+Counters count what is never taken back: events of the audit, and decisions that have their result.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class EngineCollector(Collector):
 
     def _decisions(self) -> Iterator[tuple[str, Iterable[Row]]]:
         ledger = self._engine.ledger
-        ends = ledger.decision_counts()
+        ends = ledger.result_counts()
         counts = {
             (rule, action, "enforce", state): n for (rule, action, state), n in ends.items()
         } | {

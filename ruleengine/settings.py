@@ -202,7 +202,7 @@ class EngineSettings(Strict):
     """How people reach the engine's pages; written into notices."""
     cool_down: Seconds = 600.0
     """Between two ends of one owner's jobs, so that there is time to react to the first."""
-    settle: Seconds | None = None
+    settle: Annotated[Seconds, Field(gt=0)] | None = None
     """Unbroken fresh data that must follow a start or an outage before anything is ended; three
     scrapes and two ticks by default."""
 

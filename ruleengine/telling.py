@@ -10,6 +10,7 @@ from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, notices, tickets
 from gpuwarden.ruleengine.messages import Outlook
 from gpuwarden.ruleengine.notices import AlertBook, Context
+from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS
 
 if TYPE_CHECKING:
     from gpuwarden.clock import Clock
@@ -58,8 +59,8 @@ class Teller:
         self._clock = clock
         self._ticket_key = ticket_key
         self._book = AlertBook(settings.notices.resend)
-        self.works = True
-        """Whether a replica took the last post."""
+        self.problem = ""
+        """Why owners may not be told what stands, or an empty string."""
 
     async def tell(self, view: View) -> None:
         """Post what has changed or is due to be repeated; what fails is tried in the next tick."""
@@ -72,10 +73,18 @@ class Teller:
             await self._alertmanager.post(pending)
         except ServiceUnavailable as error:
             log.warning("alerts not taken; tried again in the next tick", error=str(error))
-            self.works = False
+            self.problem = f"no Alertmanager takes the alerts: {error}"
             return
-        self.works = True
         self._book.posted(now)
+        self.problem = ""
+        skew = self._alertmanager.skew
+        if skew > MAX_SKEW_SECONDS:
+            # It takes alerts that are over by its own clock, and tells nobody.
+            self.problem = (
+                f"an Alertmanager's clock is {skew:.0f} s away from this one's: notices may be "
+                "lost; set the clocks (NTP)"
+            )
+            log.warning("clock skew", seconds=round(skew, 1), server="alertmanager")
 
     def _alerts(self, view: View, now: float) -> list[Alert]:
         context = Context(now, self._rulebook.rules.timezone, self._settings.external_url)
@@ -128,6 +137,7 @@ class Teller:
             keeps_used=sum(1 for keep in keeps if keep.role == "owner"),
             ticket=tickets.issue(self._ticket_key, rule.id, case.job_id),
             work_lost=None if job is None else guards.work_lost(job, now),
+            saved=job is not None and job.run is not None and job.run.checkpoint_time is not None,
             cards="" if job is None else ", ".join(_card(gpu.index, gpu.name) for gpu in job.gpus),
         )
 

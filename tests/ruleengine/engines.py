@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvicorn
 from tests.ruleengine.worlds import (
     Agent,
     Fleet,
@@ -20,6 +21,7 @@ from tests.ruleengine.worlds import (
     slack,
     webhook,
 )
+from tests.servers import until
 
 from gpuwarden.ruleengine.alertmanager import AlertmanagerClient, rfc3339
 from gpuwarden.ruleengine.channels import SlackChannel
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
+    from gpuwarden.ruleengine.app import EngineApp
     from gpuwarden.ruleengine.cases import CaseState
 
 TICK = 15.0
@@ -199,7 +202,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     fleet = Fleet(clock, jobs=[Job("proc-1", activity={"cpu": 1_799_990_000.0})])
     with contextlib.ExitStack() as stack:
         agent_sink, state = stack.enter_context(agent(keys))
-        alerts, alerts_reply = stack.enter_context(alertmanager_sink())
+        alerts, alerts_reply = stack.enter_context(alertmanager_sink(clock))
         slack_sink, slack_reply = stack.enter_context(slack())
         made = World(
             folder=tmp_path,
@@ -229,3 +232,25 @@ async def running(world: World) -> AsyncIterator[World]:
         yield world
     finally:
         await world.close()
+
+
+@contextlib.asynccontextmanager
+async def serving(app: EngineApp, port: int) -> AsyncIterator[None]:
+    """The engine's HTTP side on the loopback, in this loop."""
+    server = uvicorn.Server(
+        uvicorn.Config(app.starlette(), host="127.0.0.1", port=port, log_config=None)
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.suppress(asyncio.CancelledError))
+        task = asyncio.create_task(server.serve())
+        await eventually(lambda: server.started)
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            await task
+
+
+async def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for what other processes do."""
+    await asyncio.to_thread(until, holds, seconds)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-import uvicorn
-from tests.ruleengine.engines import World, running
+from tests.ruleengine.engines import World, eventually, running, serving
 from tests.ruleengine.worlds import OwnedClock, Sink, alertmanager_sink
-from tests.servers import alertmanager, fetch, free_port, until
+from tests.servers import alertmanager, fetch, free_port
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import ServiceUnavailable
@@ -21,7 +19,7 @@ from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.notices import AlertBook
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
 CONFIG = """
@@ -53,28 +51,6 @@ def alert(**changes: object) -> Alert:
         ),
         **changes,
     )
-
-
-@contextlib.asynccontextmanager
-async def serving(app: EngineApp, port: int) -> AsyncIterator[None]:
-    """The engine's HTTP side on the loopback, in this loop."""
-    server = uvicorn.Server(
-        uvicorn.Config(app.starlette(), host="127.0.0.1", port=port, log_config=None)
-    )
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.suppress(asyncio.CancelledError))
-        task = asyncio.create_task(server.serve())
-        await eventually(lambda: server.started)
-        try:
-            yield
-        finally:
-            server.should_exit = True
-            await task
-
-
-async def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for what other processes do."""
-    await asyncio.to_thread(until, holds, seconds)
 
 
 def test_alertmanager_takes_and_resolves_what_is_posted(tmp_path: Path) -> None:
@@ -199,3 +175,33 @@ def test_a_notice_goes_round_through_the_real_alertmanager(servers: World, tmp_p
     with alertmanager(CONFIG.replace("PORT", str(port)), tmp_path / "state") as server:
         asyncio.run(story(server.url))
         assert fetch(server.url + "/-/healthy")
+
+
+def test_an_alertmanager_with_another_clock_is_told_of(servers: World) -> None:
+    """It takes alerts that are over by its own time, and nobody hears of them: not ready."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.tick(12)
+            assert world.engine.problems == []
+            world.clock.jump(90)
+            await world.tick(5)
+            (problem,) = world.engine.problems
+            assert "an Alertmanager's clock is" in problem
+
+    late = OwnedClock()
+    with alertmanager_sink(late) as (sink, _):
+        servers.alerts = sink
+        servers.clock.pass_ = _together(servers.clock, late)  # type: ignore[method-assign]
+        asyncio.run(story())
+
+
+def _together(first: OwnedClock, second: OwnedClock) -> Callable[[float], None]:
+    """Let time pass on both; only the first one's wall clock is then set by somebody."""
+    pass_ = first.pass_
+
+    def both(seconds: float) -> None:
+        pass_(seconds)
+        second.pass_(seconds)
+
+    return both

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 KEY = b"k" * 32
+SINCE_START = ("gpuwarden_engine_ticks_total", "gpuwarden_unknown_total")
 NOTIFY = {"Authorization": "Bearer notify"}
 OPERATOR = {"Authorization": "Bearer operator"}
 
@@ -105,6 +106,52 @@ def test_the_metrics_are_the_catalogues_and_please_promtool(servers: World) -> N
         timeout=30,
     )
     assert checked.returncode == 0, checked.stderr
+
+
+def test_no_counter_ever_falls(servers: World) -> None:
+    """Over a refusal, a decision in flight, its result and a restart: `increase()` sees no reset.
+
+    Ticks and unknown verdicts count from the engine's start.
+    """
+    highest: dict[str, float] = {}
+
+    async def look(client: httpx.AsyncClient) -> None:
+        page = (await client.get("/metrics")).text
+        now = {
+            name: float(value)
+            for name, _, value in (line.rpartition(" ") for line in page.splitlines())
+            if "_total" in name and not name.startswith(("#", *SINCE_START))
+        }
+        assert {
+            name: now.get(name, 0.0) for name in highest if now.get(name, 0.0) < highest[name]
+        } == {}
+        highest.update(now)
+
+    async def story() -> None:
+        servers.agent.refuse = (403, "kill_switch")
+        servers.agent.finish = False
+        async with asked(servers) as (world, client):
+            while world.state() is not CaseState.ACTING:
+                if world.state() is CaseState.REFUSED:
+                    world.agent.refuse = None
+                await world.tick()
+                await look(client)
+        servers.agent.finish = True
+        async with asked(servers) as (world, client):
+            await look(client)
+            await world.settled()
+            await look(client)
+            world.fleet.jobs.clear()
+            await world.tick(8)
+            await look(client)
+            assert world.state() is None
+
+    asyncio.run(story())
+    ends = {name: n for name, n in highest.items() if 'action="terminate"' in name}
+    assert sorted(name.partition("outcome=")[2].split('"')[1] for name in ends) == [
+        "refused",
+        "verified",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -221,6 +268,45 @@ def test_a_jobs_page_answers_why_and_why_not(servers: World) -> None:
             assert again == decision
             assert "was ended by the rule" in (await client.get("/jobs/proc-1")).text
             assert (await client.get("/v1/decisions/none")).status_code == 404
+
+    asyncio.run(story())
+
+
+def test_a_refused_end_is_explained_and_can_still_be_put_off(servers: World) -> None:
+    """While the agent says no the owner has time: the page says so, and a keep is taken."""
+    servers.agent.refuse = (403, "kill_switch")
+
+    async def story() -> None:
+        async with asked(servers) as (world, client):
+            while world.state() is not CaseState.REFUSED:
+                await world.tick()
+            page = (await client.get("/jobs/proc-1")).text
+            assert "It is not ended now: the node&#x27;s agent refused; tried again in" in page
+            (decision,) = (await client.get("/v1/jobs/proc-1")).json()["decisions"]
+            assert decision["state"] == "refused"
+            kept = await client.post("/v1/keeps", json=keep(ticket=TICKET))
+            assert kept.status_code == 201
+            world.agent.refuse = None
+            await world.tick(60)
+            assert len(world.agent.requests) == 1
+
+    asyncio.run(story())
+
+
+def test_a_job_that_cannot_be_judged_is_not_called_blameless(servers: World) -> None:
+    """A dark node's job, and one that is gone, are named as what they are."""
+    servers.fleet.nodes["127.0.0.2:9835"] = True
+    servers.fleet.jobs[0].instance = "127.0.0.2:9835"
+
+    async def story() -> None:
+        async with asked(servers) as (world, client):
+            await world.tick(8)
+            world.fleet.nodes["127.0.0.2:9835"] = False
+            await world.tick(50)
+            assert "Nothing can be said of this job now" in (await client.get("/jobs/proc-1")).text
+            world.fleet.jobs.clear()
+            await world.tick()
+            assert "is not seen any more" in (await client.get("/jobs/proc-1")).text
 
     asyncio.run(story())
 

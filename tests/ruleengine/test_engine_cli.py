@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -10,8 +11,13 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.ruleengine.engines import World, serving
+from tests.ruleengine.engines import running as running_engine
 from tests.ruleengine.test_settings import MINIMAL, write
 from tests.servers import Server, free_port, running
+
+from gpuwarden.ruleengine.app import EngineApp
+from gpuwarden.ruleengine.cases import CaseState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,6 +104,44 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         assert second.returncode == 3
         assert "cannot listen on" in second.stderr
         assert "Traceback" not in second.stderr
+
+
+def test_jobs_are_listed_by_their_whole_names_and_shown_with_their_proof(servers: World) -> None:
+    """What stands in the first column can be given to `show`, also through a pipe."""
+    job = "proc-1c9f2a7d-30954-4711220815-of-a-long-name"
+    servers.fleet.jobs[0].job_id = job
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+
+    async def story() -> tuple[str, str, str]:
+        async with running_engine(servers) as world:
+            app = EngineApp(
+                world.engine,
+                world.hop,
+                notify_token=None,
+                operator_token=None,
+                ticket_key=None,
+            )
+            async with serving(app, port):
+                while world.state(job) is not CaseState.NOTIFIED:
+                    await world.tick()
+                ask = ("--engine.url", url)
+                listed = await asyncio.to_thread(gpuwarden, "jobs", "list", *ask)
+                told = await asyncio.to_thread(gpuwarden, "jobs", "show", job, *ask)
+                while not world.agent.requests:
+                    await world.tick()
+                await world.settled()
+                shown = await asyncio.to_thread(gpuwarden, "jobs", "show", job, *ask)
+                return listed.stdout, told.stdout, shown.stdout
+
+    listed, told, shown = asyncio.run(story())
+    assert listed.splitlines()[1].split()[0] == job
+    assert "not ended: the owner has had the notice for" in told
+    assert "notice by slack to U0ALICE01: proven (slack channel=U0ALICE01 ts=" in told
+    assert shown.startswith("This job was ended by the rule idle-held at ")
+    assert ": verified" in shown
+    assert "NVML: the processes are gone from its lists; 30.0 GiB freed" in shown
+    assert "None" not in shown
 
 
 @pytest.mark.parametrize(

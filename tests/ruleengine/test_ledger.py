@@ -70,6 +70,48 @@ def test_an_attempt_has_one_decision_that_stands(tmp_path: Path) -> None:
         assert [made.id for made in ledger.open_decisions()] == ["d3"]
 
 
+def test_a_result_is_final(tmp_path: Path) -> None:
+    """A counter of results can only grow, and a late report changes no history."""
+    with Ledger(tmp_path / "l") as ledger:
+        stored = add(ledger)
+        authorise(ledger, stored, decision(stored))
+        assert ledger.result_counts() == {}
+        assert ledger.settle("d1", "acting", None, time=55.0)
+        assert ledger.result_counts() == {}
+        assert ledger.settle("d1", "verified", None, time=60.0)
+        change = Change(stored.id, stored.case, "enforce", (Event("refused"),))
+        assert not ledger.settle("d1", "refused", change, time=70.0)
+        assert ledger.result_counts() == {("idle", "terminate", "verified"): 1}
+        assert [event["kind"] for event in ledger.events("proc-1")] == ["detected", "authorised"]
+
+
+def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
+    """It names people and their addresses."""
+    with Ledger(tmp_path / "l") as ledger:
+        add(ledger)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("l", "l-wal", "l-shm", "l.lock"), 0o600)
+
+
+def test_a_file_that_takes_nothing_says_what_to_do(tmp_path: Path) -> None:
+    """Not a traceback of the database's, and nothing is half written."""
+    with Ledger(tmp_path / "l") as ledger:
+        ledger._db.execute("PRAGMA query_only=ON")
+        with pytest.raises(LedgerUnusable, match="mend its permissions"):
+            add(ledger)
+        ledger._db.execute("PRAGMA query_only=OFF")
+        add(ledger)
+        assert len(ledger.open_cases()) == 1
+
+
+def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
+    """A slip in engine.yaml is told as one, and leaves no lock behind."""
+    (tmp_path / "l").mkdir()
+    for _ in range(2):
+        with pytest.raises(LedgerUnusable, match="not a usable ledger"):
+            Ledger(tmp_path / "l")
+
+
 def test_the_audit_cannot_be_changed(tmp_path: Path) -> None:
     """Not even by a statement of somebody who has the file."""
     with Ledger(tmp_path / "l") as ledger:
@@ -182,7 +224,7 @@ def test_counters_come_from_what_is_written(tmp_path: Path) -> None:
         ledger.settle("d1", "verified", change, time=60.0, report=report)
     with Ledger(tmp_path / "l") as ledger:
         assert ledger.freed_bytes() == 1024
-        assert ledger.decision_counts() == {("idle", "terminate", "verified"): 1}
+        assert ledger.result_counts() == {("idle", "terminate", "verified"): 1}
         assert [made.id for made in ledger.ends_since(0.0)] == ["d1"]
 
 

@@ -78,6 +78,12 @@ def test_all_mistakes_are_found_at_their_places_in_one_pass(tmp_path: Path) -> N
     assert "http://{host}:9836" in text
 
 
+def test_an_outage_is_always_followed_by_a_wait(tmp_path: Path) -> None:
+    """`settle: 0s` would let the first tick after a start act."""
+    with pytest.raises(InvalidInput, match=r"engine\.yaml:4:9"):
+        load_settings(write(tmp_path, MINIMAL + "settle: 0s\n"))
+
+
 def test_rules_are_found_by_pattern_and_missing_ones_are_told(tmp_path: Path) -> None:
     """A pattern may match none at first, but not at the start; a plain name must exist."""
     path = write(tmp_path, MINIMAL.replace("r.yaml", '"*.rules"'))
@@ -97,6 +103,7 @@ def test_rules_are_found_by_pattern_and_missing_ones_are_told(tmp_path: Path) ->
     [
         "version: 1\nusers: {alice: {email: not-an-address}}\n",
         "version: 1\nusers: {alice: {email: 'a@b, c@d'}}\n",
+        "version: 1\nusers: {alice: {email: 'ал@example.org'}}\n",
         "version: 1\nusers: {alice: {slack: '@alice'}}\n",
         "version: 1\nusers: {alice: {timezone: CEST}}\n",
         "version: 1\nusers: {'a b': {}}\n",

@@ -193,9 +193,14 @@ Answer = tuple[int, bytes]
 
 
 class Sink:
-    """An HTTP server that keeps what it gets and answers as the test decides."""
+    """An HTTP server that keeps what it gets and answers as the test decides.
 
-    def __init__(self, answer: Callable[[str, Received], Answer]) -> None:
+    Its header Date tells the machine's time, or that of the clock it is given.
+    """
+
+    def __init__(
+        self, answer: Callable[[str, Received], Answer], clock: OwnedClock | None = None
+    ) -> None:
         self.received: list[Received] = []
         self._answer = answer
         sink = self
@@ -218,6 +223,9 @@ class Sink:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return super().date_time_string(clock.wall() if clock else timestamp)
 
             def do_GET(self) -> None:
                 self._any()
@@ -262,10 +270,12 @@ def slack() -> Iterator[tuple[Sink, dict[str, Any]]]:
 
 
 @contextlib.contextmanager
-def alertmanager_sink() -> Iterator[tuple[Sink, dict[str, int]]]:
+def alertmanager_sink(
+    clock: OwnedClock | None = None,
+) -> Iterator[tuple[Sink, dict[str, int]]]:
     """An Alertmanager that only listens; set `reply["status"]` to make it refuse."""
     reply = {"status": 200}
-    with Sink(lambda *_: (reply["status"], b"{}")) as sink:
+    with Sink(lambda *_: (reply["status"], b"{}"), clock) as sink:
         yield sink, reply
 
 
@@ -291,6 +301,9 @@ class Agent:
     reason: str = ""
     finish: bool = True
     refuse: tuple[int, str] | None = None
+    refuse_repeats: bool = False
+    on_node: Callable[[], None] | None = None
+    on_action: Callable[[ActionRequest], None] | None = None
     silent: bool = False
     lose_answers: int = 0
     reports: dict[str, ActionReport] = field(default_factory=dict)
@@ -303,6 +316,8 @@ class Agent:
         if self.silent:
             return 503, b"{}"
         if request.path == "/v1/node":
+            if self.on_node is not None:
+                self.on_node()
             return 200, NodeInfo("node-1", "boot-1", (self.keys.id,)).encode()
         if method == "GET":
             report = self.reports.get(request.path.rsplit("/", 1)[1])
@@ -318,8 +333,13 @@ class Agent:
         public.verify(base64.b64decode(signature), agent_api.signing_bytes(request.body))
         action = ActionRequest.decode(request.body)
         self.requests.append(action)
-        if self.refuse is not None:
-            status, word = self.refuse
+        if self.on_action is not None:
+            self.on_action(action)
+        refuse = self.refuse
+        if self.refuse_repeats and action.decision_id in self.reports:
+            refuse = (403, "expired")
+        if refuse is not None:
+            status, word = refuse
             return status, json.dumps({"error": word, "message": f"no: {word}"}).encode()
         first = self.first_end.setdefault(action.job_id, action.decision_id)
         if first == action.decision_id and action.decision_id not in self.reports:
