@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import email.utils
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.ruleengine.exchanges import Answer, exchange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 BATCH = 100
 """Alerts in one request: a refused batch spoils no more than these."""
 _TIMEOUT = httpx.Timeout(10.0, connect=5.0)
+_WHOLE_SECONDS = 15.0
+_JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +67,12 @@ class AlertmanagerClient:
     Args:
         urls: base address of each replica, not of a load balancer.
         clock: to compare with theirs.
-        client: for tests; by default one without proxies.
     """
 
-    def __init__(
-        self, urls: Sequence[str], clock: Clock, *, client: httpx.AsyncClient | None = None
-    ) -> None:
+    def __init__(self, urls: Sequence[str], clock: Clock) -> None:
         self._urls = tuple(url.rstrip("/") for url in urls)
         self._clock = clock
-        self._client = client or httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)
+        self._client = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)
         self.skew: float = 0.0
         """Largest distance in seconds between this clock and a replica's, at the last post."""
 
@@ -103,19 +104,26 @@ class AlertmanagerClient:
         for start in range(0, len(alerts), BATCH):
             batch = [alert.body() for alert in alerts[start : start + BATCH]]
             try:
-                response = await self._client.post(f"{url}/api/v2/alerts", json=batch)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                return f"{url} does not answer: {type(error).__name__} {error}", skew
-            skew = max(skew, self._skew(response))
-            if response.status_code != 200:
+                answer = await exchange(
+                    self._client,
+                    "POST",
+                    f"{url}/api/v2/alerts",
+                    seconds=_WHOLE_SECONDS,
+                    content=json.dumps(batch).encode(),
+                    headers=_JSON,
+                )
+            except ServiceUnavailable as error:
+                return f"{url} does not answer: {error}", skew
+            skew = max(skew, self._skew(answer))
+            if answer.status != 200:
                 # Valid alerts of a refused batch are stored all the same; the next resend, which
                 # carries every alert again, is as good as a repair.
-                return f"{url}: HTTP {response.status_code} {response.text[:200].strip()}", skew
+                return f"{url}: HTTP {answer.status} {answer.excerpt()}", skew
         return "", skew
 
-    def _skew(self, response: httpx.Response) -> float:
+    def _skew(self, answer: Answer) -> float:
         try:
-            theirs = email.utils.parsedate_to_datetime(response.headers["Date"]).timestamp()
+            theirs = email.utils.parsedate_to_datetime(answer.headers["date"]).timestamp()
         except (KeyError, ValueError):
             return 0.0
         # The header has whole seconds: its moment lies anywhere in that second.

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 from gpuwarden import agent_api
 from gpuwarden.agent_api import ActionReport, ApiError, NodeInfo
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
+from gpuwarden.ruleengine.exchanges import Answer, exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,7 @@ T = TypeVar("T")
 LIFETIME_SECONDS = 30.0
 """How long a signed request may be taken on."""
 _TIMEOUT = httpx.Timeout(10.0, connect=5.0)
+_WHOLE_SECONDS = 15.0
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
 _INSTANCE = re.compile(rf"(?P<host>{_HOST.pattern})(?::[0-9]{{1,5}})?")
 
@@ -110,17 +112,15 @@ class AgentClient:
     Args:
         template: address of an agent with `{host}` in it, such as `http://{host}:9836`.
         ca_file: certificates that its TLS is checked against, or None for the system's.
-        client: for tests; by default one without proxies, which must not see actions.
     """
 
-    def __init__(
-        self, template: str, ca_file: Path | None = None, *, client: httpx.AsyncClient | None = None
-    ) -> None:
+    def __init__(self, template: str, ca_file: Path | None = None) -> None:
         self._template = template
         context: ssl.SSLContext | bool = True
         if ca_file is not None:
             context = ssl.create_default_context(cafile=str(ca_file))
-        self._client = client or httpx.AsyncClient(
+        # Proxies must not see actions.
+        self._client = httpx.AsyncClient(
             verify=context, timeout=_TIMEOUT, trust_env=False, follow_redirects=False
         )
 
@@ -134,10 +134,10 @@ class AgentClient:
         Raises:
             ServiceUnavailable: its agent does not answer, or not by the contract.
         """
-        response = await self._ask("GET", host, "/v1/node")
-        if response.status_code != 200:
-            raise ServiceUnavailable(f"agent of {host}: HTTP {response.status_code} for /v1/node")
-        return _decoded(NodeInfo.decode, response, host)
+        answer = await self._ask("GET", host, "/v1/node")
+        if answer.status != 200:
+            raise ServiceUnavailable(f"agent of {host}: HTTP {answer.status} for /v1/node")
+        return _decoded(NodeInfo.decode, answer, host)
 
     async def send(self, host: str, request: SignedRequest) -> ActionReport:
         """Hand a request over; safe to repeat with the same bytes.
@@ -146,7 +146,7 @@ class AgentClient:
             RefusedAction: the agent would not, with its reason.
             ServiceUnavailable: no usable answer; it may or may not have been taken on.
         """
-        response = await self._ask(
+        answer = await self._ask(
             "POST",
             host,
             "/v1/actions",
@@ -156,12 +156,12 @@ class AgentClient:
                 agent_api.SIGNATURE_HEADER: request.signature,
             },
         )
-        if 400 <= response.status_code < 500 and response.status_code not in (408, 429):
-            reason, message = _refusal(response)
+        if 400 <= answer.status < 500 and answer.status not in (408, 429):
+            reason, message = _refusal(answer)
             raise RefusedAction(reason, f"the agent of {host} refused: {message}")
-        if response.status_code not in (200, 202):
-            raise ServiceUnavailable(f"agent of {host}: HTTP {response.status_code} for an action")
-        return _decoded(ActionReport.decode, response, host)
+        if answer.status not in (200, 202):
+            raise ServiceUnavailable(f"agent of {host}: HTTP {answer.status} for an action")
+        return _decoded(ActionReport.decode, answer, host)
 
     async def report(self, host: str, decision_id: str) -> ActionReport | None:
         """How far an action has come, or None where the agent never took it on.
@@ -169,14 +169,14 @@ class AgentClient:
         Raises:
             ServiceUnavailable: no usable answer.
         """
-        response = await self._ask("GET", host, f"/v1/actions/{decision_id}")
-        if response.status_code == 404:
+        answer = await self._ask("GET", host, f"/v1/actions/{decision_id}")
+        if answer.status == 404:
             return None
-        if response.status_code != 200:
+        if answer.status != 200:
             raise ServiceUnavailable(
-                f"agent of {host}: HTTP {response.status_code} for /v1/actions/{decision_id}"
+                f"agent of {host}: HTTP {answer.status} for /v1/actions/{decision_id}"
             )
-        return _decoded(ActionReport.decode, response, host)
+        return _decoded(ActionReport.decode, answer, host)
 
     async def _ask(
         self,
@@ -186,28 +186,30 @@ class AgentClient:
         *,
         content: bytes | None = None,
         headers: dict[str, str] | None = None,
-    ) -> httpx.Response:
+    ) -> Answer:
         url = self._template.replace("{host}", host).rstrip("/") + path
         try:
-            return await self._client.request(method, url, content=content, headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return await exchange(
+                self._client, method, url, seconds=_WHOLE_SECONDS, content=content, headers=headers
+            )
+        except ServiceUnavailable as error:
             raise ServiceUnavailable(
-                f"agent of {host} does not answer at {url}: {type(error).__name__} {error}"
+                f"agent of {host} does not answer at {url}: {error}"
             ) from error
 
 
-def _decoded(decode: Callable[[bytes], T], response: httpx.Response, host: str) -> T:
+def _decoded(decode: Callable[[bytes], T], answer: Answer, host: str) -> T:
     try:
-        return decode(response.content)
+        return decode(answer.body)
     except ApiError as error:
         raise ServiceUnavailable(f"agent of {host}: {error}") from error
 
 
-def _refusal(response: httpx.Response) -> tuple[str, str]:
+def _refusal(answer: Answer) -> tuple[str, str]:
     try:
-        data = response.json()
+        data = answer.json()
     except ValueError:
         data = None
     if isinstance(data, dict) and isinstance(data.get("error"), str):
         return data["error"][:64], str(data.get("message", data["error"]))[:500]
-    return f"http_{response.status_code}", f"HTTP {response.status_code}"
+    return f"http_{answer.status}", f"HTTP {answer.status}"
