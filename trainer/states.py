@@ -135,7 +135,14 @@ class WrongVersion(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BadState:
-    """A state that was not used: `kind` is missing, corrupt or version."""
+    """A state that was not used.
+
+    Attributes:
+        name: its number.
+        kind: `missing`, `corrupt`, `version` (of another format) or `unreadable` (whole as far as
+            is known, but it could not be read or loaded just now).
+        message: what was found.
+    """
 
     name: str
     kind: str
@@ -143,6 +150,11 @@ class BadState:
 
     def __str__(self) -> str:
         return f"state {self.name} is {self.kind}: {self.message}"
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it can never be used: only then it is put aside."""
+        return self.kind in ("missing", "corrupt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +188,18 @@ class RunRecord:
     @classmethod
     def read(cls, folder: Path) -> Self | None:
         """Read it from a states folder; None if there is none that this version understands."""
+        path = folder / cls.FILE
         try:
-            data = json.loads((folder / cls.FILE).read_bytes())
-            if data.pop("version") != VERSION:
+            data = json.loads(path.read_bytes())
+            if (version := data.pop("version")) != VERSION:
+                log.warning("%s is of version %s, not %d: passed over", path, version, VERSION)
                 return None
             data["answered"] = tuple(data["answered"])
             return cls(**data)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be used, and its run is passed over: %s", path, error)
             return None
 
     def having_answered(self, decision_id: str) -> Self:
@@ -211,22 +228,32 @@ class RunLock:
         Raises:
             RunIsLocked: another process keeps it.
         """
+        try:
+            self._acquire(wait_seconds)
+        except BaseException:
+            self.release()
+            raise
+
+    def _acquire(self, wait_seconds: float) -> None:
         self._file = self._path.open("a+")
         deadline = time.monotonic() + wait_seconds
+        waiting = False
         while True:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in (errno.EACCES, errno.EAGAIN):
                     raise
+                self._file.seek(0)
+                holder = self._file.read(64).strip() or "unknown"
                 if time.monotonic() >= deadline:
-                    self._file.seek(0)
-                    holder = self._file.read(64).strip() or "unknown"
-                    self.release()
                     raise RunIsLocked(
                         f"{self._path.parent.parent} is being trained by another process "
                         f"({holder}): wait for its end, or train elsewhere with name=..."
                     ) from error
+                if not waiting:
+                    log.info("waiting up to %g s for %s to be gone", wait_seconds, holder)
+                waiting = True
                 time.sleep(0.1)
             else:
                 break
@@ -259,6 +286,9 @@ class StateStore:
         """Delete what a write that never ended left behind."""
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
+        for path in self.folder.glob("[0-9]" * 6 + ".pt"):
+            if not path.with_suffix(".json").exists():  # never committed
+                path.unlink(missing_ok=True)
 
     def write(self, state: dict[str, Any], draft: Manifest) -> Manifest:
         """Put a state on disk; when this returns it survives a power loss.
@@ -298,7 +328,12 @@ class StateStore:
             sha256=summed.digest.hexdigest(),
         )
         # The commit: also makes the state's own rename durable, being in the same directory.
-        job_files.write(self.folder / f"{name}.json", manifest.encode(), durable=True)
+        try:
+            job_files.write(self.folder / f"{name}.json", manifest.encode(), durable=True)
+        except BaseException:
+            (self.folder / f"{name}.json").unlink(missing_ok=True)
+            (self.folder / f"{name}.pt").unlink(missing_ok=True)
+            raise
         self._prune()
         return manifest
 
@@ -316,19 +351,31 @@ class StateStore:
         """Load the newest good state; what is bad on the way is reported and put aside.
 
         Missing and corrupt states are renamed to `*.bad`; those of another version are left for
-        the gpuwarden that wrote them.
+        the gpuwarden that wrote them, those that could not be read for a better moment.
         """
         for path in self._paths():
             try:
                 manifest, state = self._load(path)
             except _Unusable as unusable:
                 log.warning("%s; trying the one before", unusable.bad)
-                if unusable.bad.kind != "version":
+                if unusable.bad.hopeless:
                     self._quarantine(path)
                 continue
             if manifest.lineage == self._lineage:
                 return manifest, state
         return None
+
+    def has_any(self) -> bool:
+        """Whether the run ever had a state here, good or not."""
+        if any(self.folder.glob("[0-9]" * 6 + ".*.bad")):
+            return True
+        for path in self._paths():
+            try:
+                if Manifest.decode(path.read_bytes()).lineage == self._lineage:
+                    return True
+            except (OSError, ValueError):
+                return True
+        return False
 
     def discard_others(self) -> None:
         """Delete the states of former trainings in this folder: a fresh start supersedes them."""
@@ -338,6 +385,8 @@ class StateStore:
                     continue
             path.unlink(missing_ok=True)
             path.with_suffix(".pt").unlink(missing_ok=True)
+        for path in self.folder.glob("[0-9]" * 6 + ".*.bad"):
+            path.unlink(missing_ok=True)
 
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob("[0-9]" * 6 + ".json"), reverse=True)
@@ -350,15 +399,17 @@ class StateStore:
             manifest = Manifest.decode(path.read_bytes())
         except WrongVersion as error:
             raise _Unusable(BadState(name, "version", str(error))) from error
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise _Unusable(BadState(name, "corrupt", f"manifest: {error}")) from error
+        except OSError as error:
+            raise _Unusable(BadState(name, "unreadable", f"manifest: {error}")) from error
         file = path.with_suffix(".pt")
         try:
             digest, size = _sum(file)
         except FileNotFoundError as error:
             raise _Unusable(BadState(name, "missing", f"{file} is not there")) from error
         except OSError as error:
-            raise _Unusable(BadState(name, "corrupt", f"{file}: {error.strerror}")) from error
+            raise _Unusable(BadState(name, "unreadable", f"{file}: {error.strerror}")) from error
         if size != manifest.size:
             raise _Unusable(BadState(name, "corrupt", f"{size} bytes instead of {manifest.size}"))
         if digest != manifest.sha256:
@@ -367,8 +418,8 @@ class StateStore:
             return manifest, {}
         try:
             return manifest, torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises what it likes for a bad archive
-            raise _Unusable(BadState(name, "corrupt", f"torch: {error}")) from error
+        except Exception as error:  # its bytes are right: memory is short, or torch is another
+            raise _Unusable(BadState(name, "unreadable", f"torch: {error}")) from error
 
     def _quarantine(self, path: Path) -> None:
         for bad in (path, path.with_suffix(".pt")):
@@ -423,13 +474,17 @@ class BackgroundWrite:
         self._result: Manifest | None = None
         self._error: Exception | None = None
         self._durable = 0.0
+        self.seconds = 0.0
+        """How long it took, once it has ended well."""
         self._thread = threading.Thread(target=self._run, name="gpuwarden-state", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        began = time.monotonic()
         try:
             self._result = self._write()
             self._durable = time.time()
+            self.seconds = time.monotonic() - began
         except Exception as error:  # noqa: BLE001 -- handed to the loop, which reports it
             self._error = error
 

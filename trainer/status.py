@@ -16,7 +16,7 @@ import stat
 from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuwarden import job_files
 from gpuwarden.job_files import Checkpoint, Counters, RunExit, RunStatus
@@ -43,8 +43,8 @@ def process_identity(pid: int | None = None) -> dict[str, int | str]:
         OSError: no /proc.
     """
     pid = os.getpid() if pid is None else pid
-    # The command's name may hold blanks and brackets: fields count from the last bracket.
-    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    # The command's name may hold any bytes, brackets too: fields count from the last bracket.
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return {
         "pid": pid,
         "pid_ns": Path(f"/proc/{pid}/ns/pid").stat().st_ino,
@@ -91,6 +91,7 @@ class StatusBoard:
         self._replay = 0.0
         self._phases: dict[str, float] = {}
         self._window: deque[tuple[float, int]] = deque()
+        self._description: bytes | None = None
 
     @property
     def status(self) -> RunStatus:
@@ -111,8 +112,9 @@ class StatusBoard:
         self.beat(force=True)
 
     def describe(self, description: RunDescription) -> None:
-        """Publish what does not change during the attempt."""
-        self._write(job_files.description_path(self._root, self._run_id), description.encode())
+        """Publish what does not change during the attempt, and again whenever it is gone."""
+        self._description = description.encode()
+        self._write(job_files.description_path(self._root, self._run_id), self._description)
 
     def enter(self, phase: str) -> None:
         """The loop is in another phase from now on."""
@@ -154,16 +156,16 @@ class StatusBoard:
         self._images += images
         self._nonfinite += not finite
 
-    def set(self, **values: object) -> None:
+    def set(self, **values: Any) -> None:
         """Change fields of the status; they are published with the next write."""
-        self._status = dataclasses.replace(self._status, **values)  # type: ignore[arg-type]
+        self._status = dataclasses.replace(self._status, **values)
 
     def figures(
         self,
         *,
-        losses: Mapping[str, object] | None = None,
-        metrics: Mapping[str, object] | None = None,
-        lr: Mapping[str, object] | None = None,
+        losses: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        lr: Mapping[str, Any] | None = None,
     ) -> None:
         """Change losses, metrics or learning rates; what is not finite is left out."""
         for name, values in (("losses", losses), ("metrics", metrics), ("lr", lr)):
@@ -208,10 +210,14 @@ class StatusBoard:
             ),
         )
         self._write(job_files.status_path(self._root, self._run_id), self._status.encode())
+        description = job_files.description_path(self._root, self._run_id)
+        if self._description is not None and _is_absent(description):
+            self._write(description, self._description)  # the node's folder came late, or anew
 
     def finish(self, code: int, reason: str) -> None:
         """Publish how the attempt ended; the last word of this board."""
         self.set(exit=RunExit(code, reason[:256], self._clock.wall()))
+        self._retry = float("-inf")
         self.beat(force=True)
 
     # -- inside
@@ -255,7 +261,17 @@ class StatusBoard:
             self._retry = float("-inf")
 
 
-def finite_numbers(values: Mapping[str, object]) -> dict[str, float]:
+def _is_absent(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a mapping, with names that the contract allows.
 
     Args:
@@ -264,7 +280,7 @@ def finite_numbers(values: Mapping[str, object]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in values.items():
         try:
-            number = float(value)  # type: ignore[arg-type]
+            number = float(value)
         except (TypeError, ValueError, RuntimeError):
             continue
         if math.isfinite(number) and len(numbers) < MAX_VALUES:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 import resource
 import signal
@@ -187,6 +189,55 @@ def test_a_write_that_was_killed_is_not_seen(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_state_without_its_manifest_does_not_stay(store: StateStore, tmp_path: Path) -> None:
+    """It can never be resumed, and would fill a disk that is full already."""
+    store.write(_state(), _draft(1))
+    blocked = tmp_path / f".000002.json.{os.getpid()}.tmp"
+    blocked.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        store.write(_state(), _draft(2))
+    assert [path.name for path in sorted(tmp_path.glob("0*"))] == ["000001.json", "000001.pt"]
+    (tmp_path / "000007.pt").write_bytes(b"its writer was killed before the commit")
+    blocked.rmdir()
+    store.remove_leftovers()
+    assert [path.name for path in sorted(tmp_path.glob("0*"))] == ["000001.json", "000001.pt"]
+
+
+def test_what_cannot_be_read_now_is_not_called_corrupt(
+    store: StateStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A state whose bytes are right stays for a better moment, such as one with more memory."""
+    store.write(_state(1.0), _draft(1))
+    newest = store.write(_state(2.0), _draft(2))
+    content = b"no archive, but what was written"
+    (tmp_path / "000002.pt").write_bytes(content)
+    whole = dataclasses.replace(
+        newest, size=len(content), sha256=hashlib.sha256(content).hexdigest()
+    )
+    (tmp_path / "000002.json").write_bytes(whole.encode())
+    found = store.newest()
+    assert found is not None
+    assert found[0].step == 1
+    assert "state 000002 is unreadable" in caplog.text
+    assert (tmp_path / "000002.pt").exists()
+
+
+def test_a_store_knows_that_it_had_states(store: StateStore, tmp_path: Path) -> None:
+    """Damaged ones count, put aside or not: only a run without any may start from nothing."""
+    assert not store.has_any()
+    StateStore(tmp_path, "theirs").write(_state(), _draft(1))
+    assert not store.has_any()
+    store.discard_others()
+    StateStore(tmp_path, "mine").write(_state(), _draft(1))
+    assert store.has_any()
+    (tmp_path / "000001.json").write_text("{", "utf-8")
+    assert store.has_any()
+    assert store.newest() is None
+    assert store.has_any()
+    store.discard_others()
+    assert not store.has_any()
+
+
 def test_a_background_write_hands_over_its_result_or_error(store: StateStore) -> None:
     """The loop learns of both when it asks."""
     manifest, durable = BackgroundWrite(lambda: store.write(_state(), _draft(1))).result()
@@ -196,16 +247,21 @@ def test_a_background_write_hands_over_its_result_or_error(store: StateStore) ->
         BackgroundWrite(lambda: store.write(_state(float("inf")), _draft(2))).result()
 
 
-def test_a_record_survives_and_a_broken_one_is_none(tmp_path: Path) -> None:
-    """A folder whose record cannot be read belongs to no run."""
+def test_a_record_survives_and_a_broken_one_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder whose record cannot be read belongs to no run, and that is said."""
     record = RunRecord("run", "lineage", {"epochs": "3"}, 5.0).having_answered("d1")
     record.write(tmp_path)
     assert RunRecord.read(tmp_path) == record
     for _ in range(40):
         record = record.having_answered("d2")
     assert record.answered == ("d1", "d2")
-    (tmp_path / "run.json").write_text("{}", "utf-8")
-    assert RunRecord.read(tmp_path) is None
+    assert not caplog.records
+    for broken in ("{}", "[", '{"version": 2}'):
+        (tmp_path / "run.json").write_text(broken, "utf-8")
+        assert RunRecord.read(tmp_path) is None
+        assert f"{tmp_path / 'run.json'}" in caplog.records[-1].message
     assert RunRecord.read(tmp_path / "nowhere") is None
 
 

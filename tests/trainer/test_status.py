@@ -126,16 +126,72 @@ def test_a_missing_directory_is_said_once_and_tried_again(
     assert _published(jobs).sequence == 31
 
 
+def _description() -> RunDescription:
+    return RunDescription(
+        "run", **process_identity(), model="m", batch=1, imgsz=64, amp=False, epochs=1
+    )
+
+
+def test_a_description_that_is_gone_is_written_again(
+    board: StatusBoard, jobs: Path, clock: Any
+) -> None:
+    """Without it the node cannot tell whose status this is, and sees a job that says nothing."""
+    path = job_files.description_path(jobs, "run")
+    board.describe(_description())
+    for _ in range(2):
+        path.unlink()
+        clock.advance(1)
+        board.beat()
+        assert RunDescription.decode(job_files.read(path).content) == _description()
+
+
+def test_a_description_reaches_a_folder_that_comes_late(
+    board: StatusBoard, jobs: Path, clock: Any
+) -> None:
+    """The node's part may be installed or started after the training."""
+    (jobs / "jobs").rmdir()
+    board.describe(_description())
+    (jobs / "jobs").mkdir()
+    clock.advance(10)
+    board.beat()
+    assert job_files.description_path(jobs, "run").exists()
+
+
+def test_the_end_is_told_even_right_after_a_failed_write(
+    board: StatusBoard, jobs: Path, clock: Any
+) -> None:
+    """There is no later beat that would tell it."""
+    (jobs / "jobs").rmdir()
+    board.beat()
+    (jobs / "jobs").mkdir()
+    clock.advance(1)
+    board.finish(75, "SIGTERM")
+    ended = _published(jobs)
+    assert ended.exit is not None
+    assert ended.exit.code == 75
+
+
 def test_a_process_is_identified_as_the_kernel_does() -> None:
     """Pid, namespace, start and boot: a reused pid is another process."""
     identity = process_identity()
     assert identity["pid"] == os.getpid()
-    description = RunDescription(
-        "run", **identity, model="m", batch=1, imgsz=64, amp=False, epochs=1
-    )
-    assert RunDescription.decode(description.encode()) == description
+    assert RunDescription.decode(_description().encode()) == _description()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         other = process_identity(child.pid)
         child.communicate(b"\n")
     assert other["start_ticks"] >= identity["start_ticks"]
     assert other["boot_id"] == identity["boot_id"]
+
+
+def test_any_name_of_a_process_is_understood() -> None:
+    """Libraries rename processes; the kernel cuts names at 15 bytes, within a character too."""
+    code = (
+        "import ctypes\n"
+        "ctypes.CDLL(None).prctl(15, b') 1 \\xe8\\xae')\n"
+        "from gpuwarden.trainer.status import process_identity\n"
+        "print(process_identity())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "'start_ticks'" in ran.stdout, ran.stderr
