@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.errors import InvalidInput
 from gpuwarden.trainer import captures, orders, resume
 from gpuwarden.trainer.leaving import Leave, QuietWorker
 from gpuwarden.trainer.loaders import TrainLoader
@@ -91,8 +90,8 @@ class LoopState:
     live: bool = False
     """The state is that of the training: what is saved now can be continued."""
     final: bool = False
-    end_random: dict[str, Any] | None = None
-    """Generators after the epoch's last batch: validation must not show in a state before it."""
+    ended: dict[str, Any] | None = None
+    """`captures.after_last_batch`: what follows must not show in a state from before validation."""
     resumed: dict[str, Any] | None = None
     """The state that this attempt continues."""
     model: Any = None
@@ -111,7 +110,7 @@ class Hooks(_Host):
         session.adopt(self)
         super().__init__(*args, **kwargs)
         if self.world_size > 1:
-            raise InvalidInput(resume_on_one_device(self.args.device))
+            raise resume.several_devices(f"device={self.args.device}")
         self.gpuwarden.mode, reason = resume.mode_for(self, session.settings.data_order)
         self.wdir, self.last, self.best = (
             AtomicPath(path) for path in (self.wdir, self.last, self.best)
@@ -155,7 +154,7 @@ class Hooks(_Host):
     def _before_epoch(self) -> None:
         loop = self.gpuwarden
         loop.batch = -1
-        loop.end_random = None
+        loop.ended = None
         loop.position = Position(self.epoch, 0)
         if self._skips():
             # Halving the batch for lack of memory would start this epoch over: fail instead.
@@ -184,7 +183,7 @@ class Hooks(_Host):
             batches = len(self.train_loader)
             loop.position = Position(self.epoch, loop.batch + 1)
             if loop.batch + 1 == batches and loop.mode == resume.EXACT:
-                loop.end_random = captures.randomness()
+                loop.ended = captures.after_last_batch(self)
             self.gpuwarden_session.trained(self, images=loop.images)
             return False
         state = loop.resumed
@@ -205,13 +204,13 @@ class Hooks(_Host):
             loop.position = Position(self.epoch, len(self.train_loader), validated=True)
         else:
             loop.position = Position(self.epoch + 1, 0)
-            loop.end_random = None
+            loop.ended = None
             session.boundary(self, epoch_ended=True)
 
     def _after_val_batch(self, _validator: Any) -> None:
         session = self.gpuwarden_session
         session.board.beat()
-        if session.watch.must_leave():
+        if session.must_leave():
             raise Leave
 
     # -- data
@@ -281,8 +280,11 @@ class Hooks(_Host):
         if found is None:
             super().resume_training(ckpt)
             return
-        with session.watch.shielded():
-            captures.restore(self, found)
+        try:
+            with session.watch.shielded():
+                captures.restore(self, found)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise resume.other_model(error) from error
         loop.resumed = found
         self.start_epoch = found["epoch"]
         if loop.mode != resume.EXACT:
@@ -309,7 +311,7 @@ class Hooks(_Host):
         captures.restore_live(self, state)
         loop.position = Position(state["epoch"], state["batch"], state["validated"])
         if state["batch"] == len(self.train_loader):
-            loop.end_random = state["random"]
+            loop.ended = {part: state[part] for part in ("random", "criterion")}
         loop.live = True
 
     # -- the step
@@ -347,6 +349,7 @@ class Hooks(_Host):
         recovered = super()._handle_nan_recovery(epoch)
         if recovered:
             self.gpuwarden.last_step = -1  # as the loop's own
+            self.gpuwarden_session.rewound()
         return recovered
 
     # -- validation
@@ -363,6 +366,7 @@ class Hooks(_Host):
         state = self._only_final()
         if state is not None:
             return dict(state["metrics"]), state["fitness"]
+        self.gpuwarden_session.settle()  # the first validation forks its loader's workers
         with self.gpuwarden_session.board.during("validate"):
             return super().validate()
 
@@ -394,15 +398,6 @@ def trainer_class(base: type, session: Session) -> type:
     )
 
 
-def resume_on_one_device(device: object) -> str:
-    """The sentence that refuses several devices."""
-    return (
-        f"device={device}: gpuwarden trains on one device; ultralytics' own launcher leaves its "
-        "ranks running, and holding memory, when a training is told to leave. Use one device, "
-        "such as device=0"
-    )
-
-
 def is_plain_yolo(dataset: Any) -> bool:
     """Whether the data set is ultralytics' own for boxes, whose random choices are known."""
     from ultralytics.data.dataset import YOLODataset  # noqa: PLC0415 -- takes seconds
@@ -430,11 +425,11 @@ class AtomicPath(PosixPath):
     def write_bytes(self, data: Any) -> int:
         """Write, wait for the disk, rename."""
         temporary = self.with_name(f".{self.name}.tmp")
-        with open(temporary, "wb") as file:  # noqa: PTH123 -- Path.open of a path class of ours
+        with temporary.open("wb") as file:
             written = file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, self)  # noqa: PTH105 -- likewise
+        temporary.replace(self)
         return written
 
 

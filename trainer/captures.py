@@ -76,13 +76,31 @@ def restore_randomness(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
 
 
+def after_last_batch(trainer: Any) -> dict[str, Any]:
+    """What an epoch's end changes before its validation: part of a state from before that end.
+
+    Resuming such a state goes through the end of the epoch again, where ultralytics moves the
+    end-to-end loss's weights on, and validation draws from the generators.
+    """
+    return {"random": randomness(), "criterion": _criterion(trainer)}
+
+
+def _criterion(trainer: Any) -> dict[str, Any]:
+    criterion = getattr(unwrapped(trainer.model), "criterion", None)
+    return {
+        name: plain(getattr(criterion, name))
+        for name in _CRITERION
+        if criterion is not None and hasattr(criterion, name)
+    }
+
+
 def capture(
     trainer: Any,
     position: Position,
     *,
     last_optimizer_step: int,
     current_step: int,
-    random_state: dict[str, Any] | None = None,
+    earlier: dict[str, Any] | None = None,
     stream: dict[str, Any] | None = None,
     elapsed: float = 0.0,
 ) -> dict[str, Any]:
@@ -93,7 +111,7 @@ def capture(
         position: where in the training it is.
         last_optimizer_step: global batch number of the last optimizer step, -1 for none.
         current_step: global batch number of the last batch; gradients are kept if it is later.
-        random_state: the generators at `position` if they have moved on since.
+        earlier: see `after_last_batch`, if the training has moved on from `position` since.
         stream: state of ultralytics' own data order, or None.
         elapsed: seconds trained so far, for the time column of results.csv.
 
@@ -101,7 +119,6 @@ def capture(
         NotStorable: see `plain`.
     """
     model = unwrapped(trainer.model)
-    criterion = getattr(model, "criterion", None)
     gradients = {}
     if last_optimizer_step != current_step:
         gradients = {
@@ -130,13 +147,8 @@ def capture(
         "last_optimizer_step": last_optimizer_step,
         "accumulate": trainer.accumulate,
         "gradients": gradients,
-        "criterion": {
-            name: plain(getattr(criterion, name))
-            for name in _CRITERION
-            if criterion is not None and hasattr(criterion, name)
-        },
         "results": trainer.csv.read_text("utf-8") if trainer.csv.exists() else None,
-        "random": randomness() if random_state is None else random_state,
+        **(after_last_batch(trainer) if earlier is None else earlier),
         "stream": stream,
         "elapsed": elapsed,
     }

@@ -242,6 +242,11 @@ class LeaveWatch:
             decision_id=request.decision_id,
         )
 
+    @property
+    def signalled(self) -> int | None:
+        """The first signal that came, if any."""
+        return self._signal
+
     def leaving_status(self) -> int:
         """Exit status of an attempt that leaves now."""
         notice = self.notice()

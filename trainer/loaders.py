@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.trainer import captures, orders
+from gpuwarden.trainer.leaving import Leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,8 +109,15 @@ class TrainLoader:
         source = iter(self.inner)
         for _ in range(first, len(self.inner)):
             began = time.monotonic()
-            with self._watch.interruptible() if self._interruptible else nullcontext():
-                batch = next(source, None)
+            # Without workers samples are drawn in this process, whose generators they borrow.
+            borrowed = None if self.inner.num_workers else orders.get_randomness()
+            try:
+                with self._watch.interruptible() if self._interruptible else nullcontext():
+                    batch = next(source, None)
+            except Leave:
+                if borrowed is not None:
+                    orders.set_randomness(borrowed)
+                raise
             if batch is None:  # a user's loader may be shorter than it says
                 break
             arrived = time.monotonic()

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import re
 import secrets
+import shlex
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -167,6 +168,41 @@ def _unused(base: Path, words: Mapping[str, Any]) -> Path:
 def _new_run_id(words: Mapping[str, Any]) -> str:
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(str(words.get("model") or "run")).stem)[:40]
     return f"{stem or 'run'}-{secrets.token_hex(4)}"
+
+
+# ---------------------------------------------------------------------------------------------
+# Refusals
+
+
+def several_devices(found: str) -> InvalidInput:
+    """Refuses a training on several devices.
+
+    Args:
+        found: what asks for them.
+    """
+    return InvalidInput(
+        f"{found}: gpuwarden trains on one device; ultralytics' own launcher leaves its ranks "
+        "running, and holding memory, when a training is told to leave. Use one device, such as "
+        "device=0, and no launcher"
+    )
+
+
+def other_model(error: Exception) -> InvalidInput:
+    """Refuses a state whose tensors are not those of the model that was built."""
+    first = next(iter(str(error).split("\n\t")[1:]), str(error)).strip()
+    return InvalidInput(
+        "the state does not fit the model, whose file or number of classes has changed since "
+        f"({first[:200]}). Put it back as it was to continue, or start anew with --resume never"
+    )
+
+
+def native_of_ours(checkpoint: str, record: RunRecord) -> InvalidInput:
+    """Refuses to hand a checkpoint of a gpuwarden run to ultralytics' own, inexact resume."""
+    words = " ".join(shlex.quote(f"{name}={value}") for name, value in record.words.items())
+    return InvalidInput(
+        f"{checkpoint} belongs to run {record.run_id}, of which gpuwarden keeps exact states. "
+        f"Continue it with: gpuwarden train --run-id {record.run_id} {words}"
+    )
 
 
 # ---------------------------------------------------------------------------------------------

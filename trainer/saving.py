@@ -41,8 +41,9 @@ class Saver:
         self._store, self._board, self._every, self._clock = store, board, every, clock
         self._last = clock.monotonic()
         self._writing: BackgroundWrite | None = None
-        self.stall_seconds = 0.0
-        """How long the last save to the end took: what a leaving training must allow for."""
+        self._copied = 0.0
+        self.save_seconds = 0.0
+        """How long the longest save took until it was durable: what leaving must allow for."""
         self.newest: Position | None = None
         """The newest position that is on disk."""
         self.possible = True
@@ -79,6 +80,8 @@ class Saver:
         self.collect(wait=True)
         if position == self.newest:
             return True
+        if not self.possible:
+            return False
         began = time.monotonic()
         self._last = self._clock.monotonic()
         with self._board.during("checkpoint"):
@@ -89,12 +92,20 @@ class Saver:
                 log.warning("this training cannot be resumed: %s", error)
                 self._board.set(resume_mode="none")
                 return False
+            except (MemoryError, RuntimeError, OSError, ValueError) as error:
+                log.warning("a state could not be copied (%s); the states before it stay", error)
+                return False
+            self._copied = time.monotonic() - began
             self._writing = BackgroundWrite(lambda: self._store.write(state, draft))
             if not background:
                 self.collect(wait=True)
-                self.stall_seconds = time.monotonic() - began
                 return self.newest == position
         return True
+
+    def rewound(self) -> None:
+        """The training has gone back: what was saved at a position is not what will be there."""
+        self.collect(wait=True)
+        self.newest = None
 
     def collect(self, *, wait: bool = False) -> None:
         """Take note of a background write that has ended.
@@ -114,4 +125,5 @@ class Saver:
             log.warning("a state could not be written (%s); the states before it stay", error)
         else:
             self.newest = manifest.position
+            self.save_seconds = max(self.save_seconds, self._copied + writing.seconds)
             self._board.saved(Checkpoint(manifest.time, manifest.step, durable, manifest.size))

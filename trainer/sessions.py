@@ -5,32 +5,48 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
 import logging
 import os
-import shutil
-import sys
+import signal
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden import __version__, job_files
+from gpuwarden import job_files
 from gpuwarden.clock import Clock, SystemClock
-from gpuwarden.errors import InvalidInput
+from gpuwarden.errors import GpuwardenError, InvalidInput
 from gpuwarden.job_files import Checkpoint, RequestState, RunDescription
-from gpuwarden.trainer import status
+from gpuwarden.trainer import environments, resume, status
 from gpuwarden.trainer.leaving import Leave, LeaveWatch
 from gpuwarden.trainer.saving import Saver
 from gpuwarden.trainer.settings import TrainSettings
-from gpuwarden.trainer.states import Manifest, Position, RunLock, RunRecord, StateStore
+from gpuwarden.trainer.states import (
+    Manifest,
+    Position,
+    RunIsLocked,
+    RunLock,
+    RunRecord,
+    StateStore,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuwarden.trainer import resume
-
 log = logging.getLogger(__name__)
+
+_CLAIMS = 10
+"""So many other attempts may take the folder that this one was about to take."""
+_CLOSE_SECONDS = 3.0
+"""How long loader workers have to end."""
+_SETTLE_SECONDS = 2.0
+"""How long the winner of a race for a folder has to say which run it is."""
+
+
+def _kill(workers: list[Any]) -> None:
+    for worker in workers:
+        worker.kill()
 
 
 class LeftTraining(SystemExit):
@@ -77,6 +93,8 @@ def attach(model: Any, **options: Any) -> Any:
             watch.restore()
         if code != job_files.EXIT_DONE:
             raise LeftTraining(code, reason)
+        if (number := watch.signalled) is not None:
+            signal.raise_signal(number)  # too late for this training: it is the program's
         return session.metrics
 
     model.train = train
@@ -125,50 +143,78 @@ class Session:
             InvalidInput: the words or the found state do not fit.
             RunIsLocked: the run is being trained by another process.
         """
-        from gpuwarden.trainer import resume  # noqa: PLC0415 -- its siblings need torch
-
-        prepare_offline()
+        environments.prepare_offline()
         words = {name: value for name, value in words.items() if value is not None}
+        base = base or environments.named_class(self.settings.trainer)
         if isinstance(words.get("data"), list | tuple):
             raise InvalidInput("one run trains on one data set: give data= a single data.yaml")
         devices = words.get("device")
-        if (
-            (isinstance(devices, str) and "," in devices)
-            or (isinstance(devices, list | tuple) and len(devices) > 1)
-            or int(os.environ.get("RANK", "-1")) >= 0
+        if (isinstance(devices, str) and "," in devices) or (
+            isinstance(devices, list | tuple) and len(devices) > 1
         ):
-            from gpuwarden.trainer import callbacks  # noqa: PLC0415
-
-            raise InvalidInput(callbacks.resume_on_one_device(devices))
+            raise resume.several_devices(f"device={devices}")
+        if os.environ.get("RANK", "-1") not in ("", "-1"):  # ultralytics takes it for a launcher's
+            raise resume.several_devices(f"$RANK is {os.environ['RANK']}")
         settings, native = self._resume_choice(words)
-        if native is not None and Path(str(native)).is_file():
-            words.setdefault("save_dir", str(Path(native).resolve().parent.parent))
-        with self._leaving_early() as outcome:
-            self._plan = resume.plan(
-                settings,
-                {"model": model.overrides.get("model", ""), **words},
-                task=model.task,
-                now=self.clock.wall(),
-            )
-            self._record = self._plan.record
+        name = str(model.overrides.get("model", ""))
+        checkpoint = Path(name if native is True else str(native or "")).resolve()
+        if checkpoint.is_file() and checkpoint.parent.name == "weights":
+            words.setdefault("save_dir", str(checkpoint.parent.parent))
+        try:
+            with self.watch.interruptible():  # not even the run is known
+                lock = self._claim(settings, {"model": name, **words}, task=model.task)
+        except Leave:
+            notice = self.watch.notice()
+            return self.watch.leaving_status(), notice.reason if notice else "left"
+        try:
+            if self._record.finished is not None:
+                reason = f"run {self._record.run_id} in {self._plan.save_dir} is already complete"
+                log.info("%s; for another, use --resume never or another name", reason)
+                return job_files.EXIT_DONE, reason
+            former = RunRecord.read(self._plan.folder) if self._plan.fresh else None
+            if native is not None and former is not None:
+                raise resume.native_of_ours(str(checkpoint), former)
             self.board = status.StatusBoard(
                 settings.jobs_directory, self._record.run_id, clock=self.clock
             )
-        if outcome:
-            return outcome[0]
-        self._plan.folder.mkdir(parents=True, exist_ok=True)
-        lock = RunLock(self._plan.folder)
-        lock.acquire(wait_seconds=settings.lock_seconds)
-        try:
-            if not self._plan.fresh:  # the attempt that had the lock may have ended the run
-                self._record = RunRecord.read(self._plan.folder) or self._record
-            if self._record.finished is not None:
-                reason = f"run {self._record.run_id} in {self._plan.save_dir} is already complete"
-                log.info("%s", reason)
-                return job_files.EXIT_DONE, reason
             return self._attempt(model, words, native=native, train=train, base=base)
         finally:
             lock.release()
+
+    def _claim(self, settings: TrainSettings, words: dict[str, Any], *, task: str) -> RunLock:
+        """Choose the run and lock its folder, also against others that choose meanwhile.
+
+        Raises:
+            InvalidInput: the run that is meant was started with other words.
+            RunIsLocked: it is being trained by another process.
+        """
+        fixed = "save_dir" in words or bool(words.get("exist_ok"))
+        for claim in range(_CLAIMS):
+            plan = resume.plan(settings, words, task=task, now=self.clock.wall())
+            self._plan, self._record = plan, plan.record
+            self.watch.observe(
+                job_files.request_path(settings.jobs_directory, plan.record.run_id),
+                answered=set(plan.record.answered),
+                since=self.clock.wall(),
+            )
+            before = RunRecord.read(plan.folder)
+            plan.folder.mkdir(parents=True, exist_ok=True)
+            lock = RunLock(plan.folder)
+            elsewhere = plan.fresh and not fixed and claim + 1 < _CLAIMS
+            try:
+                lock.acquire(wait_seconds=_SETTLE_SECONDS if elsewhere else settings.lock_seconds)
+            except RunIsLocked:
+                if elsewhere:
+                    continue  # another training, begun in the same moment, has this folder
+                raise
+            now = RunRecord.read(plan.folder)
+            if not plan.fresh:  # the attempt that had the lock may have ended the run
+                self._record = now or plan.record
+                return lock
+            if now == before:
+                return lock
+            lock.release()  # a fresh start must not supersede what was begun since it was planned
+        raise RunIsLocked(f"{self._plan.save_dir}: other trainings kept taking this folder")
 
     def _resume_choice(self, words: dict[str, Any]) -> tuple[TrainSettings, Any]:
         """Whether gpuwarden resumes, and what is left of the word `resume` for ultralytics."""
@@ -178,21 +224,10 @@ class Session:
             settings = dataclasses.replace(settings, resume="auto")
         return settings, (None if word in ("auto", None, False) else word)
 
-    @contextmanager
-    def _leaving_early(self) -> Iterator[list[tuple[int, str]]]:
-        """Within, not even the run is known: a notice to leave ends the attempt at once."""
-        outcome: list[tuple[int, str]] = []
-        try:
-            with self.watch.interruptible():
-                yield outcome
-        except Leave:
-            notice = self.watch.notice()
-            outcome.append((self.watch.leaving_status(), notice.reason if notice else "left"))
-
     def _attempt(
         self, model: Any, words: dict[str, Any], *, native: Any, train: Any, base: type | None
     ) -> tuple[int, str]:
-        from gpuwarden.trainer import callbacks  # noqa: PLC0415 -- needs torch
+        from gpuwarden.trainer import callbacks  # noqa: PLC0415 -- torch takes seconds
 
         record, folder = self._record, self._plan.folder
         self._store = StateStore(folder, record.lineage, keep=self.settings.keep)
@@ -208,8 +243,8 @@ class Session:
             answered=set(record.answered),
             since=self.clock.wall(),
         )
+        base = base or model._smart_load("trainer")  # noqa: SLF001 -- as its own train does
         self.board.begin()
-        base = base or _named_class(self.settings.trainer) or model._smart_load("trainer")  # noqa: SLF001
         words = {**words, "save_dir": str(self._plan.save_dir), "resume": self._native(native)}
         try:
             with self.watch.interruptible(), self._whole_label_caches():
@@ -217,7 +252,8 @@ class Session:
         except Leave:
             return self._leave()
         except BaseException as error:
-            self.board.finish(job_files.EXIT_FAULT, f"{type(error).__name__}: {error}")
+            code = error.exit_code if isinstance(error, GpuwardenError) else job_files.EXIT_FAULT
+            self.board.finish(code, f"{type(error).__name__}: {error}")
             raise
         finally:
             self._close_loaders()
@@ -238,7 +274,7 @@ class Session:
         loop = self._trainer.gpuwarden if self._trainer is not None else None
         saved = True
         self._answer(RequestState.SAVING)
-        if loop is not None and loop.mode == "exact" and loop.live and not loop.final:
+        if loop is not None and loop.mode == resume.EXACT and loop.live and not loop.final:
             saved = self._save(self._trainer, f"left: {notice.reason if notice else '?'}")
         self._saver.collect(wait=True)
         saved = (saved or self._saver.newest is not None) and self._saver.possible
@@ -278,9 +314,19 @@ class Session:
 
     def _close_loaders(self) -> None:
         for name in ("train_loader", "test_loader"):
-            close = getattr(getattr(self._trainer, name, None), "close", None)
-            if close is not None:
-                close()
+            loader = getattr(self._trainer, name, None)
+            if loader is None or not hasattr(loader, "close"):
+                continue
+            # One that hangs would ignore torch's SIGTERM, and the interpreter wait for it for good.
+            workers = getattr(getattr(loader, "iterator", None), "_workers", ())
+            timer = threading.Timer(_CLOSE_SECONDS, _kill, [list(workers)])
+            timer.start()
+            try:
+                loader.close()
+            except RuntimeError as error:  # torch's word for a worker that was killed
+                log.warning("loader workers did not end by themselves: %s", error)
+            finally:
+                timer.cancel()
 
     @contextmanager
     def _whole_label_caches(self) -> Iterator[None]:
@@ -317,7 +363,7 @@ class Session:
 
     def degrade(self, trainer: Any, reason: str) -> None:
         """Exact resume has turned out to be impossible."""
-        trainer.gpuwarden.mode = "epoch"
+        trainer.gpuwarden.mode = resume.EPOCH
         self.started(trainer, reason)
 
     def _describe(self, trainer: Any) -> None:
@@ -338,7 +384,7 @@ class Session:
                 **identity,
                 model=Path(str(args.model)).stem[:128],
                 batch=batch,
-                imgsz=int(args.imgsz),
+                imgsz=int(max(args.imgsz) if isinstance(args.imgsz, list | tuple) else args.imgsz),
                 amp=bool(amp) and amp != "fp32" and trainer.device.type != "cpu",
                 epochs=int(trainer.epochs),
                 world_size=1,
@@ -350,24 +396,22 @@ class Session:
 
     def load_state(self, trainer: Any) -> dict[str, Any] | None:
         """The state that this attempt continues, checked against the training."""
-        from gpuwarden.trainer import resume  # noqa: PLC0415 -- its siblings need torch
-
         if self._plan.fresh:
             return None
-        had = self._store.manifests()
         found = self._store.newest()
         if found is None:
-            if had:
+            if self._store.has_any():
                 raise InvalidInput(
-                    f"none of the states in {self._plan.folder} is good (put aside as *.bad): "
-                    "start anew with --resume never"
+                    f"none of the states in {self._plan.folder} can be used (the damaged ones are "
+                    "put aside as *.bad): mend what is said above, or start anew with "
+                    "--resume never"
                 )
             log.info("run %s has no state yet: it starts from the beginning", self._record.run_id)
             return None
         manifest, state = found
         loop = trainer.gpuwarden
         resume.check_fits(manifest, trainer, dataset=loop.dataset, order=loop.order)
-        if loop.mode != "exact" and manifest.batch:
+        if loop.mode != resume.EXACT and manifest.batch:
             raise InvalidInput(
                 f"the newest state is in the middle of epoch {manifest.epoch + 1}, but here a "
                 "training can be resumed from whole epochs only: use the software that wrote it "
@@ -425,16 +469,18 @@ class Session:
         answered = self.board.status.request
         if request and (answered is None or answered.decision_id != request.decision_id):
             self._answer(RequestState.RECEIVED)
-        if self.watch.must_leave(epoch_ended=epoch_ended, margin=self._margin()):
-            if epoch_ended and loop.mode == "epoch":
+        if self.must_leave(epoch_ended=epoch_ended):
+            if epoch_ended and loop.mode == resume.EPOCH:
                 self._save(trainer, "epoch", background=True)
             raise Leave
         if request is not None and request.then == "continue":
             self._save_and_continue(trainer, request.decision_id, epoch_ended=epoch_ended)
         every = self.settings.checkpoint_epochs
-        if epoch_ended and (loop.mode == "epoch" or (every and loop.position.epoch % every == 0)):
+        if epoch_ended and (
+            loop.mode == resume.EPOCH or (every and loop.position.epoch % every == 0)
+        ):
             self._save(trainer, "epoch", background=True)
-        elif self._saver.due and loop.mode == "exact":
+        elif self._saver.due and loop.mode == resume.EXACT:
             self._save(trainer, "periodic", background=True)
 
     def settle(self) -> None:
@@ -443,23 +489,33 @@ class Session:
 
     def before_final(self, trainer: Any) -> None:
         """Only the final evaluation is left."""
-        if trainer.gpuwarden.mode == "exact":
+        if trainer.gpuwarden.mode == resume.EXACT:
             self._save(trainer, "final", background=False)
+
+    def must_leave(self, *, epoch_ended: bool = False) -> bool:
+        """Whether to leave at this boundary; a deadline leaves time for one more step and a save.
+
+        Args:
+            epoch_ended: the boundary is the end of an epoch.
+        """
+        margin = 2.0 + 2.0 * self._saver.save_seconds
+        return self.watch.must_leave(epoch_ended=epoch_ended, margin=margin)
+
+    def rewound(self) -> None:
+        """The training has gone back to a checkpoint of ultralytics' own."""
+        self._saver.rewound()
 
     # -- inside
 
-    def _margin(self) -> float:
-        """Seconds to keep for one more step and a save before a deadline."""
-        return 2.0 + 2.0 * self._saver.stall_seconds
-
     def _save_and_continue(self, trainer: Any, decision_id: str, *, epoch_ended: bool) -> None:
-        if trainer.gpuwarden.mode != "exact" and not epoch_ended:
+        if trainer.gpuwarden.mode != resume.EXACT and not epoch_ended:
             return  # at the end of the epoch
         self._answer(RequestState.SAVING)
-        if self._save(trainer, "request", background=True):
-            self._record = self._record.having_answered(decision_id)
-            self._write_record()
-            self.watch.answer(decision_id)
+        # Answered even if it failed, which the checkpoint's time tells: not a try at each step.
+        self._save(trainer, "request", background=True)
+        self._record = self._record.having_answered(decision_id)
+        self._write_record()
+        self.watch.answer(decision_id)
 
     def _answer(self, state: RequestState) -> None:
         request = self.watch.request()
@@ -484,10 +540,10 @@ class Session:
             batch_size=trainer.batch_size,
             dataset=loop.dataset,
             order=loop.order,
-            exact=loop.mode == "exact",
+            exact=loop.mode == resume.EXACT,
             reason=reason,
             time=self.clock.wall(),
-            software=_software(),
+            software=environments.software(),
         )
         return self._saver.save(
             position,
@@ -496,7 +552,7 @@ class Session:
                 position,
                 last_optimizer_step=loop.last_step,
                 current_step=trainer.gpuwarden_step(),
-                random_state=loop.end_random if at_end else None,
+                earlier=loop.ended if at_end else None,
                 stream=trainer.train_loader.stream(position.epoch, position.batch),
                 elapsed=time.time() - trainer.train_time_start,
             ),
@@ -517,53 +573,3 @@ class Session:
             self.board.set(amp_scale=float(trainer.scaler.get_scale()))
         if trainer.device.type == "cuda":
             self.board.set(gpu_memory_peak=torch.cuda.max_memory_allocated(trainer.device))
-
-
-def _named_class(name: str | type | None) -> type | None:
-    """The class that `MODULE:CLASS` names.
-
-    Raises:
-        InvalidInput: there is none.
-    """
-    if name is None or isinstance(name, type):
-        return name
-    module, _, attribute = name.partition(":")
-    if str(Path.cwd()) not in sys.path:  # a command's own folder is there, the user's is not
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InvalidInput(f"trainer {name!r}: {error}; write MODULE:CLASS") from error
-    if not isinstance(found, type):
-        raise InvalidInput(f"trainer {name!r} is not a class")
-    return found
-
-
-def _software() -> dict[str, str]:
-    versions = {"gpuwarden": __version__}
-    for name in ("torch", "ultralytics"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "unknown"
-    return versions
-
-
-def prepare_offline() -> None:
-    """With YOLO_OFFLINE=1, spare ultralytics the one look-up it would still make: for a font.
-
-    It asks the network for Arial when neither its own folder nor the system has it; a copy of
-    matplotlib's DejaVu Sans under that name in ultralytics' folder answers it.
-    """
-    if os.environ.get("YOLO_OFFLINE", "").lower() not in ("1", "true"):
-        return
-    import matplotlib as mpl  # noqa: PLC0415 -- comes with ultralytics
-    from ultralytics.utils import USER_CONFIG_DIR  # noqa: PLC0415
-
-    font = Path(USER_CONFIG_DIR) / "Arial.ttf"
-    source = Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
-    if not font.exists() and source.exists():
-        try:
-            shutil.copyfile(source, font)
-        except OSError as error:
-            log.warning("cannot write %s (%s): ultralytics may look for it online", font, error)

@@ -37,6 +37,10 @@ head:
 """
 
 
+END_TO_END_MODEL = f"end2end: True\nreg_max: 1\n{TINY_MODEL}"
+"""With a loss whose weights move at each epoch's end, as YOLO26's do."""
+
+
 class FakeClock:
     """Time that only the test moves."""
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import signal
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.trainer.conftest import END_TO_END_MODEL, TINY_MODEL
 
 from gpuwarden import job_files
+from gpuwarden.errors import InvalidInput
 from gpuwarden.job_files import LeaveRequest, RunStatus
 from gpuwarden.trainer import LeftTraining, attach
 
@@ -67,11 +71,11 @@ class Trainings:
     def __init__(self, material: Material, folder: Path, jobs: Path) -> None:
         self.material, self.folder, self.jobs = material, folder, jobs
 
-    def model(self) -> Any:
-        """A new, untrained model."""
+    def model(self, file: Path | None = None) -> Any:
+        """A model of a file, by default a new, untrained one."""
         from ultralytics import YOLO  # noqa: PLC0415 -- after its environment is set
 
-        return YOLO(str(self.material.model))
+        return YOLO(str(file or self.material.model))
 
     def words(self, **words: Any) -> dict[str, Any]:
         """Words of a short training into the project."""
@@ -84,10 +88,12 @@ class Trainings:
         *,
         hooks: dict[str, Callable[[Any], None]] | None = None,
         base: type | None = None,
+        file: Path | None = None,
         **options: Any,
     ) -> Any:
         """The trainer after an attempt that ran to its end."""
-        model = attach(self.model(), run_id=run_id, jobs_directory=self.jobs, **options)
+        model = self.model(file)
+        attach(model, run_id=run_id, jobs_directory=self.jobs, **options)
         for event, hook in (hooks or {}).items():
             model.add_callback(event, hook)
         model.train(trainer=base, **self.words(name=run_id, **words))
@@ -193,6 +199,18 @@ def test_an_interrupted_training_ends_bit_identical(
     assert _digest(trainer) == undisturbed(order, kind)
 
 
+def test_an_end_to_end_loss_goes_on_with_its_own_weights(
+    trainings: Trainings, tmp_path: Path
+) -> None:
+    """They move between the last batch and validation, and must not move twice."""
+    file = tmp_path / "end2end.yaml"
+    file.write_text(END_TO_END_MODEL, "utf-8")
+    undisturbed = trainings.attempt("calm", {}, file=file)
+    with pytest.raises(LeftTraining):
+        trainings.attempt("run", {}, hooks=_in_validation(1), file=file)
+    assert _digest(trainings.attempt("run", {}, file=file)) == _digest(undisturbed)
+
+
 def test_ultralytics_own_order_is_plain_ultralytics(
     trainings: Trainings, undisturbed: Callable[[str, str], dict[str, str]]
 ) -> None:
@@ -281,6 +299,136 @@ def test_continue_saves_and_goes_on(
     steps = [manifest.step for manifest in trainer.gpuwarden_session._store.manifests()]
     assert steps == [18, 4]
     assert _digest(trainer) == undisturbed("stateless", "rich")
+
+
+def test_a_deadline_within_validation_leaves_time_to_save(trainings: Trainings) -> None:
+    """The epoch's end would come too late: its validation is what is done again."""
+
+    def ask(_validator: Any) -> None:
+        path = job_files.request_path(trainings.jobs, "run")
+        request = LeaveRequest("d1", leave_by=time.time() + 1.5, at="epoch")
+        job_files.write(path, request.encode())
+        model.trainer.gpuwarden_session.watch.reread()
+
+    model = attach(trainings.model(), run_id="run", jobs_directory=trainings.jobs)
+    model.add_callback("on_val_batch_end", ask)
+    with pytest.raises(LeftTraining):
+        model.train(**trainings.words(name="run", **RICH))
+    newest = model.trainer.gpuwarden_session._store.manifests()[0]
+    assert (newest.epoch, newest.batch) == (0, BATCHES)
+
+
+def test_a_signal_that_comes_too_late_is_the_programs(trainings: Trainings) -> None:
+    """A script that trains one model after the other must not lose it with the training done."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _frame: seen.append(number))
+
+    def late(_trainer: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        assert not seen
+
+    try:
+        trainings.attempt("run", {"epochs": 1}, hooks={"on_train_end": late})
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [signal.SIGUSR1]
+
+
+def test_what_is_trained_again_after_nan_is_saved_again(trainings: Trainings) -> None:
+    """Ultralytics goes back to last.pt: a state of the same position before that is another."""
+    from ultralytics.models.yolo.detect import DetectionTrainer  # noqa: PLC0415 -- see model
+
+    passes: list[int] = []
+
+    class Poisoned(DetectionTrainer):
+        """Sees NaN once, at the end of its second epoch."""
+
+        def preprocess_batch(self, batch: Any) -> Any:
+            batch = super().preprocess_batch(batch)
+            step = self.gpuwarden_step()
+            if step == BATCHES + 2:
+                passes.append(step)
+            if step == 2 * BATCHES - 1 and len(passes) == 1:
+                batch["img"] *= float("nan")
+            return batch
+
+    def leave(trainer: Any) -> None:
+        if trainer.gpuwarden_step() == BATCHES + 2:
+            trainer.gpuwarden_session._saver._last = float("-inf")  # a periodic state is due
+            if len(passes) == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(LeftTraining):
+        trainings.attempt("run", RICH, hooks={"on_train_batch_end": leave}, base=Poisoned)
+    states = trainings.folder / "runs" / "run" / "states"
+    saved = [json.loads(path.read_text("utf-8")) for path in sorted(states.glob("0*.json"))]
+    assert [state["step"] for state in saved] == [BATCHES + 3, BATCHES + 3]
+    assert saved[0]["sha256"] != saved[1]["sha256"]
+
+
+def test_a_plain_checkpoint_is_resumed_where_it_is(trainings: Trainings) -> None:
+    """`resume=True` with a last.pt of plain ultralytics goes on in its folder, not beside it."""
+
+    def crash(trainer: Any) -> None:
+        if trainer.epoch == 1:
+            raise ZeroDivisionError
+
+    model = trainings.model()
+    model.add_callback("on_train_epoch_end", crash)
+    with pytest.raises(ZeroDivisionError):
+        model.train(**trainings.words(name="plain"))
+    folder = trainings.folder / "runs" / "plain"
+    model = trainings.model(folder / "weights" / "last.pt")
+    attach(model, run_id="run", jobs_directory=trainings.jobs).train(resume=True)
+    assert model.trainer.save_dir == folder
+    assert trainings.status("run").counters.steps == 12
+
+
+def test_exact_states_are_not_given_up_for_a_checkpoint(trainings: Trainings) -> None:
+    """Ultralytics' own resume of last.pt would lose steps: the way to continue is told."""
+    with pytest.raises(LeftTraining):
+        trainings.attempt("run", {}, hooks=_at_batch(1, 3))
+    folder = trainings.folder / "runs" / "run"
+    last = folder / "weights" / "last.pt"
+    for word in (True, str(last)):
+        model = attach(trainings.model(last), jobs_directory=trainings.jobs)
+        with pytest.raises(InvalidInput, match=r"--run-id run .*epochs=3"):
+            model.train(resume=word)
+    trainings.attempt("run", {})
+    assert trainings.status("run").counters.steps == 9
+
+
+def test_another_model_is_refused(trainings: Trainings, tmp_path: Path) -> None:
+    """A model file that was edited between attempts is named, not a tensor's trouble alone."""
+    file = tmp_path / "model.yaml"
+    file.write_text(TINY_MODEL, "utf-8")
+    with pytest.raises(LeftTraining):
+        trainings.attempt("run", {}, hooks=_at_batch(0, 1), file=file)
+    file.write_text(TINY_MODEL.replace("[16, 3, 2]", "[64, 3, 2]"), "utf-8")
+    with pytest.raises(InvalidInput, match=r"does not fit the model.*size mismatch"):
+        trainings.attempt("run", {}, file=file)
+    status = trainings.status("run")
+    assert status.exit is not None
+    assert status.exit.code == InvalidInput.exit_code
+
+
+def test_a_run_whose_states_are_all_damaged_does_not_start_anew(trainings: Trainings) -> None:
+    """Neither at once nor when the command is tried again, for that would lose days unseen."""
+    with pytest.raises(LeftTraining):
+        trainings.attempt("run", {}, hooks=_at_batch(1, 3))
+    states = trainings.folder / "runs" / "run" / "states"
+    for path in states.glob("0*.json"):
+        path.write_text("{", "utf-8")
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="--resume never"):
+            trainings.attempt("run", {})
+
+
+def test_sizes_are_taken_as_ultralytics_takes_them(trainings: Trainings) -> None:
+    """A pair of sizes is allowed there; what is told of it must not end the training."""
+    trainings.attempt("run", {"epochs": 1, "imgsz": [64, 64]})
+    described = job_files.read(job_files.description_path(trainings.jobs, "run")).content
+    assert job_files.RunDescription.decode(described).imgsz == 64
 
 
 def test_the_status_tells_of_the_training(trainings: Trainings) -> None:

@@ -1,0 +1,119 @@
+"""Attempts that meet others at the same run, before anything is trained."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.trainer.conftest import wait_for
+
+from gpuwarden import job_files
+from gpuwarden.errors import InvalidInput
+from gpuwarden.job_files import LeaveRequest
+from gpuwarden.trainer.leaving import LeaveWatch
+from gpuwarden.trainer.sessions import Session
+from gpuwarden.trainer.settings import TrainSettings
+from gpuwarden.trainer.states import FOLDER, RunRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.trainer.conftest import Material
+
+pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
+
+_HOLDER = """\
+import sys
+from pathlib import Path
+from gpuwarden.trainer.states import RunLock, RunRecord
+folder = Path(sys.argv[1])
+lock = RunLock(folder)
+lock.acquire()
+print("locked", flush=True)
+if input() == "finish":
+    RunRecord("run", "theirs", {}, 1.0, finished=2.0).write(folder)
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which has locked the folder but not yet said whose it is."""
+    folder = tmp_path / "runs" / "run" / FOLDER
+    folder.mkdir(parents=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def run(
+    material: Material, jobs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Attempts the run; what is to happen while it waits for its lock happens then."""
+    from ultralytics import YOLO  # noqa: PLC0415 -- after its environment is set
+
+    watch = LeaveWatch()
+    watch.install()
+    caplog.set_level("INFO", "gpuwarden")
+
+    def attempt(meanwhile: Callable[[], None]) -> tuple[int, str]:
+        def act() -> None:
+            wait_for(lambda: "waiting up to" in caplog.text)
+            meanwhile()
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        try:
+            model = YOLO(str(material.model))
+            settings = TrainSettings(run_id="run", jobs_directory=jobs)
+            words: dict[str, Any] = material.words(
+                project=str(tmp_path / "runs"), name="run", exist_ok=True
+            )
+            return Session(settings, watch=watch).run(model, words, train=model.train)
+        finally:
+            thread.join()
+
+    yield attempt
+    watch.restore()
+
+
+def test_a_signal_ends_the_wait_for_the_former_attempt(
+    other: subprocess.Popen[str], run: Callable[..., tuple[int, str]], jobs: Path
+) -> None:
+    """It leaves at once, and `hold` holds although nothing was trained."""
+
+    def leave() -> None:
+        request = LeaveRequest("d1", leave_by=4e9, then="hold")
+        job_files.write(job_files.request_path(jobs, "run"), request.encode())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert run(leave) == (76, "SIGTERM")
+    assert other.poll() is None
+
+
+def test_a_run_begun_meanwhile_is_not_superseded(
+    other: subprocess.Popen[str], run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    """Of two attempts started at once the later one finds the work of the earlier."""
+
+    def finish() -> None:
+        other.communicate("finish\n")
+
+    with pytest.raises(InvalidInput, match="was started with other words"):
+        run(finish)
+    record = RunRecord.read(tmp_path / "runs" / "run" / FOLDER)
+    assert record is not None
+    assert record.lineage == "theirs"
