@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuwarden import job_files
-from gpuwarden.errors import InvalidInput
+from gpuwarden.errors import InvalidInput, MissingExtra
 from gpuwarden.trainer.leaving import SIGNALS, Leave, LeaveWatch
 from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import DATA_ORDERS, RESUME_CHOICES, TrainSettings
@@ -19,6 +19,8 @@ from gpuwarden.trainer.settings import DATA_ORDERS, RESUME_CHOICES, TrainSetting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_NEEDED = ("numpy", "torch", "ultralytics")
+"""What the extra brings: modules whose absence is an installation's fault, not a user's code's."""
 _SIGNAL_NAMES = ", ".join(number.name for number in SIGNALS)
 _EPILOG = f"""\b
 Signals: {_SIGNAL_NAMES}
@@ -132,6 +134,11 @@ def train(words: tuple[str, ...], **options: Any) -> int:
         code, _reason = Session(settings, watch=watch).run(model, overrides, train=model.train)
     except Leave:
         code = watch.leaving_status()
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _NEEDED:
+            raise
+        raise MissingExtra("train", missing, "yolo") from error
     # A second signal that arrives while the interpreter ends must not kill it, for a scheduler
     # would then see a crash instead of the status.
     watch.ignore()
@@ -181,27 +188,40 @@ def parse_words(words: Sequence[str]) -> dict[str, Any]:
                 cfg.check_dict_alignment(allowed, {text: ""})
                 raise InvalidInput(f"{word!r} is not a setting of a training: write key=value")
         except (SyntaxError, ValueError, AssertionError, FileNotFoundError) as error:
-            raise InvalidInput(f"{word!r}: {error}") from error
+            hint = _about_options(text)
+            raise InvalidInput(f"{word!r}: {str(error).strip()}{hint}") from error
     try:
         cfg.check_dict_alignment(allowed, overrides)
     except SyntaxError as error:
-        raise InvalidInput(str(error)) from error
+        raise InvalidInput(str(error).strip()) from error
     overrides.pop("mode", None)
     return overrides
+
+
+def _about_options(text: str) -> str:
+    """What to add where one of our own options stands among the words of `yolo`."""
+    name = text.partition("=")[0]
+    if f"--{name}" not in (option for known in train.params for option in known.opts):
+        return ""
+    return f" gpuwarden's own option --{name} goes before the first KEY=VALUE"
 
 
 def load_model(overrides: dict[str, Any]) -> Any:
     """The model that `yolo` would make of the words `model` and `task`, which are taken out.
 
     Raises:
-        InvalidInput: no `model` word; gpuwarden downloads nothing of its own choice.
+        InvalidInput: no `model` or `data` word, or a model that is not there; gpuwarden downloads
+            nothing of its own choice.
     """
     ultralytics: Any = importlib.import_module("ultralytics")
     name, task = overrides.pop("model", None), overrides.pop("task", None)
     if not name:
         raise InvalidInput("which model? Say model=yolov8n.yaml or model=path/to/weights.pt")
-    if not overrides.get("data"):
+    if not overrides.get("data") and overrides.get("resume") in (None, False, "auto"):
         raise InvalidInput("which data set? Say data=path/to/data.yaml")
-    if "rtdetr" in Path(str(name)).stem.lower():
-        return ultralytics.RTDETR(name)
-    return ultralytics.YOLO(name, task=task)
+    try:
+        if "rtdetr" in Path(str(name)).stem.lower():
+            return ultralytics.RTDETR(name)
+        return ultralytics.YOLO(name, task=task)
+    except FileNotFoundError as error:
+        raise InvalidInput(f"model={name}: {error}") from error

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +16,12 @@ from tests.trainer.conftest import wait_for
 
 from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput
-from gpuwarden.trainer.cli import parse_words, train
+from gpuwarden.trainer.cli import load_model, parse_words, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.trainer.conftest import Command
+    from tests.trainer.conftest import Command, Material
 
 PACED = ("--trainer", "demo.paced:PacedTrainer")
 SLOW = {"GPUWARDEN_DEMO_LOADER_SECONDS": "0.4"}
@@ -45,6 +48,7 @@ def test_a_run_through_sigterm_and_sigkill_ends_as_if_undisturbed(
     command: Callable[..., Command], tmp_path: Path
 ) -> None:
     """SIGTERM: 75 and no step lost. SIGKILL: back to the last periodic state. Then 0, and 0."""
+    undisturbed = command("calm")
     first = command("run", *PACED, environment=SLOW)
     first.wait_for_step(2)
     first.send(signal.SIGTERM)
@@ -86,7 +90,6 @@ def test_a_run_through_sigterm_and_sigkill_ends_as_if_undisturbed(
     code, out, err = again.end()
     assert (code, "already complete" in err) == (0, True)
 
-    undisturbed = command("calm")
     assert undisturbed.end()[0] == 0
     runs = tmp_path / "runs"
     assert _equal(_final_state(runs, "run"), _final_state(runs, "calm"))
@@ -104,11 +107,14 @@ def test_a_run_through_sigterm_and_sigkill_ends_as_if_undisturbed(
 def test_a_signal_to_the_group_and_a_late_request_hold_the_job(
     command: Callable[..., Command], jobs: Path
 ) -> None:
-    """Workers ignore what is meant for the training; the request's `hold` makes it 76."""
+    """Workers ignore what is meant for the training; one that hangs does not keep it from 76."""
     training = command(
         "run", "--trainer", "tests.trainer.many_workers:ManyWorkers", environment=SLOW
     )
     training.wait_for_step(1)
+    pid = training.process.pid
+    workers = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
+    os.kill(int(workers[0]), signal.SIGSTOP)
     request = job_files.LeaveRequest("d7", leave_by=4e9, then="hold", reason="rule idle")
     job_files.write(job_files.request_path(jobs, "run"), request.encode())
     for _ in range(3):
@@ -118,6 +124,7 @@ def test_a_signal_to_the_group_and_a_late_request_hold_the_job(
     status = training.status()
     assert status is not None
     assert status.request == job_files.RequestProgress("d7", job_files.RequestState.LEAVING)
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
 def test_a_signal_during_the_first_imports_is_a_leave(command: Callable[..., Command]) -> None:
@@ -132,6 +139,53 @@ def test_a_signal_during_the_first_imports_is_a_leave(command: Callable[..., Com
     wait_for(catches_sigterm)
     training.send(signal.SIGTERM)
     assert training.end()[0] == 75
+
+
+def test_what_is_not_installed_is_named_with_its_remedy() -> None:
+    """The command alone needs neither torch nor ultralytics, so their absence shows late."""
+    code = (
+        "import sys; sys.modules['ultralytics'] = None\n"
+        "from gpuwarden.cli import main; main(['train', 'model=a.yaml', 'data=b.yaml'])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ran.returncode, "pip install 'gpuwarden[yolo]'" in ran.stderr) == (2, True), ran.stderr
+
+
+@pytest.mark.parametrize("name", ["nowhere:X", ":X", ".X", "json", "json:JSONDecoder"])
+def test_a_trainer_that_is_none_is_refused(name: str) -> None:
+    """Before anything is written: a typing error must not leave a run behind."""
+    from gpuwarden.trainer.environments import named_class  # noqa: PLC0415 -- after offline
+
+    with pytest.raises(InvalidInput, match=f"trainer '{name}'"):
+        named_class(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ({}, "which model"),
+        ({"model": "nowhere.yaml", "data": "d.yaml"}, "model=nowhere.yaml: .*does not exist"),
+        ({"model": "yolov8n.yaml"}, "which data set"),
+        ({"model": "yolov8n.yaml", "resume": "auto"}, "which data set"),
+    ],
+)
+def test_what_is_missing_is_asked_for(words: dict[str, Any], complaint: str) -> None:
+    """Nothing is guessed, nor downloaded unasked."""
+    with pytest.raises(InvalidInput, match=complaint):
+        load_model(words)
+
+
+def test_a_checkpoint_knows_its_data_set(material: Material) -> None:
+    """`yolo train resume model=last.pt` needs no data= either."""
+    assert load_model({"model": str(material.model), "resume": True}).task == "detect"
+
+
+def test_an_option_among_the_words_is_shown_its_place() -> None:
+    """Words of `yolo` may begin with dashes, so ours cannot be told from them there."""
+    with pytest.raises(InvalidInput, match="--run-id goes before the first KEY=VALUE"):
+        parse_words(["model=a.yaml", "--run-id", "exp1"])
 
 
 def test_help_teaches_without_torch() -> None:
