@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -54,8 +55,8 @@ class TrainSettings:
             raise InvalidInput(
                 f"data order {self.data_order!r} is none of {', '.join(DATA_ORDERS)}"
             )
-        if self.checkpoint_seconds <= 0:
-            raise InvalidInput("the time between checkpoints must be more than 0s")
+        if not 0 < self.checkpoint_seconds < math.inf:  # NaN is neither
+            raise InvalidInput("the time between checkpoints must be more than 0s, and finite")
         if self.checkpoint_epochs is not None and self.checkpoint_epochs < 1:
             raise InvalidInput("the number of epochs between checkpoints must be at least 1")
         if self.keep < 1:

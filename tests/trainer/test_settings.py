@@ -26,6 +26,8 @@ def test_checkpoint_every_takes_a_duration_or_seconds() -> None:
         {"resume": "yes"},
         {"data_order": "random"},
         {"checkpoint_every": 0},
+        {"checkpoint_every": float("nan")},
+        {"checkpoint_every": float("inf")},
         {"checkpoint_epochs": 0},
         {"keep": 0},
         {"colour": "red"},
