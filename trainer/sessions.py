@@ -198,7 +198,13 @@ class Session:
                 since=self.clock.wall(),
             )
             before = RunRecord.read(plan.folder)
-            plan.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                plan.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InvalidInput(
+                    f"cannot make {plan.folder} ({error.strerror}): say project=FOLDER for one "
+                    "that you may write"
+                ) from error
             lock = RunLock(plan.folder)
             elsewhere = plan.fresh and not fixed and claim + 1 < _CLAIMS
             try:

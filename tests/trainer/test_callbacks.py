@@ -398,6 +398,13 @@ def test_exact_states_are_not_given_up_for_a_checkpoint(trainings: Trainings) ->
     assert trainings.status("run").counters.steps == 9
 
 
+def test_a_project_that_cannot_be_written_is_named(trainings: Trainings) -> None:
+    """Before anything is loaded for a training whose work could not be kept."""
+    (trainings.folder / "runs").write_text("a file", "utf-8")
+    with pytest.raises(InvalidInput, match=r"runs/run/states .*say project=FOLDER"):
+        trainings.attempt("run", {})
+
+
 def test_another_model_is_refused(trainings: Trainings, tmp_path: Path) -> None:
     """A model file that was edited between attempts is named, not a tensor's trouble alone."""
     file = tmp_path / "model.yaml"
