@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +40,10 @@ def make_detection_dataset(
     names = "".join(f"  {number}: {name}\n" for number, name in enumerate(NAMES))
     description = folder / "data.yaml"
     description.write_text(
-        f"path: {folder.resolve()}\ntrain: images/train\nval: images/val\nnames:\n{names}", "utf-8"
+        # A JSON string is YAML as well, whatever characters the folder's name has.
+        f"path: {json.dumps(str(folder.resolve()))}\n"
+        f"train: images/train\nval: images/val\nnames:\n{names}",
+        "utf-8",
     )
     return description
 

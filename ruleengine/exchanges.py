@@ -53,6 +53,7 @@ async def exchange(
     seconds: float,
     content: bytes | None = None,
     headers: Mapping[str, str] | None = None,
+    limit: int = MAX_ANSWER_BYTES,
 ) -> Answer:
     """Send a request and read its whole answer.
 
@@ -63,6 +64,7 @@ async def exchange(
         seconds: for everything together.
         content: the body, or None.
         headers: beside the client's.
+        limit: bytes that the answer may have.
 
     Raises:
         ServiceUnavailable: there is no whole answer; the text says why, and not where.
@@ -75,8 +77,8 @@ async def exchange(
         ):
             async for chunk in response.aiter_bytes():
                 body += chunk
-                if len(body) > MAX_ANSWER_BYTES:
-                    raise ServiceUnavailable(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
+                if len(body) > limit:
+                    raise ServiceUnavailable(f"its answer is larger than {limit} bytes")
     except TimeoutError as error:
         raise ServiceUnavailable(f"no whole answer within {seconds:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -18,6 +18,7 @@ from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.conditions import ProfileCondition, Promql, Signal, leaves
 from gpuwarden.ruleengine.prometheus import QueryRefused
 from gpuwarden.ruleengine.verdicts import (
+    MAX_DARK_SHARE,
     MAX_SKEW_SECONDS,
     FleetFacts,
     GpuFacts,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.model import RuleSet
     from gpuwarden.ruleengine.prometheus import Sample, Source
 
-MAX_DARK_SHARE = 0.1
-"""With more of the expected nodes dark, nothing is ended."""
 SNAPSHOT_INTERVAL_SECONDS = 2.0
 """How often an exporter takes its snapshot; a snapshot up to twice as old is current."""
 HELD_FOR = "1h"

@@ -1,38 +1,15 @@
-"""Files that the engine depends on: read with every mistake at its place, and watched."""
+"""Files that the engine depends on: secrets, and what shows that a file has changed."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from gpuwarden.diagnostics import Severity, render_text
 from gpuwarden.errors import InvalidInput
-from gpuwarden.yaml_files import load_located, validate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
-
-    from gpuwarden.ruleengine.fields import Strict
-
-_Model = TypeVar("_Model", bound="Strict")
-
-
-def read_model(model: type[_Model], path: Path) -> _Model:
-    """Read a YAML file into a model.
-
-    Raises:
-        InvalidInput: its text shows every finding with its line and a caret.
-    """
-    document = load_located(path)
-    found = list(document.diagnostics)
-    value: _Model | None = None
-    if document.root is not None:
-        value, complaints = validate(model, document.root)
-        found += complaints
-    if value is None or any(item.severity is Severity.ERROR for item in found):
-        raise InvalidInput(render_text(found, {document.file: document.text}), found)
-    return value
 
 
 def read_secret(path: Path, setting: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuwarden import durations
 from gpuwarden.ruleengine.cases import CaseState, Delivery, terms
-from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Truth
+from gpuwarden.ruleengine.verdicts import MAX_DARK_SHARE, MAX_SKEW_SECONDS, Truth
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 DATA_AGE_SCRAPES = 2.0
 """Facts older than this many scrapes carry no action."""
-DARK_SHARE = 0.10
-"""Above this share of dark nodes the whole picture is in doubt."""
 HALT_FROM_JOBS = 20
 """Below this many running jobs a share says nothing."""
 NODE_JOB_PREFIX = "proc-"
@@ -100,12 +98,12 @@ def fleet_blocks(situation: Situation) -> list[Blocked]:
         )
     found += [Blocked("facts_incomplete", problem) for problem in facts.problems]
     dark = facts.expected_nodes - facts.lit_nodes
-    if facts.expected_nodes < 1 or dark > DARK_SHARE * facts.expected_nodes:
+    if facts.expected_nodes < 1 or dark > MAX_DARK_SHARE * facts.expected_nodes:
         found.append(
             Blocked(
                 "dark_nodes",
                 f"{max(dark, 0)} of {facts.expected_nodes} expected nodes are dark; "
-                f"at most {DARK_SHARE:.0%} may be",
+                f"at most {MAX_DARK_SHARE:.0%} may be",
             )
         )
     if facts.clock_skew_seconds > MAX_SKEW_SECONDS:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
+from urllib.parse import urlencode
 
 import httpx
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import PermanentError, ServiceUnavailable
+from gpuwarden.ruleengine.exchanges import exchange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
     from gpuwarden.clock import Clock
+    from gpuwarden.ruleengine.exchanges import Answer
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """10,000 cards answer in 1.5 MB; an answer beyond this is a mistaken query."""
@@ -124,9 +125,10 @@ class PrometheusClient:
 
     async def _query(self, query: str, extra: Mapping[str, str]) -> list[Sample]:
         form = {"query": query, "timeout": f"{self._timeout:g}s", **extra}
-        status, body = await self._post(form)
+        reply = await self._post(form)
+        status = reply.status
         try:
-            answer = json.loads(body)
+            answer = reply.json()
         except ValueError as error:
             message = f"{self._url} answered {status} with something that is not JSON"
             raise ServiceUnavailable(message) from error
@@ -140,29 +142,19 @@ class PrometheusClient:
         self._refuse_partial(answer)
         return self._rows(answer.get("data"))
 
-    async def _post(self, form: Mapping[str, str]) -> tuple[int, bytes]:
-        body = bytearray()
-        url = f"{self._url}/api/v1/query"
-        whole = 2 * self._timeout
+    async def _post(self, form: Mapping[str, str]) -> Answer:
         try:
-            # httpx counts from the last byte: an answer that drips in would hold the tick for ever.
-            async with (
-                asyncio.timeout(whole),
-                self._client.stream(
-                    "POST", url, data=dict(form), timeout=self._timeout
-                ) as response,
-            ):
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > MAX_ANSWER_BYTES:
-                        raise ServiceUnavailable(f"{self._url}: the answer is too large")
-        except TimeoutError as error:
-            message = f"Prometheus at {self._url}: no whole answer within {whole:g} s"
-            raise ServiceUnavailable(message) from error
-        except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise ServiceUnavailable(f"Prometheus at {self._url}: {reason}") from error
-        return response.status_code, bytes(body)
+            return await exchange(
+                self._client,
+                "POST",
+                f"{self._url}/api/v1/query",
+                seconds=2 * self._timeout,
+                content=urlencode(form).encode(),
+                headers={"Content-Type": "application/x-www-form-urlencoded"},
+                limit=MAX_ANSWER_BYTES,
+            )
+        except ServiceUnavailable as error:
+            raise ServiceUnavailable(f"Prometheus at {self._url}: {error}") from error
 
     def _refuse_partial(self, answer: Mapping[str, Any]) -> None:
         """Thanos and VictoriaMetrics answer with what they have when a part of them is down."""

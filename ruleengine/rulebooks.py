@@ -8,8 +8,9 @@ import structlog
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.ruleengine.directories import EMPTY, Directory
-from gpuwarden.ruleengine.files import fingerprint, read_model
+from gpuwarden.ruleengine.files import fingerprint
 from gpuwarden.ruleengine.loading import load_rule_files, rule_set_hash
+from gpuwarden.yaml_files import load_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,4 +84,4 @@ class RuleBook:
         name = self._settings.values.directory
         if name is None:
             return rules, EMPTY
-        return rules, read_model(Directory, self._settings.path(name))
+        return rules, load_file(Directory, self._settings.path(name))

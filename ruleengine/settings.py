@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from gpuwarden.errors import InvalidInput
 from gpuwarden.ruleengine.directories import Email
 from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
-from gpuwarden.ruleengine.files import read_model
+from gpuwarden.yaml_files import load_file
 
 DEFAULT_LISTEN = "127.0.0.1:9837"
 _URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
@@ -249,7 +249,7 @@ def load_settings(path: Path) -> Settings:
     Raises:
         InvalidInput: its text shows every finding with its line and a caret.
     """
-    values = read_model(EngineSettings, path)
+    values = load_file(EngineSettings, path)
     settings = Settings(values, path.resolve().parent)
     if not settings.rule_files():
         raise InvalidInput(f"{path}: rules: no file matches {', '.join(values.rules)}")

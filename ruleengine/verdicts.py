@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+MAX_DARK_SHARE = 0.1
+"""With more of the expected nodes dark, nothing is ended."""
 MAX_SKEW_SECONDS = 5.0
 """Clocks further apart than this make a node's, or a whole tick's, facts unusable."""
 

@@ -400,14 +400,14 @@ def trainer_class(base: type, session: Session) -> type:
 
 def is_plain_yolo(dataset: Any) -> bool:
     """Whether the data set is ultralytics' own for boxes, whose random choices are known."""
-    from ultralytics.data.dataset import YOLODataset  # noqa: PLC0415 -- takes seconds
+    from ultralytics.data.dataset import YOLODataset
 
     return type(dataset) is YOLODataset
 
 
 def is_plain_loader(loader: Any) -> bool:
     """Whether the loader keeps its iterator as ultralytics' does."""
-    from ultralytics.data.build import InfiniteDataLoader  # noqa: PLC0415 -- takes seconds
+    from ultralytics.data.build import InfiniteDataLoader
 
     return isinstance(loader, InfiniteDataLoader)
 

@@ -24,7 +24,7 @@ _CRITERION = ("updates", "o2m", "o2o")
 
 def unwrapped(model: Any) -> Any:
     """The module inside torch.compile's and DDP's wrappers."""
-    from ultralytics.utils.torch_utils import unwrap_model  # noqa: PLC0415 -- slow to import
+    from ultralytics.utils.torch_utils import unwrap_model
 
     return unwrap_model(model)
 

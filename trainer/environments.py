@@ -22,7 +22,7 @@ def named_class(name: str | type | None) -> type | None:
     Raises:
         InvalidInput: there is none, or it is no trainer.
     """
-    from ultralytics.engine.trainer import BaseTrainer  # noqa: PLC0415 -- takes seconds
+    from ultralytics.engine.trainer import BaseTrainer
 
     if name is None or isinstance(name, type):
         return name
@@ -57,8 +57,8 @@ def prepare_offline() -> None:
     """
     if os.environ.get("YOLO_OFFLINE", "").lower() not in ("1", "true"):
         return
-    import matplotlib as mpl  # noqa: PLC0415 -- comes with ultralytics
-    from ultralytics.utils import USER_CONFIG_DIR  # noqa: PLC0415
+    import matplotlib as mpl
+    from ultralytics.utils import USER_CONFIG_DIR
 
     font = Path(USER_CONFIG_DIR) / "Arial.ttf"
     source = Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"

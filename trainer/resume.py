@@ -150,7 +150,7 @@ def _differences(
 
 
 def _base_directory(words: Mapping[str, Any], task: str) -> Path:
-    from ultralytics.cfg import get_cfg, get_save_dir  # noqa: PLC0415 -- takes seconds
+    from ultralytics.cfg import get_cfg, get_save_dir
 
     places = {name: words[name] for name in ("project", "name", "save_dir") if words.get(name)}
     args = get_cfg(overrides={**places, "task": task, "mode": "train", "exist_ok": True})
@@ -158,7 +158,7 @@ def _base_directory(words: Mapping[str, Any], task: str) -> Path:
 
 
 def _unused(base: Path, words: Mapping[str, Any]) -> Path:
-    from ultralytics.utils.files import increment_path  # noqa: PLC0415 -- takes seconds
+    from ultralytics.utils.files import increment_path
 
     if "save_dir" in words or words.get("exist_ok"):
         return base
@@ -211,10 +211,10 @@ def native_of_ours(checkpoint: str, record: RunRecord) -> InvalidInput:
 
 def loop_digest() -> str:
     """Digest of the code that exact resume drives; empty where its source cannot be read."""
-    from ultralytics.data.augment import Mosaic  # noqa: PLC0415 -- takes seconds
-    from ultralytics.data.base import BaseDataset  # noqa: PLC0415
-    from ultralytics.data.build import InfiniteDataLoader  # noqa: PLC0415
-    from ultralytics.engine.trainer import BaseTrainer  # noqa: PLC0415
+    from ultralytics.data.augment import Mosaic
+    from ultralytics.data.base import BaseDataset
+    from ultralytics.data.build import InfiniteDataLoader
+    from ultralytics.engine.trainer import BaseTrainer
 
     try:
         sources = [
@@ -243,7 +243,7 @@ def mode_for(trainer: Any, data_order: str) -> tuple[str, str]:
         `exact` with an empty reason, or `epoch` (from the last complete epoch, with other random
         choices than an undisturbed run) with the reason.
     """
-    from ultralytics.engine.trainer import BaseTrainer  # noqa: PLC0415 -- takes seconds
+    from ultralytics.engine.trainer import BaseTrainer
 
     args = trainer.args
     geometry = ("degrees", "translate", "scale", "shear", "perspective")

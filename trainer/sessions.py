@@ -233,7 +233,7 @@ class Session:
     def _attempt(
         self, model: Any, words: dict[str, Any], *, native: Any, train: Any, base: type | None
     ) -> tuple[int, str]:
-        from gpuwarden.trainer import callbacks  # noqa: PLC0415 -- torch takes seconds
+        from gpuwarden.trainer import callbacks
 
         record, folder = self._record, self._plan.folder
         self._store = StateStore(folder, record.lineage, keep=self.settings.keep)
@@ -529,7 +529,7 @@ class Session:
             self.board.answered(request.decision_id, state)
 
     def _save(self, trainer: Any, reason: str, *, background: bool = False) -> bool:
-        from gpuwarden.trainer import captures  # noqa: PLC0415 -- needs torch
+        from gpuwarden.trainer import captures
 
         loop = trainer.gpuwarden
         position: Position = loop.position
@@ -568,7 +568,7 @@ class Session:
 
     def _figures(self, trainer: Any) -> None:
         """Look up what costs something to look up: once per written status."""
-        import torch  # noqa: PLC0415 -- loaded long ago
+        import torch
 
         losses = trainer.label_loss_items(trainer.tloss) if trainer.tloss else {}
         self.board.figures(

@@ -301,7 +301,7 @@ class StateStore:
             NonFiniteState: the weights are not finite.
             OSError: it could not be written; older states are untouched.
         """
-        import torch  # noqa: PLC0415 -- torch takes seconds and is not needed to list states
+        import torch
 
         for part in ("model", "ema"):
             for name, value in state[part].items():
@@ -392,7 +392,7 @@ class StateStore:
         return sorted(self.folder.glob("[0-9]" * 6 + ".json"), reverse=True)
 
     def _load(self, path: Path) -> tuple[Manifest, dict[str, Any]]:
-        import torch  # noqa: PLC0415 -- see write
+        import torch
 
         name = path.stem
         try:

@@ -9,9 +9,10 @@ import pytest
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.ruleengine.directories import Directory
-from gpuwarden.ruleengine.files import fingerprint, read_model, read_secret
+from gpuwarden.ruleengine.files import fingerprint, read_secret
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.settings import load_settings
+from gpuwarden.yaml_files import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -115,7 +116,7 @@ def test_a_directory_is_strict(tmp_path: Path, text: str) -> None:
     path = tmp_path / "directory.yaml"
     path.write_text(text)
     with pytest.raises(InvalidInput) as wrong:
-        read_model(Directory, path)
+        load_file(Directory, path)
     assert {item.span.line for item in wrong.value.diagnostics} == {2}
 
 
