@@ -281,7 +281,7 @@ class Stack:
     @contextlib.contextmanager
     def open_ledger(self) -> Iterator[sqlite3.Connection]:
         """The engine's ledger, read-only."""
-        connection = sqlite3.connect(f"file:{self.ledger}?mode=ro", uri=True, timeout=10)
+        connection = sqlite3.connect(f"{self.ledger.as_uri()}?mode=ro", uri=True, timeout=10)
         connection.row_factory = sqlite3.Row
         try:
             yield connection
