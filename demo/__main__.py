@@ -142,7 +142,9 @@ def notices(console: Console, received: list[Received]) -> None:
 def table(outcomes: list[Outcome]) -> Table:
     """What became of each job."""
     columns = ("job", "owner", "verdict", "cause", "violation", "stages, seconds later", "freed")
-    result = Table(*columns, title="What became of the jobs", title_justify="left")
+    result = Table(title="What became of the jobs", title_justify="left")
+    for column in columns:
+        result.add_column(column, overflow="fold")
     for item in outcomes:
         mark = "" if not item.wrong else " (!)"
         result.add_row(
