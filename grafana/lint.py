@@ -21,6 +21,7 @@ import promql_parser
 import yaml
 
 from gpuwarden.catalogue import CATALOGUE, MetricType, Source
+from gpuwarden.ruleengine.expressions import FUNCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,50 +38,6 @@ VALUES = {
 }
 """What stands for each variable when an expression is parsed."""
 
-FUNCTIONS = frozenset(
-    [
-        "abs",
-        "absent",
-        "avg_over_time",
-        "ceil",
-        "changes",
-        "clamp",
-        "clamp_max",
-        "clamp_min",
-        "count_over_time",
-        "delta",
-        "deriv",
-        "exp",
-        "floor",
-        "histogram_quantile",
-        "hour",
-        "increase",
-        "irate",
-        "label_join",
-        "label_replace",
-        "last_over_time",
-        "ln",
-        "log10",
-        "log2",
-        "max_over_time",
-        "min_over_time",
-        "predict_linear",
-        "quantile_over_time",
-        "rate",
-        "resets",
-        "round",
-        "scalar",
-        "sort",
-        "sort_desc",
-        "sqrt",
-        "stddev_over_time",
-        "sum_over_time",
-        "time",
-        "timestamp",
-        "vector",
-    ]
-)
-"""Functions that Prometheus 2.42 has; the parser accepts later ones too."""
 
 COUNTERS_IN = frozenset({"rate", "increase", "irate", "resets", "changes"})
 UNITS = frozenset({"none", "short", "percentunit", "bytes", "s", "h", "bool_yes_no"})

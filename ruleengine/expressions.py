@@ -46,7 +46,6 @@ FUNCTIONS = frozenset(
         "histogram_fraction",
         "histogram_quantile",
         "histogram_sum",
-        "holt_winters",
         "hour",
         "idelta",
         "increase",
