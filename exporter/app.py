@@ -13,6 +13,7 @@ from starlette.routing import Route
 from gpuwarden import __version__
 from gpuwarden.exporter.sampler import Format
 from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, raise_open_files
+from gpuwarden.exporter.supervision import Supervision
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -116,15 +117,18 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
         TemporaryError: the address cannot be had.
     """
     raise_open_files()
+    supervision = Supervision()
     config = uvicorn.Config(
         Bounded(application(sampler), settings.max_requests),
         access_log=False,
+        callback_notify=supervision.alive,
         http="h11",
         lifespan="off",
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         timeout_keep_alive=30,
+        timeout_notify=max(1, int(supervision.interval)),
         ws="none",
     )
     with listening(settings.host, settings.port) as server:
@@ -136,5 +140,6 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
         try:
             program.run(sockets=[server])
         finally:
+            supervision.stopping()
             sampler.stop()
             _logger.info("stopped")

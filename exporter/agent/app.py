@@ -32,6 +32,7 @@ from gpuwarden.exporter.agent.targets import Resolver
 from gpuwarden.exporter.nvml import open_gpus
 from gpuwarden.exporter.processes import Launchers, boot_id
 from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, raise_open_files
+from gpuwarden.exporter.supervision import Supervision
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -188,7 +189,9 @@ def _act(settings: AgentSettings, journal: Journal) -> None:
     )
     ladder = Ladder(resolver, requests, clock, wake, proof_timeout=settings.proof_timeout)
     actions = Actions(journal, ladder, terminates_per_hour=settings.terminates_per_hour)
-    program = _server(Api(actions, Authoriser(keys, settings.node, boot_id(), clock)), settings)
+    supervision = Supervision()
+    api = Api(actions, Authoriser(keys, settings.node, boot_id(), clock))
+    program = _server(api, settings, supervision=supervision)
     try:
         with listening(settings.host, settings.port) as server:
             end_by_signal(program)
@@ -197,11 +200,12 @@ def _act(settings: AgentSettings, journal: Journal) -> None:
     except TemporaryError as error:
         raise InvalidInput(f"{error}. Is another agent running?") from error
     finally:
+        supervision.stopping()
         actions.close()
         driver.close()
 
 
-def _server(api: Api, settings: AgentSettings) -> uvicorn.Server:
+def _server(api: Api, settings: AgentSettings, *, supervision: Supervision) -> uvicorn.Server:
     config = uvicorn.Config(
         Bounded(api.application(), REQUESTS),
         ssl_certfile=settings.tls_certificate,
@@ -211,6 +215,8 @@ def _server(api: Api, settings: AgentSettings) -> uvicorn.Server:
         server_header=False,
         lifespan="on",
         ws="none",
+        callback_notify=supervision.alive,
+        timeout_notify=max(1, int(supervision.interval)),
         timeout_keep_alive=5,
         timeout_graceful_shutdown=2,
     )
