@@ -8,7 +8,7 @@
  * A process of the scenario is a real one: it counts while its pid is alive with its start time.
  * After its death its memory stays for a while (linger), as a driver takes its time to free it.
  * When each process died is shared by all users of the scenario through FILE.state, so that
- * exporter, agent and tests see the same.
+ * exporter, agent and tests see the same. How many calls all of them made is counted there too.
  */
 
 #define _GNU_SOURCE
@@ -90,6 +90,7 @@ typedef struct {
 typedef struct {
     uint64_t magic;
     entry_t entries[MAX_ENTRIES];
+    uint64_t calls; /* by all users of the scenario; simulated.py reads it here */
 } shared_t;
 
 static const uint64_t MAGIC = 0x6770757764656e31ULL;
@@ -472,6 +473,7 @@ static const nvmlReturn_t GO_ON = (nvmlReturn_t)-1;
 /* With the lock held: whether the call may go on, or what it returns instead. */
 static nvmlReturn_t begin(const char *call, const card_t *card) {
     double milliseconds = 0.0;
+    if (shared != NULL) __atomic_fetch_add(&shared->calls, 1, __ATOMIC_RELAXED);
     for (unsigned i = 0; i < delay_count; i++)
         if (applies(&delays[i], call, card)) milliseconds += delays[i].milliseconds;
     nvmlReturn_t answer = GO_ON;
