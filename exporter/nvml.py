@@ -40,6 +40,10 @@ CLOCK_TOLERANCE_SECONDS = 5.0
 BUSY_RATIO = 0.1
 """A card busier than this, while its processes are said to be idle, cannot tell who is."""
 
+RELEASED = (
+    "the driver is released for work on the cards: `gpuwarden exporter acquire` takes it back"
+)
+
 _MAX_TRIES = 4
 _MAX_ROWS = 65536
 _CLOSE_SECONDS = 0.5
@@ -133,6 +137,7 @@ class Nvml:
         self._driver = drivers.Driver(library, scenario=scenario)
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._lock = threading.Lock()
+        self._released = False
         self._cards: dict[str, _Card] = {}
         self._uuids: dict[int, str] = {}
         self._whole = True
@@ -154,18 +159,44 @@ class Nvml:
             DriverUnavailable: it cannot be loaded or initialised.
         """
         with self._lock:
+            if self._released:
+                raise DriverUnavailable(RELEASED)
             if not self._driver.opened:
                 self._cards = {}
                 self._uuids = {}
                 self._driver.open()
 
-    def close(self) -> None:
-        """Shut the driver down; a driver that hangs is left to the end of the process."""
-        if self._lock.acquire(timeout=_CLOSE_SECONDS):
-            try:
-                self._driver.close()
-            finally:
-                self._lock.release()
+    def close(self) -> bool:
+        """Shut the driver down and drop its library.
+
+        Returns:
+            False where a call hangs: such a driver is left to the end of the process.
+        """
+        if not self._lock.acquire(timeout=_CLOSE_SECONDS):
+            return False
+        try:
+            self._driver.close()
+        finally:
+            self._lock.release()
+        return True
+
+    @property
+    def released(self) -> bool:
+        """Whether the driver must not be opened now."""
+        return self._released
+
+    def release(self) -> bool:
+        """Close the driver, and refuse to open it until `acquire`.
+
+        Returns:
+            As `close`.
+        """
+        self._released = True
+        return self.close()
+
+    def acquire(self) -> None:
+        """Allow the driver to be opened again."""
+        self._released = False
 
     # -----------------------------------------------------------------------------------------
 

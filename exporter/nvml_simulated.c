@@ -7,6 +7,7 @@
  *
  * A process of the scenario is a real one: it counts while its pid is alive with its start time.
  * After its death its memory stays for a while (linger), as a driver takes its time to free it.
+ * Where there is a folder FILE.devices, a stand-in for each card's device file is kept open in it.
  * When each process died is shared by all users of the scenario through FILE.state, so that
  * exporter, agent and tests see the same. How many calls all of them made is counted there too.
  */
@@ -159,6 +160,10 @@ static unsigned handle_count;
 
 static shared_t *shared;
 static int shared_file = -1;
+
+/* Stand for /dev/nvidia*: open for as long as a driver would keep its device files open. */
+static int device_files[MAX_CARDS];
+static unsigned device_file_count;
 
 static int64_t boottime(void) {
     struct timespec now;
@@ -636,6 +641,28 @@ static nvmlReturn_t text(char *target, unsigned length, const char *value) {
     return NVML_SUCCESS;
 }
 
+static void open_devices(void) {
+    char folder[sizeof scenario_path + 16], path[sizeof folder + 32];
+    snprintf(folder, sizeof folder, "%s.devices", scenario_path);
+    if (access(folder, X_OK) != 0) return;
+    for (unsigned i = 0; i < card_count; i++) {
+        snprintf(path, sizeof path, "%s/nvidia%u", folder, cards[i].minor);
+        /* Not close-on-exec: drivers have been seen to forget it. */
+        int file = open(path, O_RDONLY | O_CREAT, 0644);
+        if (file >= 0) device_files[device_file_count++] = file;
+    }
+}
+
+static void close_devices(void) {
+    while (device_file_count > 0) close(device_files[--device_file_count]);
+}
+
+/* Whoever drops the library after a failed init must find nothing of it left. */
+__attribute__((destructor)) static void dropped(void) {
+    close_devices();
+    close_shared();
+}
+
 static nvmlReturn_t init(const char *call) {
     pthread_mutex_lock(&lock);
     if (scenario_path[0] == '\0') copy(scenario_path, sizeof scenario_path,
@@ -645,7 +672,7 @@ static nvmlReturn_t init(const char *call) {
         answer = begin(call, NULL);
         if (answer == GO_ON) {
             answer = NVML_SUCCESS;
-            initialised++;
+            if (initialised++ == 0) open_devices();
         }
     }
     pthread_mutex_unlock(&lock);
@@ -663,7 +690,10 @@ EXPORT nvmlReturn_t nvmlShutdown(void) {
     pthread_mutex_lock(&lock);
     nvmlReturn_t answer = initialised > 0 ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
     if (initialised > 0) initialised--;
-    if (initialised == 0) close_shared();
+    if (initialised == 0) {
+        close_devices();
+        close_shared();
+    }
     pthread_mutex_unlock(&lock);
     return answer;
 }

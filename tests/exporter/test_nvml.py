@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +18,7 @@ from gpuwarden.exporter.nvml import Nvml, open_gpus
 from gpuwarden.exporter.simulated import (
     GIB,
     NOT_AVAILABLE,
+    SONAME,
     Card,
     Fault,
     Scenario,
@@ -24,7 +28,6 @@ from gpuwarden.exporter.simulated import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Driver = Callable[[Scenario], Nvml]
 
@@ -41,6 +44,21 @@ def _ratios(nvml: Nvml) -> dict[int, float | None]:
     processes = nvml.snapshot().gpus[0].processes
     assert processes is not None
     return {process.pid: process.utilization_ratio for process in processes}
+
+
+def _mapped(library: Path) -> set[int]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {int(line.split()[4]) for line in lines if f" {library}" in line}
+
+
+def _open_below(folder: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            target = entry.readlink()
+            if target.parent == folder:
+                found.append(target.name)
+    return sorted(found)
 
 
 class TestCards:
@@ -346,6 +364,66 @@ class TestLifeCycle:
         scenario.write(scenario_file)
         nvml.open()
         assert eventually(lambda: len(nvml.snapshot().gpus)) == 1
+
+    def test_an_upgrade_brings_the_new_library(self, scenario_file: Path, tmp_path: Path) -> None:
+        """After an upgrade under the running process the new library is loaded, not the old one."""
+        scenario = Scenario([Card(0)])
+        library = tmp_path / "lib" / SONAME
+        library.parent.mkdir()
+        shutil.copy(build(), library)
+        nvml = Nvml(library, scenario=scenario.write(scenario_file))
+        nvml.open()
+        assert _mapped(library) == {library.stat().st_ino}
+        replace(scenario, faults=[Fault("nvml*", 18)]).write(scenario_file)
+        newer = tmp_path / "newer"
+        shutil.copy(library, newer)
+        newer.replace(library)
+
+        def differ() -> bool:
+            try:
+                nvml.snapshot()
+            except DriverUnavailable as error:
+                return error.nvml_code == 18
+            return False
+
+        assert eventually(differ)
+        assert not _mapped(library)
+        with pytest.raises(DriverUnavailable, match="finish its upgrade"):
+            nvml.open()
+        assert not _mapped(library)
+        scenario.write(scenario_file)
+        nvml.open()
+        assert len(nvml.snapshot().gpus) == 1
+        assert _mapped(library) == {library.stat().st_ino}
+        nvml.close()
+        assert not _mapped(library)
+
+    def test_released(self, scenario_file: Path, tmp_path: Path) -> None:
+        """A released driver has no device file open, and is not opened before it is acquired."""
+        scenario = Scenario([Card(0), Card(1)])
+        folder = tmp_path / "scenario.devices"
+        folder.mkdir()
+        nvml = Nvml(build(), scenario=scenario.write(scenario_file))
+        nvml.open()
+        assert _open_below(folder) == ["nvidia0", "nvidia1"]
+        assert nvml.release()
+        assert _open_below(folder) == []
+        with pytest.raises(DriverUnavailable, match="gpuwarden exporter acquire"):
+            nvml.open()
+        nvml.acquire()
+        nvml.open()
+        assert len(nvml.snapshot().gpus) == 2
+        nvml.close()
+
+    def test_failed_openings_leave_nothing(self, scenario_file: Path) -> None:
+        """However often a driver is tried in vain, no open file stays."""
+        scenario = Scenario([Card(0)], faults=[Fault("nvmlInit*", 9)]).write(scenario_file)
+        nvml = Nvml(build(), scenario=scenario)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(20):
+            with pytest.raises(DriverUnavailable):
+                nvml.open()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
     def test_closed(self, driver: Driver) -> None:
         """A driver that is shut down answers no more."""
