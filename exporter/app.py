@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gpuwarden import __version__
-from gpuwarden.exporter.sampler import Format
+from gpuwarden.exporter.pages import Format
 from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, raise_open_files
 from gpuwarden.exporter.supervision import Supervision
 
@@ -46,10 +46,16 @@ def application(sampler: Sampler) -> Starlette:
 
     async def metrics(request: Request) -> Response:
         form = wanted_format(request.headers.get("accept", ""))
-        return Response(
-            sampler.page().body[form],
-            headers={"content-type": form.value, "cache-control": "no-store"},
-        )
+        compressed = takes_gzip(request.headers.get("accept-encoding", ""))
+        headers = {
+            "content-type": form.value,
+            "cache-control": "no-store",
+            "vary": "accept, accept-encoding",
+        }
+        if compressed:
+            headers["content-encoding"] = "gzip"
+        body = sampler.page().body.get_encoded(form, compressed=compressed)
+        return Response(body, headers=headers)
 
     async def healthy(_request: Request) -> Response:
         return PlainTextResponse("healthy\n")
@@ -96,6 +102,22 @@ def wanted_format(accept: str) -> Format:
         if quality > best:
             best, chosen = quality, form
     return chosen
+
+
+def takes_gzip(accept_encoding: str) -> bool:
+    """Whether an Accept-Encoding header names gzip and does not refuse it.
+
+    Args:
+        accept_encoding: the header's value.
+    """
+    for item in accept_encoding.split(","):
+        coding, *parameters = (part.strip().lower() for part in item.split(";"))
+        if coding == "gzip":
+            return not any(
+                key.strip() == "q" and _quality(value) == 0
+                for key, _, value in (parameter.partition("=") for parameter in parameters)
+            )
+    return False
 
 
 def _quality(text: str) -> float:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
-
 from gpuwarden import __version__
-from gpuwarden.catalogue import CATALOGUE, PHASES, MetricType
+from gpuwarden.catalogue import PHASES
+from gpuwarden.exporter.pages import Families
 from gpuwarden.exporter.resources import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from prometheus_client import Metric as Family
 
     from gpuwarden.exporter.devices import Gpu
     from gpuwarden.exporter.jobs import GpuProcessRow, Job, NodeSnapshot, Run
@@ -45,85 +40,8 @@ DROP_REASONS = (
     "stale_sample",
 )
 """Reasons that are shown from the start, so that the first one is seen as an increase."""
-MAX_LABEL = 256
 MAX_OWN_SERIES = 32
 """Series per family that one run's own words may make (loss components, metrics, groups)."""
-
-
-class Families:
-    """Families of one page, made on first use and kept in the catalogue's order."""
-
-    def __init__(self) -> None:
-        """Begin with an empty page."""
-        self._families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        self._series: set[tuple[str, ...]] = set()
-        self.duplicates = 0
-
-    def add(self, name: str, value: float | None, *labels: str) -> None:
-        """Add a sample; a value that is not known adds nothing.
-
-        The first value of a series counts: a page that says one thing twice is refused as a whole.
-
-        Args:
-            name: of the catalogue.
-            value: in base units; None, and what is not finite, is left out.
-            labels: in the catalogue's order.
-
-        Raises:
-            KeyError: the catalogue has no such metric.
-            ValueError: too many or too few labels.
-        """
-        metric = CATALOGUE[name]
-        if len(labels) != len(metric.labels):
-            raise ValueError(f"{name} has the labels {metric.labels}, not {labels}")
-        if value is None or not math.isfinite(value):
-            return
-        values = [clean(label) for label in labels]
-        series = (name, *values)
-        if series in self._series:
-            self.duplicates += 1
-            return
-        self._series.add(series)
-        family = self._families.get(name)
-        if family is None:
-            made = CounterMetricFamily if metric.type is MetricType.COUNTER else GaugeMetricFamily
-            family = made(name.removesuffix("_total"), metric.help, labels=metric.labels)
-            self._families[name] = family
-        family.add_metric(values, value)
-
-    def listed(self) -> list[Family]:
-        """The families in the catalogue's order."""
-        return [self._families[name] for name in CATALOGUE if name in self._families]
-
-
-class Page(Collector):
-    """A registry's view of families that are already built."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        """Keep the families.
-
-        Args:
-            families: in order.
-        """
-        self._families = list(families)
-
-    def collect(self) -> Iterable[Family]:
-        """The families."""
-        return self._families
-
-    def describe(self) -> Iterable[Family]:
-        """Nothing: a registry would otherwise collect in order to register."""
-        return []
-
-
-def clean(label: str) -> str:
-    """A label value that every parser takes: valid UTF-8, printable, at most 256 characters."""
-    if len(label) > MAX_LABEL:
-        label = label[:MAX_LABEL]
-    if label.isascii() and label.isprintable():
-        return label
-    text = label.encode("utf-8", "replace").decode()
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def collect(
@@ -132,7 +50,8 @@ def collect(
     totals: Mapping[str, int],
     processes: bool = True,
     max_processes: int = 256,
-) -> tuple[list[Family], dict[str, int]]:
+    previous: Families | None = None,
+) -> tuple[Families, dict[str, int]]:
     """Families of a whole snapshot.
 
     Args:
@@ -140,11 +59,12 @@ def collect(
         totals: reason -> values dropped since the exporter started.
         processes: whether to export families per process.
         max_processes: rows per card for them.
+        previous: the last answer, which saves work.
 
     Returns:
-        The families in the catalogue's order, and what the collector itself left out, by reason.
+        The families, and what the collector itself left out, by reason.
     """
-    families = Families()
+    families = Families(previous)
     dropped: Counter[str] = Counter()
     devices = snapshot.devices
     if devices is not None:
@@ -165,7 +85,7 @@ def collect(
         families.add("gpuwarden_snapshot_timestamp_seconds", snapshot.taken_at)
     dropped["duplicate_series"] = families.duplicates
     own(families, up=devices is not None, failed=snapshot.failed, totals=totals)
-    return families.listed(), {reason: count for reason, count in dropped.items() if count}
+    return families, {reason: count for reason, count in dropped.items() if count}
 
 
 def own(families: Families, *, up: bool, failed: Iterable[str], totals: Mapping[str, int]) -> None:

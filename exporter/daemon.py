@@ -9,9 +9,10 @@ import structlog
 from gpuwarden.exporter import app
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.nvml import open_gpus
+from gpuwarden.exporter.pages import Format
 from gpuwarden.exporter.processes import Launchers
 from gpuwarden.exporter.runs import prepare
-from gpuwarden.exporter.sampler import Format, Sampler
+from gpuwarden.exporter.sampler import Sampler
 
 if TYPE_CHECKING:
     from gpuwarden.exporter.settings import ExporterSettings

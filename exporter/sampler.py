@@ -8,25 +8,19 @@ value of a minute ago would be taken for one of now.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import structlog
-from prometheus_client import exposition
-from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import DriverUnavailable
-from gpuwarden.exporter.collector import Families, Page, collect, own
+from gpuwarden.exporter.collector import collect, own
 from gpuwarden.exporter.jobs import NodeSnapshot
+from gpuwarden.exporter.pages import Bodies, Families, Format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from prometheus_client import Metric as Family
-
     from gpuwarden.clock import Clock
     from gpuwarden.exporter.attribution import Attribution
     from gpuwarden.exporter.devices import DeviceSnapshot
@@ -38,15 +32,10 @@ FIRST_RETRY_SECONDS = 2.0
 LAST_RETRY_SECONDS = 60.0
 _STOP_SECONDS = 0.5
 
-_openmetrics: Callable[[Page], bytes] = openmetrics.generate_latest
+REMEMBERED_PAGES = 30
+"""Formats asked for of so many last pages are written before they are asked for again."""
+
 _logger = structlog.get_logger(__name__)
-
-
-class Format(Enum):
-    """How a page is written; the value is its content type."""
-
-    TEXT = exposition.CONTENT_TYPE_PLAIN_0_0_4
-    OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +43,14 @@ class Rendered:
     """A page.
 
     Attributes:
-        body: format -> content.
+        body: its content, by format.
         made_at: monotonic time at which its snapshot was begun.
         complete: whether nothing is missing from it.
     """
 
-    body: Mapping[Format, bytes]
+    body: Bodies
     made_at: float
     complete: bool
-
-
-def render(families: Iterable[Family]) -> dict[Format, bytes]:
-    """Write families in both formats."""
-    page = Page(families)
-    return {
-        Format.TEXT: exposition.generate_latest(page),
-        Format.OPENMETRICS: _openmetrics(page),
-    }
 
 
 class Sampler:
@@ -99,6 +79,8 @@ class Sampler:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._page: Rendered | None = None
+        self._families: Families | None = None
+        self._asked: deque[set[tuple[Format, bool]]] = deque(maxlen=REMEMBERED_PAGES)
         self._totals: Counter[str] = Counter()
         self._retry = FIRST_RETRY_SECONDS
         self._retry_at = 0.0
@@ -136,7 +118,7 @@ class Sampler:
             return page
         families = Families()
         own(families, up=False, failed=("nvml", "jobs"), totals=dict(self._totals))
-        return Rendered(render(families.listed()), now, complete=False)
+        return Rendered(Bodies(families), now, complete=False)
 
     def _work(self) -> None:
         while not self._stop.is_set():
@@ -168,13 +150,25 @@ class Sampler:
             totals=dict(self._totals),
             processes=self._settings.processes,
             max_processes=self._settings.max_processes,
+            previous=self._families,
         )
+        self._families = families
         self._totals.update(dropped)
         complete = devices is not None and devices.complete and not snapshot.failed
-        page = Rendered(render(families), made_at, complete=complete)
+        page = Rendered(self._bodies(families), made_at, complete=complete)
         self._page = page
         self._was_complete = self._was_complete or complete
         return page
+
+    def _bodies(self, families: Families) -> Bodies:
+        """A new page, written already in the formats that have been asked for of late."""
+        if self._page is not None:
+            self._asked.append(self._page.body.asked)
+        bodies = Bodies(families)
+        # A copy each: a scrape may add to the newest of them meanwhile.
+        for form, compressed in {item for asked in self._asked for item in tuple(asked)}:
+            bodies.prepare(form, compressed=compressed)
+        return bodies
 
     def _devices(self) -> DeviceSnapshot | None:
         """The cards, or None without a driver; a missing driver is tried again, ever less often."""

@@ -12,9 +12,9 @@ from gpuwarden.exporter import processes
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.collector import collect
 from gpuwarden.exporter.nvml import open_gpus
+from gpuwarden.exporter.pages import Bodies, Families, Format
 from gpuwarden.exporter.processes import Launchers
 from gpuwarden.exporter.runs import prepare
-from gpuwarden.exporter.sampler import render
 from gpuwarden.exporter.simulated import calls
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def table(load: nodes.Load, ranks: list[list[int]], folder: Path) -> str:
         call()
         spent.setdefault(what, []).append(time.perf_counter() - began)
 
+    families: Families | None = None
     nvml.open()
     try:
         attribution.observe(nvml.snapshot())
@@ -53,14 +54,14 @@ def table(load: nodes.Load, ranks: list[list[int]], folder: Path) -> str:
             read = time.perf_counter()
             node = attribution.observe(devices)
             known = time.perf_counter()
-            families, _ = collect(node, totals={})
+            families, _ = collect(node, totals={}, previous=families)
             built = time.perf_counter()
-            render(families)
+            Bodies(families).prepare(Format.OPENMETRICS, compressed=True)
             for what, seconds in (
                 ("driver (ctypes)", read - began),
                 ("/proc, attribution, job files", known - read),
                 ("families", built - known),
-                ("both formats", time.perf_counter() - built),
+                ("page, compressed", time.perf_counter() - built),
                 ("whole snapshot", time.perf_counter() - began),
             ):
                 spent.setdefault(what, []).append(seconds)

@@ -22,7 +22,8 @@ from tests.exporter.nodes import Children, ManualClock, eventually
 from gpuwarden.exporter.app import wanted_format
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.nvml import Nvml
-from gpuwarden.exporter.sampler import Format, Sampler
+from gpuwarden.exporter.pages import Format
+from gpuwarden.exporter.sampler import Sampler
 from gpuwarden.exporter.settings import ExporterSettings
 from gpuwarden.exporter.simulated import (
     GIB,

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpuwarden.catalogue import CATALOGUE, Source
-from gpuwarden.exporter.collector import Families, clean, collect
+from gpuwarden.exporter.collector import collect
 from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind
 from gpuwarden.exporter.jobs import (
     GpuProcessRow,
@@ -24,9 +24,9 @@ from gpuwarden.exporter.jobs import (
     Run,
     YoloCommand,
 )
+from gpuwarden.exporter.pages import Bodies, Families, Format, clean
 from gpuwarden.exporter.processes import Process
 from gpuwarden.exporter.resources import PRESSURE_RESOURCES, STATES
-from gpuwarden.exporter.sampler import Format, render
 from gpuwarden.job_files import Checkpoint, Counters, RunDescription, RunStatus
 
 NOT_YET = {
@@ -131,7 +131,7 @@ SNAPSHOT = NodeSnapshot(
 
 def _page(snapshot: NodeSnapshot, form: Format = Format.TEXT) -> str:
     families, _ = collect(snapshot, totals={})
-    return render(families)[form].decode()
+    return Bodies(families)[form].decode()
 
 
 def _samples(snapshot: NodeSnapshot) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -187,7 +187,7 @@ def test_any_label(text: str) -> None:
     """Whatever users put into names, the page is one that every parser takes."""
     family = Families()
     family.add("gpuwarden_collector_success", 1.0, text)
-    pages = render(family.listed())
+    pages = Bodies(family)
     for content, parse in ((Format.TEXT, parse_text), (Format.OPENMETRICS, parse_openmetrics)):
         ((sample,),) = [item.samples for item in parse(pages[content].decode())]
         assert sample.labels == {"collector": clean(text)}
@@ -242,15 +242,15 @@ def test_the_largest_processes_are_shown() -> None:
         GpuProcessRow(0, "GPU-a", pid, "ann", "j", 1.0, memory_bytes=pid) for pid in range(1, 11)
     )
     families, dropped = collect(NodeSnapshot(1.0, None, processes=rows), totals={}, max_processes=3)
-    (memory,) = [item for item in families if item.name == "gpu_process_memory_bytes"]
-    assert sorted(sample.value for sample in memory.samples) == [8, 9, 10]
+    samples = dict(families.written())["gpu_process_memory_bytes"].splitlines()
+    assert sorted(float(line.rpartition(" ")[2]) for line in samples) == [8, 9, 10]
     assert dropped == {"process_limit": 7}
 
 
 def test_processes_can_be_switched_off() -> None:
     """Without the family the jobs are still there."""
     families, _ = collect(SNAPSHOT, totals={}, processes=False)
-    names = {family.name for family in families}
+    names = {name for name, _ in families.written()}
     assert not any(name.startswith("gpu_process_") for name in names)
     assert "gpu_job_memory_bytes" in names
 
@@ -260,8 +260,8 @@ def test_one_series_once() -> None:
     families = Families()
     families.add("gpuwarden_collector_success", 1.0, "a\x00")
     families.add("gpuwarden_collector_success", 0.0, "a\x01")
-    (family,) = families.listed()
-    assert [sample.value for sample in family.samples] == [1.0]
+    ((_, samples),) = families.written()
+    assert samples == 'gpuwarden_collector_success{collector="a\N{REPLACEMENT CHARACTER}"} 1.0\n'
     assert families.duplicates == 1
 
 
