@@ -14,10 +14,10 @@ from gpuwarden.exporter.resources import STATES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpuwarden.exporter.devices import Gpu
+    from gpuwarden.exporter.devices import Gpu, XidErrors
     from gpuwarden.exporter.jobs import GpuProcessRow, Job, NodeSnapshot, Run
 
-COLLECTORS = ("nvml", "jobs")
+COLLECTORS = ("nvml", "jobs", "xid")
 DROP_REASONS = (
     "contradiction",
     "duplicate_series",
@@ -70,6 +70,7 @@ def collect(
     if devices is not None:
         for gpu in devices.gpus:
             _gpu(families, gpu, snapshot)
+        _xids(families, devices.xids or ())
     if processes:
         dropped["process_limit"] += _processes(families, snapshot.processes, max_processes)
     for job in snapshot.jobs:
@@ -84,7 +85,11 @@ def collect(
     if complete:
         families.add("gpuwarden_snapshot_timestamp_seconds", snapshot.taken_at)
     dropped["duplicate_series"] = families.duplicates
-    own(families, up=devices is not None, failed=snapshot.failed, totals=totals)
+    failed = set(snapshot.failed)
+    if devices is None or devices.xids is None:
+        # Nobody is judged by these: without them the snapshot is complete.
+        failed.add("xid")
+    own(families, up=devices is not None, failed=failed, totals=totals)
     return families, {reason: count for reason, count in dropped.items() if count}
 
 
@@ -143,6 +148,13 @@ def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
         families.add("gpu_throttle_active", float(active), *at, reason)
     for error, count in gpu.ecc_errors.items():
         families.add("gpu_ecc_errors_total", count, *at, error)
+
+
+def _xids(families: Families, xids: Iterable[XidErrors]) -> None:
+    for errors in xids:
+        labels = (str(errors.index), errors.uuid, str(errors.code))
+        families.add("gpu_xid_errors_total", errors.count, *labels)
+        families.add("gpu_xid_last_timestamp_seconds", errors.last_seen, *labels)
 
 
 def _processes(families: Families, rows: Iterable[GpuProcessRow], limit: int) -> int:

@@ -75,6 +75,25 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class XidErrors:
+    """One kind of error that the driver reported of a card.
+
+    Attributes:
+        index: NVML's index of the card when it was last seen.
+        uuid: the card.
+        code: NVIDIA's number of the error.
+        count: how often it was heard since the exporter started.
+        last_seen: Unix time.
+    """
+
+    index: int
+    uuid: str
+    code: int
+    count: int
+    last_seen: float
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceSnapshot:
     """All GPUs of the node at one moment.
 
@@ -85,6 +104,7 @@ class DeviceSnapshot:
         gpus: by index; lost ones included.
         dropped: reason -> how many values were read but not believed in this snapshot.
         complete: False if an unexpected error hid part of the node.
+        xids: errors of cards, also of those that are gone; None while they are not heard.
     """
 
     taken_at: float
@@ -93,3 +113,4 @@ class DeviceSnapshot:
     gpus: tuple[Gpu, ...]
     dropped: dict[str, int] = field(default_factory=dict)
     complete: bool = True
+    xids: tuple[XidErrors, ...] | None = ()

@@ -25,6 +25,7 @@ from gpuwarden.clock import SystemClock
 from gpuwarden.errors import DriverUnavailable, InvalidInput
 from gpuwarden.exporter import drivers
 from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind
+from gpuwarden.exporter.xids import XidWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +136,9 @@ class Nvml:
             clock: the driver stamps samples with wall time.
         """
         self._driver = drivers.Driver(library, scenario=scenario)
+        # Events are waited for beside the other calls, by a user of the library of its own.
+        self._listener = drivers.Driver(library, scenario=scenario)
+        self._xids: XidWatcher | None = None
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._lock = threading.Lock()
         self._released = False
@@ -176,9 +180,9 @@ class Nvml:
             return False
         try:
             self._driver.close()
+            return self._xids is None or self._xids.leave()
         finally:
             self._lock.release()
-        return True
 
     @property
     def released(self) -> bool:
@@ -198,6 +202,10 @@ class Nvml:
         """Allow the driver to be opened again."""
         self._released = False
 
+    def watch_xids(self) -> None:
+        """Listen to the cards' errors from the next snapshot on, while the driver is open."""
+        self._xids = XidWatcher(self._listener, clock=self._clock)
+
     # -----------------------------------------------------------------------------------------
 
     def snapshot(self) -> DeviceSnapshot:
@@ -209,6 +217,8 @@ class Nvml:
         with self._session():
             taken_at = self._clock.wall()
             gpus = [self._gpu(*place) for place in self._enumerate()]
+            if self._xids is not None:
+                self._xids.follow(gpus)
             return DeviceSnapshot(
                 taken_at=taken_at,
                 driver_version=self._driver.version,
@@ -216,6 +226,7 @@ class Nvml:
                 gpus=tuple(gpus),
                 dropped=dict(self._driver.dropped),
                 complete=self._whole,
+                xids=self._xids.errors() if self._xids is not None else (),
             )
 
     def process_list(self) -> dict[str, tuple[GpuProcess, ...]]:
@@ -270,6 +281,9 @@ class Nvml:
                 yield
             except DriverUnavailable:
                 self._driver.close()
+                # The driver is not gone while somebody is still in it.
+                if self._xids is not None:
+                    self._xids.leave()
                 raise
 
     # -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import structlog
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import DriverUnavailable
-from gpuwarden.exporter.collector import collect, own
+from gpuwarden.exporter.collector import COLLECTORS, collect, own
 from gpuwarden.exporter.jobs import NodeSnapshot
 from gpuwarden.exporter.pages import Bodies, Families, Format
 
@@ -98,7 +98,8 @@ class Sampler:
         return self._problem
 
     def start(self) -> None:
-        """Begin to read."""
+        """Begin to read, and to listen to the cards' errors."""
+        self._nvml.watch_xids()
         # A daemon: a driver that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
         self._thread.start()
@@ -117,7 +118,7 @@ class Sampler:
         if page is not None and now - page.made_at <= STALE_INTERVALS * self._settings.interval:
             return page
         families = Families()
-        own(families, up=False, failed=("nvml", "jobs"), totals=dict(self._totals))
+        own(families, up=False, failed=COLLECTORS, totals=dict(self._totals))
         return Rendered(Bodies(families), now, complete=False)
 
     def _work(self) -> None:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpuwarden.catalogue import CATALOGUE, Source
 from gpuwarden.exporter.collector import collect
-from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind
+from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind, XidErrors
 from gpuwarden.exporter.jobs import (
     GpuProcessRow,
     Holding,
@@ -30,9 +30,7 @@ from gpuwarden.exporter.resources import PRESSURE_RESOURCES, STATES
 from gpuwarden.job_files import Checkpoint, Counters, RunDescription, RunStatus
 
 NOT_YET = {
-    # need an event thread, sampling of a costly counter, or MIG instances
-    "gpu_xid_errors_total",
-    "gpu_xid_last_timestamp_seconds",
+    # need sampling of a costly counter, or MIG instances
     "gpu_pcie_receive_bytes_total",
     "gpu_pcie_transmit_bytes_total",
     "gpu_mig_info",
@@ -120,7 +118,13 @@ JOB = Job(
 )
 SNAPSHOT = NodeSnapshot(
     taken_at=100.0,
-    devices=DeviceSnapshot(99.0, "580.1", simulated=True, gpus=(GPU,)),
+    devices=DeviceSnapshot(
+        99.0,
+        "580.1",
+        simulated=True,
+        gpus=(GPU,),
+        xids=(XidErrors(0, "GPU-a", 79, count=2, last_seen=98.0),),
+    ),
     jobs=(JOB,),
     processes=(GpuProcessRow(0, "GPU-a", 20, "ann", JOB.job_id, 1.0, 500, 0.0),),
     unattributed={"GPU-a": 0},
@@ -281,3 +285,12 @@ def test_a_metric_that_the_catalogue_does_not_have() -> None:
         families.add("gpu_made_up", 1.0)
     with pytest.raises(ValueError, match="labels"):
         families.add("gpu_up", 1.0, "0")
+
+
+def test_errors_that_are_not_heard() -> None:
+    """While XID errors are not heard it is said; nobody is judged by them, so all else counts."""
+    devices = DeviceSnapshot(1.0, "1", simulated=False, gpus=(GPU,), xids=None)
+    samples = _samples(NodeSnapshot(1.0, devices))
+    assert samples["gpuwarden_collector_success", (("collector", "xid"),)] == 0.0
+    assert samples["gpuwarden_collector_success", (("collector", "nvml"),)] == 1.0
+    assert "gpuwarden_snapshot_timestamp_seconds" in _names(NodeSnapshot(1.0, devices))
