@@ -38,6 +38,7 @@ DROP_REASONS = (
     "process_table",
     "series_limit",
     "stale_sample",
+    "unsupported",
 )
 """Reasons that are shown from the start, so that the first one is seen as an increase."""
 MAX_OWN_SERIES = 32

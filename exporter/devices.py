@@ -28,12 +28,15 @@ class GpuProcess:
         memory_bytes: None where the driver does not tell.
         utilization_ratio: 0 only where the driver said so, or said NOT_FOUND for a process that its
             list shows alive on a card that supports samples; None where it cannot be measured.
+        gpu_instance_id, compute_instance_id: the MIG instance it runs on, None without one.
     """
 
     pid: int
     kind: ProcessKind
     memory_bytes: int | None = None
     utilization_ratio: float | None = None
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class Driver:
         simulated: whether it is gpuwarden's simulation; known once it is open.
         version: of the driver.
         dropped: reason -> values that were asked for and not had; the reader resets it.
+        whole: False once an unexpected error hid part of the node; the reader resets it.
     """
 
     _loaded: ClassVar[int] = 0
@@ -97,6 +98,7 @@ class Driver:
         self.simulated = False
         self.version = ""
         self.dropped: Counter[str] = Counter()
+        self.whole = True
 
     def open(self) -> None:
         """Load and initialise.
@@ -177,11 +179,13 @@ class Driver:
             return True
         if code in LOST:
             raise Lost
-        if code in PERMISSION:
-            self.dropped["permission"] += 1
-        elif code not in FEATURE:
-            self.dropped["nvml_error"] += 1
+        if code not in FEATURE:
+            self.count_failure(code)
         return False
+
+    def count_failure(self, code: int) -> None:
+        """Count a value that was not had, by why."""
+        self.dropped["permission" if code in PERMISSION else "nvml_error"] += 1
 
     def number(self, name: str, handle: Any, *arguments: Any, wide: bool = False) -> int | None:
         """The number that a call puts behind its last pointer, or None; wide: 64 bits."""

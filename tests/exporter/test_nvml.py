@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 from tests.exporter.nodes import Children, eventually
 
 from gpuwarden.errors import DriverUnavailable, InvalidInput
@@ -151,13 +152,22 @@ class TestCards:
 
     def test_mig_has_no_utilization(self, driver: Driver) -> None:
         """On a MIG card neither the card nor a process has a utilization; memory is there."""
-        scenario = Scenario([Card(0, mig=1)], processes=[_ghost(sm=50)])
-        gpu = driver(scenario).snapshot().gpus[0]
+        snapshot = driver(Scenario([Card(0, mig=1)], processes=[_ghost(sm=50)])).snapshot()
+        gpu = snapshot.gpus[0]
         assert gpu.mig_enabled
         assert gpu.utilization_ratio is None
         assert gpu.processes is not None
         assert gpu.processes[0].utilization_ratio is None
         assert gpu.processes[0].memory_bytes == GIB
+        assert snapshot.dropped == {"unsupported": 1}
+
+    def test_persistence_mode_off(self, driver: Driver) -> None:
+        """A card that is shut down whenever nobody uses it is warned of, once."""
+        nvml = driver(Scenario([Card(0), Card(1, persistence=0)]))
+        with capture_logs() as logs:
+            nvml.snapshot()
+            nvml.snapshot()
+        assert [line["uuid"] for line in logs if "persistence" in line["event"]] == [Card(1).uuid]
 
     def test_busy_without_a_process(self, driver: Driver) -> None:
         """A card that is stuck at 100 % without a process is shown so."""
@@ -272,6 +282,28 @@ class TestProcessList:
         """Memory that the driver does not tell is not known, not huge."""
         processes = driver(Scenario([Card(0)], [_ghost(memory=NOT_AVAILABLE)])).process_list()
         assert processes[Card(0).uuid][0].memory_bytes is None
+
+    def test_rows_of_another_size(self, driver: Driver) -> None:
+        """Rows wider than the header's are noticed, and the older list is read instead."""
+        rows = [_ghost(1, memory=5), _ghost(2, memory=6), _ghost(3, memory=7)]
+        nvml = driver(Scenario([Card(0)], rows, row_bytes=32, driver="535.54.03"))
+        snapshot = nvml.snapshot()
+        assert snapshot.gpus[0].processes is not None
+        assert {item.pid: item.memory_bytes for item in snapshot.gpus[0].processes} == {
+            1: 5,
+            2: 6,
+            3: 7,
+        }
+        assert (snapshot.complete, snapshot.dropped) == (True, {})
+
+    @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 1000])
+    def test_rows_of_another_size_and_no_older_list(self, driver: Driver, count: int) -> None:
+        """A table with rows of another size is refused, however long: it would mix up memory."""
+        rows = [_ghost(pid, memory=5) for pid in range(1, count + 1)]
+        missing = ["nvmlDeviceGetComputeRunningProcesses_v2"]
+        snapshot = driver(Scenario([Card(0)], rows, missing=missing, row_bytes=32)).snapshot()
+        assert snapshot.gpus[0].processes is None
+        assert (snapshot.complete, snapshot.dropped) == (False, {"process_table": 1})
 
     def test_each_process_once(self, driver: Driver) -> None:
         """A process that computes and draws is one process; MPS clients are there."""
