@@ -61,7 +61,7 @@ def application(sampler: Sampler) -> Starlette:
         return PlainTextResponse("healthy\n")
 
     async def ready(_request: Request) -> Response:
-        if sampler.ready:
+        if sampler.ready and not sampler.released:
             return PlainTextResponse("ready\n")
         reason = sampler.problem or "the node has not been read completely yet"
         return PlainTextResponse(f"not ready: {reason}\n", status_code=503)

@@ -18,6 +18,7 @@ from gpuwarden.clock import SystemClock
 from gpuwarden.errors import DriverUnavailable
 from gpuwarden.exporter.collector import COLLECTORS, collect, own
 from gpuwarden.exporter.jobs import NodeSnapshot
+from gpuwarden.exporter.nvml import RELEASED
 from gpuwarden.exporter.pages import Bodies, Families, Format
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Sampler:
         self._retry_at = 0.0
         self._was_complete = False
         self._problem: str | None = None
+        self._let_go_at = float("-inf")
 
     @property
     def ready(self) -> bool:
@@ -96,6 +98,24 @@ class Sampler:
     def problem(self) -> str | None:
         """Why the driver cannot be read, in words, or None."""
         return self._problem
+
+    @property
+    def released(self) -> bool:
+        """Whether an operator has the driver released."""
+        return self._nvml.released
+
+    def release(self) -> bool:
+        """Let go of the driver at once; see `Nvml.release`."""
+        # Whatever is being read now comes too late: its cards may be reset before it is served.
+        self._let_go_at = self._clock.monotonic()
+        self._problem = RELEASED
+        return self._nvml.release()
+
+    def acquire(self) -> None:
+        """Take the driver back with the next snapshot."""
+        self._nvml.acquire()
+        self._problem = None
+        self._retry_at = 0.0
 
     def start(self) -> None:
         """Begin to read, and to listen to the cards' errors."""
@@ -115,6 +135,8 @@ class Sampler:
     def page(self) -> Rendered:
         """The newest page, or one that says that there is none."""
         page, now = self._page, self._clock.monotonic()
+        if page is not None and page.made_at <= self._let_go_at:
+            page = None
         if page is not None and now - page.made_at <= STALE_INTERVALS * self._settings.interval:
             return page
         families = Families()
@@ -174,6 +196,8 @@ class Sampler:
     def _devices(self) -> DeviceSnapshot | None:
         """The cards, or None without a driver; a missing driver is tried again, ever less often."""
         now = self._clock.monotonic()
+        if self._nvml.released:
+            return None
         try:
             if not self._nvml.opened:
                 if now < self._retry_at:

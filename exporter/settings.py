@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import InvalidInput
+from gpuwarden.exporter.releases import DEFAULT_RELEASE_FILE
 from gpuwarden.job_files import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class ExporterSettings:
         processes: whether the families per process are exported.
         max_processes: series per card and family that they may take; those with the most memory.
         max_requests: requests that are answered at the same time.
+        release_file: the driver is let go as this file orders.
     """
 
     host: str = "127.0.0.1"
@@ -40,6 +42,7 @@ class ExporterSettings:
     processes: bool = True
     max_processes: int = 256
     max_requests: int = 40
+    release_file: Path = DEFAULT_RELEASE_FILE
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.interval <= 60:
