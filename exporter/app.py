@@ -14,9 +14,11 @@ from gpuwarden import __version__
 from gpuwarden.exporter.pages import Format
 from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, raise_open_files
 from gpuwarden.exporter.supervision import Supervision
+from gpuwarden.exporter.web_configs import Guarded, Web
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.types import ASGIApp
 
     from gpuwarden.exporter.sampler import Sampler
     from gpuwarden.exporter.settings import ExporterSettings
@@ -137,11 +139,18 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
 
     Raises:
         TemporaryError: the address cannot be had.
+        InvalidInput: the web configuration file is wrong.
+        MissingExtra: what that file takes is not installed.
     """
     raise_open_files()
     supervision = Supervision()
+    served: ASGIApp = application(sampler)
+    web = None
+    if settings.web_config is not None:
+        web = Web(settings.web_config)
+        served = Guarded(served, web)
     config = uvicorn.Config(
-        Bounded(application(sampler), settings.max_requests),
+        Bounded(served, settings.max_requests),
         access_log=False,
         callback_notify=supervision.alive,
         http="h11",
@@ -153,6 +162,9 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
         timeout_notify=max(1, int(supervision.interval)),
         ws="none",
     )
+    config.load()
+    if web is not None:
+        config.ssl = web.tls
     with listening(settings.host, settings.port) as server:
         host, port = server.getsockname()[:2]
         _logger.info("listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

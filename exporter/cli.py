@@ -58,6 +58,14 @@ _RELEASE_FILE = click.option(
     help="Where to serve. :9835 serves on every address.",
 )
 @click.option(
+    "--web.config.file",
+    "web_config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TLS, client certificates and basic authentication, in the exporter-toolkit's format "
+    "(tls_server_config, basic_auth_users); followed when it changes. Takes gpuwarden[web].",
+)
+@click.option(
     "--jobs.directory",
     "jobs_directory",
     type=click.Path(path_type=Path),
@@ -114,6 +122,7 @@ def exporter(
     /,
     *,
     listen_address: str,
+    web_config: Path | None,
     jobs_directory: Path,
     gpus: str,
     interval: float,
@@ -147,6 +156,7 @@ def exporter(
         launchers=launchers,
         processes=processes,
         release_file=release_file.absolute(),
+        web_config=web_config,
     )
     # Loaded here, so that --help and a wrong flag answer at once.
     from gpuwarden.exporter import daemon  # noqa: PLC0415

@@ -31,6 +31,7 @@ class ExporterSettings:
         max_processes: series per card and family that they may take; those with the most memory.
         max_requests: requests that are answered at the same time.
         release_file: the driver is let go as this file orders.
+        web_config: file with TLS and basic authentication, or None for plain HTTP for everybody.
     """
 
     host: str = "127.0.0.1"
@@ -43,6 +44,7 @@ class ExporterSettings:
     max_processes: int = 256
     max_requests: int = 40
     release_file: Path = DEFAULT_RELEASE_FILE
+    web_config: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.interval <= 60:
