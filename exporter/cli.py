@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,10 @@ from gpuwarden.clock import SystemClock
 from gpuwarden.exporter import releases
 from gpuwarden.exporter.servers import parse_address
 from gpuwarden.exporter.settings import DEFAULT_PORT, ExporterSettings
+from gpuwarden.exporter.switches import SWITCHES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _duration(_context: click.Context, option: click.Parameter, value: str) -> float:
@@ -29,6 +34,20 @@ Try it without a GPU:
   echo card index=0 > /tmp/scenario
   gpuwarden exporter --gpus simulated:/tmp/scenario --jobs.directory /tmp/jobs --once
 """
+
+
+def _switches(command: Callable[..., None]) -> Callable[..., None]:
+    """An option for each group of families, in the style of the ecosystem's exporters."""
+    for name, switch in reversed(SWITCHES.items()):
+        option = click.option(
+            f"--collector.{name}/--no-collector.{name}",
+            name,
+            default=switch.default,
+            show_default=True,
+            help=switch.help,
+        )
+        command = option(command)
+    return command
 
 
 _GPUS = click.option(
@@ -85,12 +104,16 @@ _RELEASE_FILE = click.option(
     show_default=True,
     help="Time between two snapshots; keep it below the scrape interval.",
 )
+@_switches
 @click.option(
-    "--collector.process/--no-collector.process",
-    "processes",
-    default=True,
+    "--collector.process.max",
+    "max_processes",
+    type=int,
+    default=256,
+    metavar="N",
     show_default=True,
-    help="Export the gpu_process_* families, one series per process and card.",
+    help="Processes per card in the gpu_process_* families: those with the most memory. What is "
+    'left out is in gpuwarden_dropped_values_total{reason="process_limit"}; jobs are whole.',
 )
 @click.option(
     "--attribution.launcher",
@@ -126,12 +149,13 @@ def exporter(
     jobs_directory: Path,
     gpus: str,
     interval: float,
-    processes: bool,
+    max_processes: int,
     launchers: tuple[str, ...],
     release_file: Path,
     log_level: str,
     log_format: str,
     once: bool,
+    **switches: bool,
 ) -> None:
     """Serve a node's GPU metrics to Prometheus.
 
@@ -154,7 +178,8 @@ def exporter(
         gpus=gpus,
         interval=interval,
         launchers=launchers,
-        processes=processes,
+        collectors=frozenset(name for name, on in switches.items() if on),
+        max_processes=max_processes,
         release_file=release_file.absolute(),
         web_config=web_config,
     )

@@ -10,9 +10,10 @@ from gpuwarden import __version__
 from gpuwarden.catalogue import PHASES
 from gpuwarden.exporter.pages import Families
 from gpuwarden.exporter.resources import STATES
+from gpuwarden.exporter.switches import DEFAULT_COLLECTORS, SWITCHES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from gpuwarden.exporter.devices import Gpu, XidErrors
     from gpuwarden.exporter.jobs import GpuProcessRow, Job, NodeSnapshot, Run
@@ -49,7 +50,7 @@ def collect(
     snapshot: NodeSnapshot,
     *,
     totals: Mapping[str, int],
-    processes: bool = True,
+    collectors: Collection[str] = DEFAULT_COLLECTORS,
     max_processes: int = 256,
     previous: Families | None = None,
 ) -> tuple[Families, dict[str, int]]:
@@ -58,7 +59,7 @@ def collect(
     Args:
         snapshot: the node.
         totals: reason -> values dropped since the exporter started.
-        processes: whether to export families per process.
+        collectors: names of `switches.SWITCHES` that are on.
         max_processes: rows per card for them.
         previous: the last answer, which saves work.
 
@@ -72,7 +73,7 @@ def collect(
         for gpu in devices.gpus:
             _gpu(families, gpu, snapshot)
         _xids(families, devices.xids or ())
-    if processes:
+    if "process" in collectors:
         dropped["process_limit"] += _processes(families, snapshot.processes, max_processes)
     for job in snapshot.jobs:
         _job(families, job)
@@ -90,11 +91,18 @@ def collect(
     if devices is None or devices.xids is None:
         # Nobody is judged by these: without them the snapshot is complete.
         failed.add("xid")
-    own(families, up=devices is not None, failed=failed, totals=totals)
+    own(families, up=devices is not None, failed=failed, totals=totals, collectors=collectors)
     return families, {reason: count for reason, count in dropped.items() if count}
 
 
-def own(families: Families, *, up: bool, failed: Iterable[str], totals: Mapping[str, int]) -> None:
+def own(
+    families: Families,
+    *,
+    up: bool,
+    failed: Iterable[str],
+    totals: Mapping[str, int],
+    collectors: Collection[str] = DEFAULT_COLLECTORS,
+) -> None:
     """What the exporter says of itself, also where it has nothing else to say.
 
     Args:
@@ -102,10 +110,13 @@ def own(families: Families, *, up: bool, failed: Iterable[str], totals: Mapping[
         up: whether NVML is initialised and answers.
         failed: collectors without a current result.
         totals: reason -> values dropped since the exporter started.
+        collectors: names of `switches.SWITCHES` that are on.
     """
     failed = frozenset(failed)
     families.add("gpuwarden_nvml_up", float(up))
     for name in COLLECTORS:
+        if name in SWITCHES and name not in collectors:
+            continue
         bad = name in failed or (name == "nvml" and not up)
         families.add("gpuwarden_collector_success", float(not bad), name)
     for reason in sorted({*DROP_REASONS, *totals}):
@@ -149,6 +160,8 @@ def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
         families.add("gpu_throttle_active", float(active), *at, reason)
     for error, count in gpu.ecc_errors.items():
         families.add("gpu_ecc_errors_total", count, *at, error)
+    for counter, count in gpu.traffic_bytes.items():
+        families.add(f"gpu_{counter}_bytes_total", count, *at)
 
 
 def _xids(families: Families, xids: Iterable[XidErrors]) -> None:

@@ -30,7 +30,7 @@ def build(settings: ExporterSettings) -> Sampler:
     Raises:
         InvalidInput: `--gpus` or its scenario is wrong.
     """
-    nvml = open_gpus(settings.gpus)
+    nvml = open_gpus(settings.gpus, settings.collectors)
     try:
         prepare(settings.jobs_directory)
     except OSError as error:

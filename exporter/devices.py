@@ -53,6 +53,8 @@ class Gpu:
         *_bytes: bytes; *_ratio: 0 to 1; *_celsius, *_watts, *_joules, *_hertz: base units.
         throttle: reason -> active.
         ecc_errors: kind (corrected, uncorrected) -> count since the driver was loaded.
+        traffic_bytes: pcie_receive, pcie_transmit, nvlink_receive, nvlink_transmit -> bytes since
+            the card was first seen.
     """
 
     index: int
@@ -73,6 +75,7 @@ class Gpu:
     clocks_hertz: dict[str, float] = field(default_factory=dict)
     throttle: dict[str, bool] = field(default_factory=dict)
     ecc_errors: dict[str, int] = field(default_factory=dict)
+    traffic_bytes: dict[str, int] = field(default_factory=dict)
     mig_enabled: bool = False
     processes: tuple[GpuProcess, ...] | None = None
 

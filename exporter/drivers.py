@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SUCCESS = 0
+INVALID_ARGUMENT = 2
 NOT_FOUND = 6
 INSUFFICIENT_SIZE = 7
 FUNCTION_NOT_FOUND = 13
@@ -39,6 +40,7 @@ FEATURE = frozenset({3, 13, 25, 26})
 """Not supported, function missing, struct version unknown, deprecated: the value does not exist."""
 PERMISSION = frozenset({4})
 
+FIELD_VALUE: Any = pynvml.c_nvmlFieldValue_t
 MEMORY_V1: Any = pynvml.c_nvmlMemory_t
 MEMORY_V2: Any = pynvml.c_nvmlMemory_v2_t
 MEMORY_V2_VERSION = int(pynvml.nvmlMemory_v2)

@@ -28,10 +28,12 @@ from gpuwarden.errors import DriverUnavailable, InvalidInput
 from gpuwarden.exporter import drivers
 from gpuwarden.exporter.devices import DeviceSnapshot, Gpu
 from gpuwarden.exporter.process_tables import ProcessTables
+from gpuwarden.exporter.switches import DEFAULT_COLLECTORS
+from gpuwarden.exporter.traffic import NVLINK, PCIE, Traffic
 from gpuwarden.exporter.xids import XidWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from gpuwarden.clock import Clock
     from gpuwarden.exporter.devices import GpuProcess
@@ -59,11 +61,12 @@ _THROTTLE = (
 _ECC = (("corrected", 0), ("uncorrected", 1))
 
 
-def open_gpus(specification: str) -> Nvml:
+def open_gpus(specification: str, collectors: Collection[str] = DEFAULT_COLLECTORS) -> Nvml:
     """Prepare the driver that a `--gpus` flag names; nothing is loaded but a simulation.
 
     Args:
         specification: `nvml`, or `simulated:FILE` with a scenario file.
+        collectors: as of `Nvml`.
 
     Raises:
         InvalidInput: the flag or the scenario is wrong.
@@ -71,7 +74,7 @@ def open_gpus(specification: str) -> Nvml:
         PermanentError: the simulation cannot be compiled.
     """
     if specification == "nvml":
-        return Nvml()
+        return Nvml(collectors=collectors)
     kind, _, file = specification.partition(":")
     if kind != "simulated" or not file:
         raise InvalidInput(
@@ -82,7 +85,7 @@ def open_gpus(specification: str) -> Nvml:
 
     scenario = Path(file).resolve()
     simulated.read(scenario)
-    return Nvml(simulated.build(), scenario=scenario)
+    return Nvml(simulated.build(), scenario=scenario, collectors=collectors)
 
 
 @dataclass(slots=True)
@@ -115,6 +118,7 @@ class Nvml:
         *,
         scenario: Path | None = None,
         clock: Clock | None = None,
+        collectors: Collection[str] = DEFAULT_COLLECTORS,
     ) -> None:
         """Prepare; nothing is loaded yet.
 
@@ -122,11 +126,18 @@ class Nvml:
             library: the driver's library; None: the system's.
             scenario: scenario file, for gpuwarden's simulated library.
             clock: the driver stamps samples with wall time.
+            collectors: names of `switches.SWITCHES`; the driver is not asked for the others.
         """
         self._driver = drivers.Driver(library, scenario=scenario)
         # Events are waited for beside the other calls, by a user of the library of its own.
         self._listener = drivers.Driver(library, scenario=scenario)
         self._xids: XidWatcher | None = None
+        self._collectors = frozenset(collectors)
+        self._counters = (
+            *(PCIE if "pcie" in self._collectors else ()),
+            *(NVLINK if "nvlink" in self._collectors else ()),
+        )
+        self._traffic = Traffic()
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._lock = threading.Lock()
         self._released = False
@@ -190,7 +201,9 @@ class Nvml:
         self._released = False
 
     def watch_xids(self) -> None:
-        """Listen to the cards' errors from the next snapshot on, while the driver is open."""
+        """Listen to the cards' errors from the next snapshot on, where that is switched on."""
+        if "xid" not in self._collectors:
+            return
         self._xids = XidWatcher(self._listener, clock=self._clock)
 
     # -----------------------------------------------------------------------------------------
@@ -374,6 +387,9 @@ class Nvml:
                 clocks_hertz=self._clocks(handle),
                 throttle=self._throttle(handle),
                 ecc_errors=self._ecc_errors(handle),
+                traffic_bytes=self._traffic.read(
+                    self._driver, card.uuid, handle, counters=self._counters
+                ),
                 mig_enabled=mig,
                 processes=processes,
                 memory_total_bytes=memory.total,
@@ -452,6 +468,8 @@ class Nvml:
         return value / 1000
 
     def _clocks(self, handle: Any) -> dict[str, float]:
+        if "clock" not in self._collectors:
+            return {}
         found = {}
         for name, kind in _CLOCKS:
             megahertz = self._driver.number("nvmlDeviceGetClockInfo", handle, kind)
@@ -460,6 +478,8 @@ class Nvml:
         return found
 
     def _throttle(self, handle: Any) -> dict[str, bool]:
+        if "throttle" not in self._collectors:
+            return {}
         reasons = self._driver.number("nvmlDeviceGetCurrentClocksEventReasons", handle, wide=True)
         if reasons is None:
             reasons = self._driver.number(
@@ -468,6 +488,8 @@ class Nvml:
         return {} if reasons is None else {name: bool(reasons & bit) for name, bit in _THROTTLE}
 
     def _ecc_errors(self, handle: Any) -> dict[str, int]:
+        if "ecc" not in self._collectors:
+            return {}
         found = {}
         for name, kind in _ECC:
             count = self._driver.number("nvmlDeviceGetTotalEccErrors", handle, kind, 0, wide=True)

@@ -140,7 +140,13 @@ class Sampler:
         if page is not None and now - page.made_at <= STALE_INTERVALS * self._settings.interval:
             return page
         families = Families()
-        own(families, up=False, failed=COLLECTORS, totals=dict(self._totals))
+        own(
+            families,
+            up=False,
+            failed=COLLECTORS,
+            totals=dict(self._totals),
+            collectors=self._settings.collectors,
+        )
         return Rendered(Bodies(families), now, complete=False)
 
     def _work(self) -> None:
@@ -171,7 +177,7 @@ class Sampler:
         families, dropped = collect(
             snapshot,
             totals=dict(self._totals),
-            processes=self._settings.processes,
+            collectors=self._settings.collectors,
             max_processes=self._settings.max_processes,
             previous=self._families,
         )

@@ -27,12 +27,11 @@ from gpuwarden.exporter.jobs import (
 from gpuwarden.exporter.pages import Bodies, Families, Format, clean
 from gpuwarden.exporter.processes import Process
 from gpuwarden.exporter.resources import PRESSURE_RESOURCES, STATES
+from gpuwarden.exporter.switches import DEFAULT_COLLECTORS
 from gpuwarden.job_files import Checkpoint, Counters, RunDescription, RunStatus
 
 NOT_YET = {
-    # need sampling of a costly counter, or MIG instances
-    "gpu_pcie_receive_bytes_total",
-    "gpu_pcie_transmit_bytes_total",
+    # need MIG instances
     "gpu_mig_info",
     "gpu_mig_memory_total_bytes",
     "gpu_mig_memory_used_bytes",
@@ -59,6 +58,12 @@ GPU = Gpu(
     clocks_hertz={"sm": 1.41e9},
     throttle={"hw_thermal": False},
     ecc_errors={"corrected": 0},
+    traffic_bytes={
+        "pcie_receive": 3,
+        "pcie_transmit": 4,
+        "nvlink_receive": 5,
+        "nvlink_transmit": 6,
+    },
     processes=(GpuProcess(20, ProcessKind.COMPUTE, 500, 0.0),),
 )
 DESCRIPTION = RunDescription(
@@ -253,7 +258,7 @@ def test_the_largest_processes_are_shown() -> None:
 
 def test_processes_can_be_switched_off() -> None:
     """Without the family the jobs are still there."""
-    families, _ = collect(SNAPSHOT, totals={}, processes=False)
+    families, _ = collect(SNAPSHOT, totals={}, collectors=DEFAULT_COLLECTORS - {"process"})
     names = {name for name, _ in families.written()}
     assert not any(name.startswith("gpu_process_") for name in names)
     assert "gpu_job_memory_bytes" in names
@@ -294,3 +299,11 @@ def test_errors_that_are_not_heard() -> None:
     assert samples["gpuwarden_collector_success", (("collector", "xid"),)] == 0.0
     assert samples["gpuwarden_collector_success", (("collector", "nvml"),)] == 1.0
     assert "gpuwarden_snapshot_timestamp_seconds" in _names(NodeSnapshot(1.0, devices))
+
+
+def test_a_collector_that_is_off() -> None:
+    """What is switched off neither succeeds nor fails."""
+    families, _ = collect(SNAPSHOT, totals={}, collectors=DEFAULT_COLLECTORS - {"xid"})
+    page = Bodies(families)[Format.TEXT].decode()
+    assert 'collector="nvml"' in page
+    assert 'collector="xid"' not in page
