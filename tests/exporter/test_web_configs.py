@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 HASH = "$2b$04$Z2m2mzemW3euGkaar/Tm/eOu2OVkYVr7yTJYZxIiba9G1Z8dtYGia"
 """Of `secret`."""
 
+TLS = "tls_server_config:\n  cert_file: a\n  key_file: b\n"
+
 
 @dataclass
 class Authority:
@@ -195,17 +197,17 @@ class TestReading:
             ("tls_server_config: {cert_file: a, key_file: 5}", "1:45", "must be text"),
             ("tls_server_config: {cert_file: a, key_file: b, cipher_suites: []}", "1:48", "known"),
             (
-                "tls_server_config:\n  cert_file: a\n  key_file: b\n  client_ca_file: c\n",
+                f"{TLS}  client_ca_file: c\n",
                 "2:3",
                 "go together",
             ),
             (
-                "tls_server_config:\n  cert_file: a\n  key_file: b\n  client_auth_type: RequestClientCert",
+                f"{TLS}  client_auth_type: RequestClientCert\n",
                 "4:21",
                 "proves nothing",
             ),
             (
-                "tls_server_config:\n  cert_file: a\n  key_file: b\n  min_version: TLS10\n",
+                f"{TLS}  min_version: TLS10\n",
                 "4:16",
                 "TLS12",
             ),
