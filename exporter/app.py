@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,6 +16,7 @@ from gpuwarden import __version__
 from gpuwarden.exporter.pages import Format
 from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, raise_open_files
 from gpuwarden.exporter.supervision import Supervision
+from gpuwarden.exporter.textfiles import Textfile
 from gpuwarden.exporter.web_configs import Guarded, Web
 
 if TYPE_CHECKING:
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
 
 METRICS_PATH = "/metrics"
 _SHUTDOWN_SECONDS = 1
+_DEADLINE_HEADER = "x-prometheus-scrape-timeout-seconds"
+_MARGIN_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 30.0
+_LOOK_SECONDS = 0.02
 
 _LANDING = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>gpuwarden exporter</title></head>
@@ -47,6 +54,7 @@ def application(sampler: Sampler) -> Starlette:
     """
 
     async def metrics(request: Request) -> Response:
+        await _first_page(sampler, patience_of(request.headers.get(_DEADLINE_HEADER, "")))
         form = wanted_format(request.headers.get("accept", ""))
         compressed = takes_gzip(request.headers.get("accept-encoding", ""))
         headers = {
@@ -79,6 +87,33 @@ def application(sampler: Sampler) -> Starlette:
             Route("/-/ready", ready),
         ]
     )
+
+
+async def _first_page(sampler: Sampler, seconds: float) -> None:
+    """Wait for the first snapshot: a scrape right after the start is no sign of a dead driver.
+
+    From then on nobody waits: there is a page, or it is known that there is none.
+    """
+    for _ in range(int(seconds / _LOOK_SECONDS)):
+        if sampler.begun:
+            break
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def patience_of(timeout: str) -> float:
+    """How long a scrape may be kept waiting, in seconds.
+
+    Args:
+        timeout: the header in which Prometheus says when it will give up; empty: without it
+            nobody waits.
+    """
+    try:
+        seconds = float(timeout)
+    except ValueError:
+        return 0.0
+    if not 0 < seconds < math.inf:
+        return 0.0
+    return min(seconds - min(_MARGIN_SECONDS, seconds / 2), _LONGEST_WAIT_SECONDS)
 
 
 def wanted_format(accept: str) -> Format:
@@ -171,9 +206,15 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
         program = uvicorn.Server(config)
         end_by_signal(program)
         sampler.start()
+        textfile = None
+        if settings.textfile_directory is not None:
+            textfile = Textfile(settings.textfile_directory, sampler, interval=settings.interval)
+            textfile.start()
         try:
             program.run(sockets=[server])
         finally:
             supervision.stopping()
+            if textfile is not None:
+                textfile.stop()
             sampler.stop()
             _logger.info("stopped")

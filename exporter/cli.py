@@ -85,6 +85,13 @@ _RELEASE_FILE = click.option(
     "(tls_server_config, basic_auth_users); followed when it changes. Takes gpuwarden[web].",
 )
 @click.option(
+    "--textfile.directory",
+    "textfile_directory",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Write each page to gpuwarden.prom in it too, for node_exporter's textfile collector.",
+)
+@click.option(
     "--jobs.directory",
     "jobs_directory",
     type=click.Path(path_type=Path),
@@ -146,6 +153,7 @@ def exporter(
     *,
     listen_address: str,
     web_config: Path | None,
+    textfile_directory: Path | None,
     jobs_directory: Path,
     gpus: str,
     interval: float,
@@ -182,6 +190,7 @@ def exporter(
         max_processes=max_processes,
         release_file=release_file.absolute(),
         web_config=web_config,
+        textfile_directory=textfile_directory,
     )
     # Loaded here, so that --help and a wrong flag answer at once.
     from gpuwarden.exporter import daemon  # noqa: PLC0415

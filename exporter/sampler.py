@@ -78,6 +78,7 @@ class Sampler:
         self._attribution = attribution
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._stop = threading.Event()
+        self._begun = threading.Event()
         self._thread: threading.Thread | None = None
         self._page: Rendered | None = None
         self._families: Families | None = None
@@ -93,6 +94,15 @@ class Sampler:
     def ready(self) -> bool:
         """Whether there has been a complete snapshot."""
         return self._was_complete
+
+    @property
+    def begun(self) -> bool:
+        """Whether there has been a snapshot, complete or not."""
+        return self._begun.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the first snapshot, at most so long; says whether there has been one."""
+        return self._begun.wait(seconds)
 
     @property
     def problem(self) -> str | None:
@@ -186,6 +196,7 @@ class Sampler:
         complete = devices is not None and devices.complete and not snapshot.failed
         page = Rendered(self._bodies(families), made_at, complete=complete)
         self._page = page
+        self._begun.set()
         self._was_complete = self._was_complete or complete
         return page
 

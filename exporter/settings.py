@@ -33,6 +33,7 @@ class ExporterSettings:
         max_processes: series per card and family that they may take; those with the most memory.
         max_requests: requests that are answered at the same time.
         release_file: the driver is let go as this file orders.
+        textfile_directory: folder to which each page is written too, or None.
         web_config: file with TLS and basic authentication, or None for plain HTTP for everybody.
     """
 
@@ -46,6 +47,7 @@ class ExporterSettings:
     max_processes: int = 256
     max_requests: int = 40
     release_file: Path = DEFAULT_RELEASE_FILE
+    textfile_directory: Path | None = None
     web_config: Path | None = None
 
     def __post_init__(self) -> None:
