@@ -14,7 +14,13 @@ from starlette.routing import Route
 
 from gpuwarden import __version__
 from gpuwarden.exporter.pages import Format
-from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, raise_open_files
+from gpuwarden.exporter.servers import (
+    Bounded,
+    QuietServer,
+    end_by_signal,
+    listening,
+    raise_open_files,
+)
 from gpuwarden.exporter.supervision import Supervision
 from gpuwarden.exporter.textfiles import Textfile
 from gpuwarden.exporter.web_configs import Guarded, Web
@@ -203,7 +209,7 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
     with listening(settings.host, settings.port) as server:
         host, port = server.getsockname()[:2]
         _logger.info("listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        program = uvicorn.Server(config)
+        program = QuietServer(config)
         end_by_signal(program)
         sampler.start()
         textfile = None

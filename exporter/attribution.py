@@ -288,12 +288,13 @@ class Attribution:
         now: float,
         booted: float,
     ) -> tuple[Job, ...]:
+        by_job = self._by_job(devices, groups)
         pressures = resources.cgroup_pressures(group.root.cgroup for group in groups.values())
         jobs = []
         for job_id in sorted(groups):
             group = groups[job_id]
             memory = self._memories.setdefault(job_id, _Memory())
-            holdings = self._holdings(group, memory, devices, tenants)
+            holdings = self._holdings(group, memory, devices, tenants, by_job)
             if group.on_cards and memory.first_gpu_use is None:
                 memory.first_gpu_use = now
             for run in group.runs:
@@ -335,11 +336,26 @@ class Attribution:
         return tuple(jobs)
 
     @staticmethod
+    def _by_job(
+        devices: DeviceSnapshot | None, groups: Mapping[str, _Group]
+    ) -> dict[tuple[str, str], list[GpuProcess]]:
+        """(card, job) -> the job's processes on the card."""
+        owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
+        found: dict[tuple[str, str], list[GpuProcess]] = {}
+        for gpu in _cards(devices):
+            for item in gpu.processes or ():
+                job_id = owner.get(item.pid)
+                if job_id is not None:
+                    found.setdefault((gpu.uuid, job_id), []).append(item)
+        return found
+
+    @staticmethod
     def _holdings(
         group: _Group,
         memory: _Memory,
         devices: DeviceSnapshot | None,
         tenants: Mapping[str, set[str]],
+        by_job: Mapping[tuple[str, str], list[GpuProcess]],
     ) -> tuple[Holding, ...]:
         holdings = []
         for gpu in _cards(devices):
@@ -348,7 +364,7 @@ class Attribution:
                 if gpu.uuid in memory.held:
                     holdings.append(Holding(gpu.index, gpu.uuid))
                 continue
-            own = [item for item in gpu.processes if item.pid in group.on_cards]
+            own = by_job.get((gpu.uuid, group.job_id), [])
             if not own:
                 memory.held.pop(gpu.uuid, None)
                 continue

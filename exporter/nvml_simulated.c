@@ -1367,7 +1367,8 @@ EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *dat
             answer = NVML_ERROR_TIMEOUT;
             break;
         }
-        const struct timespec rest = {0, 10 * 1000000};
+        /* Seldom enough to cost nothing: on a real driver the waiting thread sleeps. */
+        const struct timespec rest = {0, 100 * 1000000};
         pthread_mutex_unlock(&lock); /* who waits must not keep the others waiting */
         nanosleep(&rest, NULL);
         pthread_mutex_lock(&lock);

@@ -110,6 +110,14 @@ class TestReading:
         assert read_all(proc, known=before)[42].uid == 7
         assert read_all(proc)[42].uid == 8
 
+    def test_who_did_nothing_is_not_read_anew(self, tmp_path: Path) -> None:
+        """The same record of a process is the same answer; whoever ran or took the pid is new."""
+        proc = _fake_proc(tmp_path, _stat_line(b"x"))
+        before = read_all(proc)
+        assert read_all(proc, known=before)[42] is before[42]
+        (proc / "42/stat").write_bytes(_stat_line(b"y"))
+        assert read_all(proc, known=before)[42].comm == "y"
+
     def test_a_zombie_has_ended(self, children: Children) -> None:
         """A process that nobody waited for has ended, though it is still listed."""
         child = children.start()
