@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.clock import SystemClock
 from gpuwarden.exporter import classification, resources
 from gpuwarden.exporter.blocking_calls import BlockingCalls
+from gpuwarden.exporter.instances import places
 from gpuwarden.exporter.jobs import GpuProcessRow, Holding, Job, NodeSnapshot, YoloCommand
 from gpuwarden.exporter.lineages import Lineages
 from gpuwarden.exporter.processes import (
@@ -171,7 +172,7 @@ class Attribution:
         """All processes; owner and cgroup are read anew for those on cards, at times for all."""
         self._snapshots += 1
         known = self._known if self._snapshots % REFRESH_SNAPSHOTS else {}
-        fresh = {process.pid for gpu in _cards(devices) for process in gpu.processes or ()}
+        fresh = {process.pid for gpu in places(devices) for process in gpu.processes or ()}
         processes = read_all(
             self._proc,
             known={pid: process for pid, process in known.items() if pid not in fresh},
@@ -190,7 +191,7 @@ class Attribution:
     ) -> dict[str, _Group]:
         """Jobs that use a card or declare a training, with all their processes."""
         groups: dict[str, _Group] = {}
-        for gpu in _cards(devices):
+        for gpu in places(devices):
             for process in self._holders(gpu, processes):
                 self._group(groups, process, processes).on_cards[process.pid] = process
         for run in live:
@@ -267,7 +268,7 @@ class Attribution:
         """Card -> jobs on it; a process that /proc does not know is a tenant of its own."""
         owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
         tenants: dict[str, set[str]] = {}
-        for gpu in _cards(devices):
+        for gpu in places(devices):
             names = set()
             for item in gpu.processes or ():
                 process = processes.get(item.pid)
@@ -342,7 +343,7 @@ class Attribution:
         """(card, job) -> the job's processes on the card."""
         owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
         found: dict[tuple[str, str], list[GpuProcess]] = {}
-        for gpu in _cards(devices):
+        for gpu in places(devices):
             for item in gpu.processes or ():
                 job_id = owner.get(item.pid)
                 if job_id is not None:
@@ -358,7 +359,7 @@ class Attribution:
         by_job: Mapping[tuple[str, str], list[GpuProcess]],
     ) -> tuple[Holding, ...]:
         holdings = []
-        for gpu in _cards(devices):
+        for gpu in places(devices):
             if gpu.processes is None:
                 # Lost, or its list cannot be read: what the job held it holds until that is known.
                 if gpu.uuid in memory.held:
@@ -495,7 +496,7 @@ class Attribution:
         owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
         rows: list[GpuProcessRow] = []
         unattributed: dict[str, int] = {}
-        for gpu in _cards(devices):
+        for gpu in places(devices):
             if gpu.processes is None:
                 continue
             known: list[GpuProcess] = []
@@ -542,10 +543,6 @@ def _moved(before: Process | None, now: Process | None) -> bool:
         and before.identity == now.identity
         and (before.uid, before.cgroup) != (now.uid, now.cgroup)
     )
-
-
-def _cards(devices: DeviceSnapshot | None) -> tuple[Gpu, ...]:
-    return devices.gpus if devices is not None else ()
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

@@ -72,6 +72,7 @@ def collect(
     if devices is not None:
         for gpu in devices.gpus:
             _gpu(families, gpu, snapshot)
+            _instances(families, gpu)
         _xids(families, devices.xids or ())
     if "process" in collectors:
         dropped["process_limit"] += _processes(families, snapshot.processes, max_processes)
@@ -147,7 +148,7 @@ def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
         ("gpu_memory_used_bytes", gpu.memory_used_bytes),
         ("gpu_memory_free_bytes", gpu.memory_free_bytes),
         ("gpu_memory_reserved_bytes", gpu.memory_reserved_bytes),
-        ("gpu_memory_unattributed_bytes", snapshot.unattributed.get(gpu.uuid)),
+        ("gpu_memory_unattributed_bytes", _unattributed(gpu, snapshot.unattributed)),
         ("gpu_temperature_celsius", gpu.temperature_celsius),
         ("gpu_power_watts", gpu.power_watts),
         ("gpu_power_limit_watts", gpu.power_limit_watts),
@@ -162,6 +163,23 @@ def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
         families.add("gpu_ecc_errors_total", count, *at, error)
     for counter, count in gpu.traffic_bytes.items():
         families.add(f"gpu_{counter}_bytes_total", count, *at)
+
+
+def _unattributed(gpu: Gpu, by_place: Mapping[str, int]) -> int | None:
+    """Of the card with all its MIG instances."""
+    places = (gpu.uuid, *(item.uuid for item in gpu.instances))
+    known = [by_place[uuid] for uuid in places if uuid in by_place]
+    return sum(known) if len(known) == len(places) else None
+
+
+def _instances(families: Families, gpu: Gpu) -> None:
+    for item in gpu.instances:
+        at = (str(gpu.index), gpu.uuid, item.uuid)
+        ids = (str(item.gpu_instance_id), str(item.compute_instance_id))
+        if gpu.up:
+            families.add("gpu_mig_info", 1, *at, *ids, item.profile)
+        families.add("gpu_mig_memory_total_bytes", item.memory_total_bytes, *at)
+        families.add("gpu_mig_memory_used_bytes", item.memory_used_bytes, *at)
 
 
 def _xids(families: Families, xids: Iterable[XidErrors]) -> None:

@@ -40,6 +40,25 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class MigInstance:
+    """An instance of a GPU in MIG mode.
+
+    Attributes:
+        uuid: its own, not the card's.
+        gpu_instance_id, compute_instance_id: by which processes name it.
+        profile: such as 1g.5gb; empty where the driver does not tell.
+        memory_total_bytes, memory_used_bytes: of its GPU instance.
+    """
+
+    uuid: str
+    gpu_instance_id: int
+    compute_instance_id: int
+    profile: str = ""
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU.
 
@@ -55,6 +74,7 @@ class Gpu:
         ecc_errors: kind (corrected, uncorrected) -> count since the driver was loaded.
         traffic_bytes: pcie_receive, pcie_transmit, nvlink_receive, nvlink_transmit -> bytes since
             the card was first seen.
+        instances: of a card in MIG mode; of a lost one, those that it had, without values.
     """
 
     index: int
@@ -78,6 +98,7 @@ class Gpu:
     traffic_bytes: dict[str, int] = field(default_factory=dict)
     mig_enabled: bool = False
     processes: tuple[GpuProcess, ...] | None = None
+    instances: tuple[MigInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

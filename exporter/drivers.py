@@ -40,6 +40,7 @@ FEATURE = frozenset({3, 13, 25, 26})
 """Not supported, function missing, struct version unknown, deprecated: the value does not exist."""
 PERMISSION = frozenset({4})
 
+DEVICE_ATTRIBUTES: Any = pynvml.c_nvmlDeviceAttributes
 FIELD_VALUE: Any = pynvml.c_nvmlFieldValue_t
 MEMORY_V1: Any = pynvml.c_nvmlMemory_t
 MEMORY_V2: Any = pynvml.c_nvmlMemory_v2_t

@@ -17,7 +17,7 @@ import ctypes
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ import structlog
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import DriverUnavailable, InvalidInput
-from gpuwarden.exporter import drivers
+from gpuwarden.exporter import drivers, instances
 from gpuwarden.exporter.devices import DeviceSnapshot, Gpu
 from gpuwarden.exporter.process_tables import ProcessTables
 from gpuwarden.exporter.switches import DEFAULT_COLLECTORS
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from gpuwarden.clock import Clock
-    from gpuwarden.exporter.devices import GpuProcess
+    from gpuwarden.exporter.devices import GpuProcess, MigInstance
 
 _logger = structlog.get_logger(__name__)
 
@@ -96,6 +96,7 @@ class _Card:
     name: str
     pci_bus_id: str
     tables: ProcessTables
+    instances: tuple[MigInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,13 +361,19 @@ class Nvml:
 
     def _gpu(self, index: int, card: _Card, handle: Any) -> Gpu:
         lost = Gpu(
-            index=index, uuid=card.uuid, name=card.name, pci_bus_id=card.pci_bus_id, up=False
+            index=index,
+            uuid=card.uuid,
+            name=card.name,
+            pci_bus_id=card.pci_bus_id,
+            up=False,
+            instances=card.instances,
         )
         if handle is None:
             return lost
         try:
             mig = self._mig_enabled(handle)
             memory = self._memory(handle)
+            parts = self._instances(card, handle, mig=mig)
             busy, activity = self._rates(handle)
             processes = card.tables.processes(handle)
             if processes:
@@ -392,6 +399,7 @@ class Nvml:
                 ),
                 mig_enabled=mig,
                 processes=processes,
+                instances=parts,
                 memory_total_bytes=memory.total,
                 memory_used_bytes=memory.used,
                 memory_free_bytes=memory.free,
@@ -404,6 +412,21 @@ class Nvml:
         now, pending = ctypes.c_uint(), ctypes.c_uint()
         arguments = (handle, ctypes.byref(now), ctypes.byref(pending))
         return self._driver.read("nvmlDeviceGetMigMode", *arguments) and now.value == 1
+
+    def _instances(self, card: _Card, handle: Any, *, mig: bool) -> tuple[MigInstance, ...]:
+        if not mig or "mig" not in self._collectors:
+            card.instances = ()
+            return ()
+
+        def memory(part: Any) -> tuple[int | None, int | None]:
+            found = self._memory(part)
+            return found.total, found.used
+
+        found = instances.read(self._driver, handle, memory)
+        card.instances = tuple(
+            replace(item, memory_total_bytes=None, memory_used_bytes=None) for item in found
+        )
+        return found
 
     def _rates(self, handle: Any) -> tuple[float | None, float | None]:
         rates = drivers.UTILIZATION()

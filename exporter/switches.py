@@ -21,6 +21,7 @@ class Switch:
 SWITCHES = {
     "clock": Switch("gpu_clock_hertz: four driver calls per card."),
     "ecc": Switch("gpu_ecc_errors_total: two driver calls per card."),
+    "mig": Switch("gpu_mig_*, and a job's card is its instance: six driver calls per instance."),
     "nvlink": Switch(
         "gpu_nvlink_*_bytes_total, of the few cards that have links: in the call of pcie.",
         default=False,

@@ -203,7 +203,13 @@ _JOBS = (
         "executable",
         "cgroup",
     ),
-    Metric("gpu_job_holds_gpu", _G, "", _JOB_GPU, "The job holds the GPU; 1."),
+    Metric(
+        "gpu_job_holds_gpu",
+        _G,
+        "",
+        _JOB_GPU,
+        "The job holds the GPU; 1. uuid is the MIG instance's where it runs on one.",
+    ),
     Metric(
         "gpu_job_utilization_ratio",
         _G,

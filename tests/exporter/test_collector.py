@@ -14,7 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpuwarden.catalogue import CATALOGUE, Source
 from gpuwarden.exporter.collector import collect
-from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind, XidErrors
+from gpuwarden.exporter.devices import (
+    DeviceSnapshot,
+    Gpu,
+    GpuProcess,
+    MigInstance,
+    ProcessKind,
+    XidErrors,
+)
 from gpuwarden.exporter.jobs import (
     GpuProcessRow,
     Holding,
@@ -31,10 +38,6 @@ from gpuwarden.exporter.switches import DEFAULT_COLLECTORS
 from gpuwarden.job_files import Checkpoint, Counters, RunDescription, RunStatus
 
 NOT_YET = {
-    # need MIG instances
-    "gpu_mig_info",
-    "gpu_mig_memory_total_bytes",
-    "gpu_mig_memory_used_bytes",
     # nothing that a trainer writes says it
     "yolo_upload_lag_seconds",
 }
@@ -65,6 +68,7 @@ GPU = Gpu(
         "nvlink_transmit": 6,
     },
     processes=(GpuProcess(20, ProcessKind.COMPUTE, 500, 0.0),),
+    instances=(MigInstance("MIG-a", 1, 0, "1g.5gb", 300, 200),),
 )
 DESCRIPTION = RunDescription(
     run_id="run-1",
@@ -132,7 +136,7 @@ SNAPSHOT = NodeSnapshot(
     ),
     jobs=(JOB,),
     processes=(GpuProcessRow(0, "GPU-a", 20, "ann", JOB.job_id, 1.0, 500, 0.0),),
-    unattributed={"GPU-a": 0},
+    unattributed={"GPU-a": 0, "MIG-a": 100},
     node_pressure=dict.fromkeys(PRESSURE_RESOURCES, 2.5),
     lost_gpu_seconds={("ann", "died"): 5.0},
 )
