@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from gpuwarden.catalogue import PHASES
 from gpuwarden.exporter.pages import Families
 from gpuwarden.exporter.resources import STATES
 from gpuwarden.exporter.switches import DEFAULT_COLLECTORS, SWITCHES
+from gpuwarden.exporter.vocabularies import MAX_RUNS, RUNS, Vocabularies
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -37,13 +37,12 @@ DROP_REASONS = (
     "pid",
     "process_limit",
     "process_table",
+    "run_limit",
     "series_limit",
     "stale_sample",
     "unsupported",
 )
 """Reasons that are shown from the start, so that the first one is seen as an increase."""
-MAX_OWN_SERIES = 32
-"""Series per family that one run's own words may make (loss components, metrics, groups)."""
 
 
 def collect(
@@ -53,6 +52,7 @@ def collect(
     collectors: Collection[str] = DEFAULT_COLLECTORS,
     max_processes: int = 256,
     previous: Families | None = None,
+    vocabularies: Vocabularies | None = None,
 ) -> tuple[Families, dict[str, int]]:
     """Families of a whole snapshot.
 
@@ -62,6 +62,7 @@ def collect(
         collectors: names of `switches.SWITCHES` that are on.
         max_processes: rows per card for them.
         previous: the last answer, which saves work.
+        vocabularies: what jobs have said in labels before; kept from page to page.
 
     Returns:
         The families, and what the collector itself left out, by reason.
@@ -76,10 +77,16 @@ def collect(
         _xids(families, devices.xids or ())
     if "process" in collectors:
         dropped["process_limit"] += _processes(families, snapshot.processes, max_processes)
+    said = vocabularies if vocabularies is not None else Vocabularies()
     for job in snapshot.jobs:
         _job(families, job)
-        for run in job.runs:
-            dropped["series_limit"] += _run(families, job.job_id, run)
+        dropped["series_limit"] += _command(families, job, said)
+        shown = [run for run in job.runs if said.admit(job.job_id, RUNS, run.description.run_id)]
+        shown = shown[:MAX_RUNS]
+        dropped["run_limit"] += len(job.runs) - len(shown)
+        for run in shown:
+            dropped["series_limit"] += _run(families, job.job_id, run, said)
+    said.forget({job.job_id for job in snapshot.jobs})
     for resource, seconds in snapshot.node_pressure.items():
         families.add("gpuwarden_node_pressure_seconds_total", seconds, resource)
     for (user, reason), seconds in snapshot.lost_gpu_seconds.items():
@@ -232,23 +239,39 @@ def _job(families: Families, job: Job) -> None:
             families.add("gpu_job_processes", usage.states.get(state, 0), name, state)
         for resource, seconds in usage.pressure.items():
             families.add("gpu_job_pressure_seconds_total", seconds, name, resource)
+
+
+def _command(families: Families, job: Job, said: Vocabularies) -> int:
+    """Add a training known from its command line; gives how many series are one too many."""
     command = job.command
-    if command is not None:
-        # No run of a trainer: whatever asks for one by this label finds none.
-        details = (command.model, command.batch, command.imgsz, "", command.project)
-        families.add("yolo_info", 1, name, "", *details)
-        if command.epochs.isdecimal():
-            families.add("yolo_epochs_planned", int(command.epochs), name, "")
+    if command is None:
+        return 0
+    details = (command.model, command.batch, command.imgsz, "", command.project)
+    if not said.admit(job.job_id, "yolo_info", *details):
+        return 1
+    # No run of a trainer: whatever asks for one by this label finds none.
+    families.add("yolo_info", 1, job.job_id, "", *details)
+    if command.epochs.isdecimal():
+        families.add("yolo_epochs_planned", int(command.epochs), job.job_id, "")
+    return 0
 
 
-def _run(families: Families, job_id: str, run: Run) -> int:
+def _run(families: Families, job_id: str, run: Run, said: Vocabularies) -> int:
     """Add a declared training; gives how many of its own series were one too many."""
     described, status = run.description, run.status
     at = (job_id, described.run_id)
-    families.add(
+    left_out = 0
+
+    def say(name: str, value: float, *words: str) -> None:
+        nonlocal left_out
+        if said.admit(job_id, name, *words, run_id=described.run_id):
+            families.add(name, value, *at, *words)
+        else:
+            left_out += 1
+
+    say(
         "yolo_info",
         1,
-        *at,
         described.model,
         str(described.batch),
         str(described.imgsz),
@@ -257,7 +280,7 @@ def _run(families: Families, job_id: str, run: Run) -> int:
     )
     families.add("yolo_epochs_planned", described.epochs, *at)
     if status is None:
-        return 0
+        return left_out
     for phase in PHASES:
         families.add("yolo_phase", float(phase == status.phase), *at, phase)
         seconds = status.counters.phase_seconds.get(phase)
@@ -281,16 +304,14 @@ def _run(families: Families, job_id: str, run: Run) -> int:
         ("yolo_gpu_memory_peak_bytes", status.gpu_memory_peak),
     ):
         families.add(name, value, *at)
-    families.add("yolo_resume_mode", 1, *at, status.resume_mode)
-    left_out = 0
+    say("yolo_resume_mode", 1, status.resume_mode)
     for name, values in (
         ("yolo_loss", status.losses),
         ("yolo_metric", status.metrics),
         ("yolo_learning_rate", status.lr),
     ):
-        left_out += max(0, len(values) - MAX_OWN_SERIES)
-        for label, value in itertools.islice(values.items(), MAX_OWN_SERIES):
-            families.add(name, value, *at, label)
+        for label, value in values.items():
+            say(name, value, label)
     return left_out
 
 

@@ -20,6 +20,7 @@ from gpuwarden.exporter.collector import COLLECTORS, collect, own
 from gpuwarden.exporter.jobs import NodeSnapshot
 from gpuwarden.exporter.nvml import RELEASED
 from gpuwarden.exporter.pages import Bodies, Families, Format
+from gpuwarden.exporter.vocabularies import Vocabularies
 
 if TYPE_CHECKING:
     from gpuwarden.clock import Clock
@@ -82,6 +83,7 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._page: Rendered | None = None
         self._families: Families | None = None
+        self._vocabularies = Vocabularies()
         self._asked: deque[set[tuple[Format, bool]]] = deque(maxlen=REMEMBERED_PAGES)
         self._totals: Counter[str] = Counter()
         self._retry = FIRST_RETRY_SECONDS
@@ -190,6 +192,7 @@ class Sampler:
             collectors=self._settings.collectors,
             max_processes=self._settings.max_processes,
             previous=self._families,
+            vocabularies=self._vocabularies,
         )
         self._families = families
         self._totals.update(dropped)
