@@ -21,6 +21,7 @@ from gpuwarden.exporter.blocking_calls import BlockingCalls
 from gpuwarden.exporter.instances import places
 from gpuwarden.exporter.jobs import GpuProcessRow, Holding, Job, NodeSnapshot, YoloCommand
 from gpuwarden.exporter.lineages import Lineages
+from gpuwarden.exporter.pods import Pods
 from gpuwarden.exporter.processes import (
     PROC,
     Launchers,
@@ -123,6 +124,9 @@ class Attribution:
             pid_namespace=(proc / "self/ns/pid").stat().st_ino,
             user_name=self._users.name,
         )
+        self._pods = Pods(
+            jobs, boot=self._boot, calls=self._calls, user_name=self._users.name, proc=proc
+        )
         self._known: dict[int, Process] = {}
         self._snapshots = 0
         self._facts: dict[tuple[int, int, str], _Facts] = {}
@@ -143,7 +147,12 @@ class Attribution:
         self._dropped = Counter()
         processes = self._processes(devices)
         self._lineages.update(processes)
-        live = self._runs.scan(processes, now=now, booted=booted)
+        # What the driver itself lists: who is in a container is found out once.
+        cards = devices.gpus if devices is not None else ()
+        self._pods.update(processes, {item.pid for gpu in cards for item in gpu.processes or ()})
+        foreign = self._pods.by_namespace(processes)
+        live = self._runs.scan(processes, now=now, booted=booted, others=foreign)
+        live += self._pods.scan(processes, now=now, booted=booted)
         self._runs.reap_leftovers()
         groups = self._groups(devices, processes, live)
         tenants = self._tenants(devices, processes, groups)
@@ -157,8 +166,8 @@ class Attribution:
             processes=rows,
             unattributed=unattributed,
             node_pressure=resources.pressure(self._proc / "pressure"),
-            lost_gpu_seconds=dict(self._runs.lost),
-            dropped=dict(self._dropped + self._runs.dropped),
+            lost_gpu_seconds=self._pods.with_lost(self._runs.lost),
+            dropped=dict(self._dropped + self._runs.dropped + self._pods.dropped),
         )
 
     def close(self) -> None:
@@ -300,6 +309,7 @@ class Attribution:
                 memory.first_gpu_use = now
             for run in group.runs:
                 self._runs.note_holdings(run.run.description.run_id, len(holdings))
+                self._pods.note_holdings(run.run.description.run_id, len(holdings))
             usage, share = resources.measure(
                 memory.usage,
                 group.tree,
