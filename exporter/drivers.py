@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -85,6 +86,8 @@ class Driver:
     """
 
     _loaded: ClassVar[int] = 0
+    # The sampler's driver and the one that waits for events come and go on threads of their own.
+    _loading: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, library: Path | None = None, *, scenario: Path | None = None) -> None:
         """Prepare; nothing is loaded yet.
@@ -147,9 +150,10 @@ class Driver:
                 raise DriverUnavailable(remedy(NO_LIBRARY, what), NO_LIBRARY) from error
             raise DriverUnavailable(f"{self._library} cannot be loaded: {error}") from error
         self._handle = handle
-        Driver._loaded += 1
         library = ctypes.CDLL(name, handle=handle)
-        pynvml.nvmlLib = library
+        with Driver._loading:
+            Driver._loaded += 1
+            pynvml.nvmlLib = library
         if self._scenario is not None:
             getattr(library, _SIMULATION_MARK)(str(self._scenario).encode())
 
@@ -158,11 +162,12 @@ class Driver:
         handle, self._handle = self._handle, None
         if handle is None:
             return
-        Driver._loaded -= 1
-        if Driver._loaded == 0:
-            # What pynvml keeps would be called after it is gone.
-            pynvml.nvmlLib = None
-            vars(pynvml)["_nvmlGetFunctionPointer_cache"].clear()
+        with Driver._loading:
+            Driver._loaded -= 1
+            if Driver._loaded == 0:
+                # What pynvml keeps would be called after it is gone.
+                pynvml.nvmlLib = None
+                vars(pynvml)["_nvmlGetFunctionPointer_cache"].clear()
         _ctypes.dlclose(handle)
 
     def call(self, name: str, *arguments: Any) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _ctypes
 import contextlib
+import ctypes
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -430,6 +433,37 @@ class TestLifeCycle:
         nvml.close()
         assert not _mapped(library)
 
+    def test_a_library_that_cannot_be_dropped(self, scenario_file: Path, tmp_path: Path) -> None:
+        """Only who had the driver before the upgrade, and cannot drop its library, is stale."""
+        library = tmp_path / SONAME
+        shutil.copy(build(), library)
+        scenario = Scenario([Card(0)])
+        upgraded = replace(scenario, faults=[Fault("nvml*", 18)])
+
+        def versions_differ(nvml: Nvml) -> None:
+            with pytest.raises(DriverUnavailable) as caught:
+                nvml.open()
+            assert caught.value.nvml_code == 18
+
+        nvml = Nvml(library, scenario=scenario.write(scenario_file))
+        nvml.open()
+        nvml.close()
+        upgraded.write(scenario_file)
+        versions_differ(nvml)
+        assert not nvml.stale
+        # Stands for a library that was linked to stay.
+        kept = _ctypes.dlopen(str(library), ctypes.DEFAULT_MODE)
+        versions_differ(nvml)
+        assert nvml.stale
+        later = Nvml(library, scenario=scenario_file)
+        versions_differ(later)
+        assert not later.stale
+        _ctypes.dlclose(kept)
+        scenario.write(scenario_file)
+        nvml.open()
+        assert not nvml.stale
+        nvml.close()
+
     def test_released(self, scenario_file: Path, tmp_path: Path) -> None:
         """A released driver has no device file open, and is not opened before it is acquired."""
         scenario = Scenario([Card(0), Card(1)])
@@ -456,6 +490,24 @@ class TestLifeCycle:
             with pytest.raises(DriverUnavailable):
                 nvml.open()
         assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+    def test_two_users_come_and_go(self, scenario_file: Path) -> None:
+        """Drivers that are opened and closed on many threads keep nobody's library from him."""
+        scenario = Scenario([Card(0)]).write(scenario_file)
+        library = build()
+
+        def work(_: int) -> list[str]:
+            nvml = Nvml(library, scenario=scenario)
+            seen = []
+            for _ in range(20):
+                nvml.open()
+                seen.append(nvml.snapshot().gpus[0].uuid)
+                nvml.close()
+            return seen
+
+        with ThreadPoolExecutor(4) as pool:
+            for seen in pool.map(work, range(4)):
+                assert seen == [Card(0).uuid] * 20
 
     def test_closed(self, driver: Driver) -> None:
         """A driver that is shut down answers no more."""
