@@ -24,12 +24,12 @@ from gpuwarden.exporter.lineages import Lineages
 from gpuwarden.exporter.pods import Pods
 from gpuwarden.exporter.processes import (
     PROC,
+    BootTime,
     Launchers,
     PlatformKind,
     Process,
     arguments,
     boot_id,
-    boot_time,
     executable,
     platform_of,
     proc_job_id,
@@ -115,6 +115,7 @@ class Attribution:
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._proc = proc
         self._boot = boot_id(proc)
+        self._boot_time = BootTime(proc)
         self._lineages = Lineages(launchers if launchers is not None else Launchers())
         self._calls = BlockingCalls()
         self._users = UserNames(self._calls, self._clock)
@@ -143,7 +144,7 @@ class Attribution:
             OSError: /proc cannot be read.
         """
         now = self._clock.wall()
-        booted = boot_time(self._proc)
+        booted = self._boot_time.read()
         self._dropped = Counter()
         processes = self._processes(devices)
         self._lineages.update(processes)
@@ -182,10 +183,7 @@ class Attribution:
         self._snapshots += 1
         known = self._known if self._snapshots % REFRESH_SNAPSHOTS else {}
         fresh = {process.pid for gpu in places(devices) for process in gpu.processes or ()}
-        processes = read_all(
-            self._proc,
-            known={pid: process for pid, process in known.items() if pid not in fresh},
-        )
+        processes = read_all(self._proc, known=known, fresh=fresh)
         if any(_moved(known.get(pid), processes.get(pid)) for pid in fresh):
             # Jobs move as a whole: with its root's old cgroup a child would be a job of its own.
             processes = read_all(self._proc)

@@ -42,15 +42,22 @@ FEATURE = frozenset({3, 13, 25, 26})
 PERMISSION = frozenset({4})
 
 DEVICE_ATTRIBUTES: Any = pynvml.c_nvmlDeviceAttributes
-FIELD_VALUE: Any = pynvml.c_nvmlFieldValue_t
-MEMORY_V1: Any = pynvml.c_nvmlMemory_t
-MEMORY_V2: Any = pynvml.c_nvmlMemory_v2_t
+
+
+def _plain(structure: Any) -> Any:
+    """A structure without what pynvml adds: it looks for a format whenever a field is read."""
+    return type(structure.__name__, (ctypes.Structure,), {"_fields_": structure._fields_})
+
+
+FIELD_VALUE: Any = _plain(pynvml.c_nvmlFieldValue_t)
+MEMORY_V1: Any = _plain(pynvml.c_nvmlMemory_t)
+MEMORY_V2: Any = _plain(pynvml.c_nvmlMemory_v2_t)
 MEMORY_V2_VERSION = int(pynvml.nvmlMemory_v2)
-PROCESS_INFO: Any = pynvml.c_nvmlProcessInfo_v3_t
-PROCESS_SAMPLE: Any = pynvml.c_nvmlProcessUtilizationSample_t
-TEMPERATURE: Any = pynvml.c_nvmlTemperature_v1_t
+PROCESS_INFO: Any = _plain(pynvml.c_nvmlProcessInfo_v3_t)
+PROCESS_SAMPLE: Any = _plain(pynvml.c_nvmlProcessUtilizationSample_t)
+TEMPERATURE: Any = _plain(pynvml.c_nvmlTemperature_v1_t)
 TEMPERATURE_VERSION = int(pynvml.nvmlTemperature_v1)
-UTILIZATION: Any = pynvml.c_nvmlUtilization_t
+UTILIZATION: Any = _plain(pynvml.c_nvmlUtilization_t)
 
 SONAME = "libnvidia-ml.so.1"
 _SIMULATION_MARK = "gpuwarden_simulated_scenario"

@@ -1368,7 +1368,8 @@ EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *dat
             break;
         }
         /* Seldom enough to cost nothing: on a real driver the waiting thread sleeps. */
-        const struct timespec rest = {0, 100 * 1000000};
+        const int64_t left = deadline - boottime(), longest = 250 * 1000000;
+        const struct timespec rest = {0, left < longest ? (left > 0 ? left : 0) : longest};
         pthread_mutex_unlock(&lock); /* who waits must not keep the others waiting */
         nanosleep(&rest, NULL);
         pthread_mutex_lock(&lock);

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat as stat_module
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 PROC = Path("/proc")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -107,14 +108,18 @@ def read_process(pid: int, proc: Path = PROC) -> Process | None:
 
 
 def read_all(
-    proc: Path = PROC, *, known: Mapping[int, Process] | None = None
+    proc: Path = PROC,
+    *,
+    known: Mapping[int, Process] | None = None,
+    fresh: Collection[int] = (),
 ) -> dict[int, Process]:
     """Read every process, by pid; those that end meanwhile or may not be seen are left out.
 
     Args:
         proc: where procfs is mounted.
         known: an earlier answer. What seldom changes (uid, cgroup) is taken from it for the same
-            process, which saves two of three reads; leave out of it what must be fresh.
+            process, which saves two of three reads.
+        fresh: pids of which it is not.
     """
     known = known or {}
     found: dict[int, Process] = {}
@@ -126,7 +131,7 @@ def read_all(
                 break
             pid = int(entry.name)
             try:
-                process = _read(f"{proc}/{pid}", known=known.get(pid))
+                process = _read(f"{proc}/{pid}", known=known.get(pid), fresh=pid in fresh)
             except OSError:
                 continue
             if process is not None:
@@ -134,13 +139,16 @@ def read_all(
     return found
 
 
-def _read(folder: str, *, known: Process | None) -> Process | None:
+def _read(folder: str, *, known: Process | None, fresh: bool = False) -> Process | None:
     content = read_record(f"{folder}/stat")
     if content is None:
         return None
-    if known is not None and known.record == content:
-        # It has done nothing since, as most processes of a node.
+    if known is not None and known.record == content and not (fresh and _left(folder, known)):
+        # It has done nothing since, as most processes of a node. Others can put it into another
+        # cgroup; but its owner changes by what it does itself, and that leaves a trace.
         return known
+    if fresh:
+        known = None
     # The name may itself hold parentheses, spaces and line feeds: the last parenthesis ends it.
     opened, closed = content.find(b"("), content.rfind(b")")
     fields = content[closed + 2 :].split()
@@ -193,6 +201,12 @@ def _read_bytes(path: str, limit: int = MAX_FIELD_BYTES) -> bytes | None:
             os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def _left(folder: str, known: Process) -> bool:
+    """Whether a process may be in another cgroup than it was."""
+    content = read_record(f"{folder}/cgroup")
+    return content is None or known.state == "Z" or own_cgroup(content) != known.cgroup
 
 
 def read_record(path: str) -> bytes | None:
@@ -252,6 +266,27 @@ def boot_time(proc: Path = PROC) -> float:
         if line.startswith("btime "):
             return float(line.split()[1])
     raise OSError(f"{proc}/stat has no btime line")
+
+
+class BootTime:
+    """`boot_time` for who asks often: /proc/stat grows with cores and interrupts."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        """Read nothing yet.
+
+        Args:
+            proc: where procfs is mounted.
+        """
+        self._proc = proc
+        self._offset: float | None = None
+        self._booted = 0.0
+
+    def read(self) -> float:
+        """Unix time of boot; looked up again when the wall clock was set."""
+        offset = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        if self._offset is None or abs(offset - self._offset) > 0.1:
+            self._booted, self._offset = boot_time(self._proc), offset
+        return self._booted
 
 
 def start_time(process: Process, proc: Path = PROC, *, booted: float | None = None) -> float:
