@@ -29,6 +29,7 @@ DROP_REASONS = (
     "invalid_sample",
     "invalid_value",
     "job_file_claimed_twice",
+    "job_file_hangs",
     "job_file_owner",
     "log_owner",
     "no_process",

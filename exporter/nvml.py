@@ -142,6 +142,8 @@ class Nvml:
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._lock = threading.Lock()
         self._released = False
+        self._was_open = False
+        self._stale = False
         self._cards: dict[str, _Card] = {}
         self._uuids: dict[int, str] = {}
 
@@ -167,7 +169,13 @@ class Nvml:
             if not self._driver.opened:
                 self._cards = {}
                 self._uuids = {}
-                self._driver.open()
+                try:
+                    self._driver.open()
+                except DriverUnavailable as error:
+                    old = self._was_open and error.nvml_code == drivers.VERSIONS_DIFFER
+                    self._stale = old and drivers.still_loaded()
+                    raise
+                self._was_open, self._stale = True, False
 
     def close(self) -> bool:
         """Shut the driver down and drop its library.
@@ -182,6 +190,16 @@ class Nvml:
             return self._xids is None or self._xids.leave()
         finally:
             self._lock.release()
+
+    @property
+    def stale(self) -> bool:
+        """Whether only a new process can load the driver's new library.
+
+        After an upgrade under this process the old library is dropped, so that the new one is
+        loaded; one that does not let itself be dropped says for ever that versions differ. A new
+        process that finds the same is not so: then the upgrade itself is not finished.
+        """
+        return self._stale
 
     @property
     def released(self) -> bool:

@@ -42,6 +42,10 @@ _logger = structlog.get_logger(__name__)
 class Holder(Protocol):
     """What can let go of the driver."""
 
+    @property
+    def stale(self) -> bool:
+        """Whether only a new process can load the driver's new library."""
+
     def release(self) -> bool:
         """Let go until `acquire`; False where a call hangs."""
 
@@ -158,7 +162,8 @@ class ReleaseWatch:
             file: the release file.
             holder: who lets go.
             restart: called where it cannot let go because a call of the driver hangs: only the end
-                of the process closes what that call holds. The new process finds the file.
+                of the process closes what that call holds. The new process finds the file. Also
+                called where an old library stands in the way of the new one.
             clock: for the order's end.
         """
         self._file = file
@@ -180,7 +185,11 @@ class ReleaseWatch:
         self._stop.set()
 
     def look(self) -> None:
-        """Look once, and do what is ordered."""
+        """Look once, and do what is ordered, or what an upgrade of the driver asks for."""
+        if self._holder.stale:
+            _logger.warning("driver upgraded: restarting to load its new library")
+            self._restart()
+            return
         try:
             release = read(self._file)
         except OSError as error:

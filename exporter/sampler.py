@@ -116,6 +116,11 @@ class Sampler:
         """Whether an operator has the driver released."""
         return self._nvml.released
 
+    @property
+    def stale(self) -> bool:
+        """See `Nvml.stale`."""
+        return self._nvml.stale
+
     def release(self) -> bool:
         """Let go of the driver at once; see `Nvml.release`."""
         # Whatever is being read now comes too late: its cards may be reset before it is served.

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 class Holder:
     """Holds a driver, which may hang."""
 
-    def __init__(self, *, hangs: bool = False) -> None:
+    def __init__(self, *, hangs: bool = False, stale: bool = False) -> None:
         self.hangs = hangs
+        self.stale = stale
         self.did: list[str] = []
 
     def release(self) -> bool:
@@ -135,6 +136,14 @@ class TestWatch:
         watch.look()
         watch.look()
         assert holder.did == ["release", "restart"]
+
+    def test_a_library_that_stays_is_left_with_its_process(
+        self, file: Path, clock: ManualClock
+    ) -> None:
+        """Where the old library cannot be dropped after an upgrade, a new process loads the new."""
+        holder = Holder(stale=True)
+        self.watch(file, holder, clock).look()
+        assert holder.did == ["restart"]
 
     def test_an_unreadable_order_changes_nothing(self, file: Path, clock: ManualClock) -> None:
         """Neither a release nor its end follows from what cannot be read."""
