@@ -34,7 +34,7 @@ class _Length:
 
 
 _QUICK = _Length(seconds=10, scrapes=20)
-_FULL = _Length(seconds=120, scrapes=200)
+_FULL = _Length(seconds=60, scrapes=100)
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="about a minute instead of twelve")
+    parser.add_argument("--quick", action="store_true", help="about two minutes instead of seven")
     parser.add_argument(
         "--environment",
         type=Path,

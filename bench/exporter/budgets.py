@@ -65,7 +65,7 @@ def table(load: nodes.Load, ranks: list[list[int]], folder: Path) -> str:
                 ("whole snapshot", time.perf_counter() - began),
             ):
                 spent.setdefault(what, []).append(seconds)
-            timed("of which: /proc/<pid>/stat of all", processes.read_all)
+            timed("of which: all processes, none known", processes.read_all)
         made = (calls(scenario) - before) / SNAPSHOTS
     finally:
         attribution.close()

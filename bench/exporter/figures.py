@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from bench.exporter.programs import Program
 
 SCRAPE_SECONDS = 5.0
+WARM_UP_SECONDS = 10.0
+"""What a program does once for each process is not what it does all the time."""
 MIB = 1024 * 1024
 _PAUSE_SECONDS = 0.13
 """Between two scrapes of the latency's measurement; no divisor of any program's own interval."""
@@ -62,6 +64,7 @@ def measure(programs: Sequence[Program], *, seconds: float, scrapes: int) -> lis
     """
     latencies: dict[str, list[float]] = {program.name: [] for program in programs}
     resident = {program.name: 0 for program in programs}
+    time.sleep(WARM_UP_SECONDS)
     for program in programs:
         program.scrape()
     began = time.monotonic()
