@@ -18,6 +18,7 @@ test: setup check ## lint, types, layers, and every test
 
 test-all: test ## test, and what takes longer
 	@$(BIN)/python -m demo
+	@$(BIN)/python -m bench.exporter.soak --for 300
 
 check: setup ## lint, types and layers
 	@$(BIN)/ruff check .
@@ -35,8 +36,11 @@ dashboards: setup ## write grafana/dashboards from code
 schema: setup ## write the JSON Schema of rule files
 	@$(BIN)/gpuwarden rules schema > ruleengine/schema.json
 
+bench: setup ## the exporter beside nvitop-exporter; ARGS=--quick for two minutes
+	@$(BIN)/python -m bench.exporter $(ARGS)
+
 dist: setup ## build wheel and sdist
 	@$(BIN)/pip wheel -q --no-deps -w dist .
 
 clean: ## remove what the targets made
-	rm -rf .venv .demo build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench .demo build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

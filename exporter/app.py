@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from typing import TYPE_CHECKING
 
 import structlog
@@ -11,17 +13,31 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gpuwarden import __version__
-from gpuwarden.exporter.sampler import Format
-from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, raise_open_files
+from gpuwarden.exporter.pages import Format
+from gpuwarden.exporter.servers import (
+    Bounded,
+    QuietServer,
+    end_by_signal,
+    listening,
+    raise_open_files,
+)
+from gpuwarden.exporter.supervision import Supervision
+from gpuwarden.exporter.textfiles import Textfile
+from gpuwarden.exporter.web_configs import Guarded, Web
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.types import ASGIApp
 
     from gpuwarden.exporter.sampler import Sampler
     from gpuwarden.exporter.settings import ExporterSettings
 
 METRICS_PATH = "/metrics"
 _SHUTDOWN_SECONDS = 1
+_DEADLINE_HEADER = "x-prometheus-scrape-timeout-seconds"
+_MARGIN_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 30.0
+_LOOK_SECONDS = 0.02
 
 _LANDING = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>gpuwarden exporter</title></head>
@@ -44,17 +60,24 @@ def application(sampler: Sampler) -> Starlette:
     """
 
     async def metrics(request: Request) -> Response:
+        await _first_page(sampler, patience_of(request.headers.get(_DEADLINE_HEADER, "")))
         form = wanted_format(request.headers.get("accept", ""))
-        return Response(
-            sampler.page().body[form],
-            headers={"content-type": form.value, "cache-control": "no-store"},
-        )
+        compressed = takes_gzip(request.headers.get("accept-encoding", ""))
+        headers = {
+            "content-type": form.value,
+            "cache-control": "no-store",
+            "vary": "accept, accept-encoding",
+        }
+        if compressed:
+            headers["content-encoding"] = "gzip"
+        body = sampler.page().body.get_encoded(form, compressed=compressed)
+        return Response(body, headers=headers)
 
     async def healthy(_request: Request) -> Response:
         return PlainTextResponse("healthy\n")
 
     async def ready(_request: Request) -> Response:
-        if sampler.ready:
+        if sampler.ready and not sampler.released:
             return PlainTextResponse("ready\n")
         reason = sampler.problem or "the node has not been read completely yet"
         return PlainTextResponse(f"not ready: {reason}\n", status_code=503)
@@ -70,6 +93,33 @@ def application(sampler: Sampler) -> Starlette:
             Route("/-/ready", ready),
         ]
     )
+
+
+async def _first_page(sampler: Sampler, seconds: float) -> None:
+    """Wait for the first snapshot: a scrape right after the start is no sign of a dead driver.
+
+    From then on nobody waits: there is a page, or it is known that there is none.
+    """
+    for _ in range(int(seconds / _LOOK_SECONDS)):
+        if sampler.begun:
+            break
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def patience_of(timeout: str) -> float:
+    """How long a scrape may be kept waiting, in seconds.
+
+    Args:
+        timeout: the header in which Prometheus says when it will give up; empty: without it
+            nobody waits.
+    """
+    try:
+        seconds = float(timeout)
+    except ValueError:
+        return 0.0
+    if not 0 < seconds < math.inf:
+        return 0.0
+    return min(seconds - min(_MARGIN_SECONDS, seconds / 2), _LONGEST_WAIT_SECONDS)
 
 
 def wanted_format(accept: str) -> Format:
@@ -97,6 +147,22 @@ def wanted_format(accept: str) -> Format:
     return chosen
 
 
+def takes_gzip(accept_encoding: str) -> bool:
+    """Whether an Accept-Encoding header names gzip and does not refuse it.
+
+    Args:
+        accept_encoding: the header's value.
+    """
+    for item in accept_encoding.split(","):
+        coding, *parameters = (part.strip().lower() for part in item.split(";"))
+        if coding == "gzip":
+            return not any(
+                key.strip() == "q" and _quality(value) == 0
+                for key, _, value in (parameter.partition("=") for parameter in parameters)
+            )
+    return False
+
+
 def _quality(text: str) -> float:
     try:
         value = float(text)
@@ -114,27 +180,47 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
 
     Raises:
         TemporaryError: the address cannot be had.
+        InvalidInput: the web configuration file is wrong.
+        MissingExtra: what that file takes is not installed.
     """
     raise_open_files()
+    supervision = Supervision()
+    served: ASGIApp = application(sampler)
+    web = None
+    if settings.web_config is not None:
+        web = Web(settings.web_config)
+        served = Guarded(served, web)
     config = uvicorn.Config(
-        Bounded(application(sampler), settings.max_requests),
+        Bounded(served, settings.max_requests),
         access_log=False,
+        callback_notify=supervision.alive,
         http="h11",
         lifespan="off",
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         timeout_keep_alive=30,
+        timeout_notify=max(1, int(supervision.interval)),
         ws="none",
     )
+    config.load()
+    if web is not None:
+        config.ssl = web.tls
     with listening(settings.host, settings.port) as server:
         host, port = server.getsockname()[:2]
         _logger.info("listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        program = uvicorn.Server(config)
+        program = QuietServer(config)
         end_by_signal(program)
         sampler.start()
+        textfile = None
+        if settings.textfile_directory is not None:
+            textfile = Textfile(settings.textfile_directory, sampler, interval=settings.interval)
+            textfile.start()
         try:
             program.run(sockets=[server])
         finally:
+            supervision.stopping()
+            if textfile is not None:
+                textfile.stop()
             sampler.stop()
             _logger.info("stopped")

@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING
 from gpuwarden.clock import SystemClock
 from gpuwarden.exporter import classification, resources
 from gpuwarden.exporter.blocking_calls import BlockingCalls
+from gpuwarden.exporter.instances import places
 from gpuwarden.exporter.jobs import GpuProcessRow, Holding, Job, NodeSnapshot, YoloCommand
 from gpuwarden.exporter.lineages import Lineages
+from gpuwarden.exporter.pods import Pods
 from gpuwarden.exporter.processes import (
     PROC,
+    BootTime,
     Launchers,
     PlatformKind,
     Process,
     arguments,
     boot_id,
-    boot_time,
     executable,
     platform_of,
     proc_job_id,
@@ -113,6 +115,7 @@ class Attribution:
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._proc = proc
         self._boot = boot_id(proc)
+        self._boot_time = BootTime(proc)
         self._lineages = Lineages(launchers if launchers is not None else Launchers())
         self._calls = BlockingCalls()
         self._users = UserNames(self._calls, self._clock)
@@ -121,6 +124,9 @@ class Attribution:
             boot=self._boot,
             pid_namespace=(proc / "self/ns/pid").stat().st_ino,
             user_name=self._users.name,
+        )
+        self._pods = Pods(
+            jobs, boot=self._boot, calls=self._calls, user_name=self._users.name, proc=proc
         )
         self._known: dict[int, Process] = {}
         self._snapshots = 0
@@ -138,11 +144,16 @@ class Attribution:
             OSError: /proc cannot be read.
         """
         now = self._clock.wall()
-        booted = boot_time(self._proc)
+        booted = self._boot_time.read()
         self._dropped = Counter()
         processes = self._processes(devices)
         self._lineages.update(processes)
-        live = self._runs.scan(processes, now=now, booted=booted)
+        # What the driver itself lists: who is in a container is found out once.
+        cards = devices.gpus if devices is not None else ()
+        self._pods.update(processes, {item.pid for gpu in cards for item in gpu.processes or ()})
+        foreign = self._pods.by_namespace(processes)
+        live = self._runs.scan(processes, now=now, booted=booted, others=foreign)
+        live += self._pods.scan(processes, now=now, booted=booted)
         self._runs.reap_leftovers()
         groups = self._groups(devices, processes, live)
         tenants = self._tenants(devices, processes, groups)
@@ -156,8 +167,8 @@ class Attribution:
             processes=rows,
             unattributed=unattributed,
             node_pressure=resources.pressure(self._proc / "pressure"),
-            lost_gpu_seconds=dict(self._runs.lost),
-            dropped=dict(self._dropped + self._runs.dropped),
+            lost_gpu_seconds=self._pods.with_lost(self._runs.lost),
+            dropped=dict(self._dropped + self._runs.dropped + self._pods.dropped),
         )
 
     def close(self) -> None:
@@ -171,11 +182,8 @@ class Attribution:
         """All processes; owner and cgroup are read anew for those on cards, at times for all."""
         self._snapshots += 1
         known = self._known if self._snapshots % REFRESH_SNAPSHOTS else {}
-        fresh = {process.pid for gpu in _cards(devices) for process in gpu.processes or ()}
-        processes = read_all(
-            self._proc,
-            known={pid: process for pid, process in known.items() if pid not in fresh},
-        )
+        fresh = {process.pid for gpu in places(devices) for process in gpu.processes or ()}
+        processes = read_all(self._proc, known=known, fresh=fresh)
         if any(_moved(known.get(pid), processes.get(pid)) for pid in fresh):
             # Jobs move as a whole: with its root's old cgroup a child would be a job of its own.
             processes = read_all(self._proc)
@@ -190,7 +198,7 @@ class Attribution:
     ) -> dict[str, _Group]:
         """Jobs that use a card or declare a training, with all their processes."""
         groups: dict[str, _Group] = {}
-        for gpu in _cards(devices):
+        for gpu in places(devices):
             for process in self._holders(gpu, processes):
                 self._group(groups, process, processes).on_cards[process.pid] = process
         for run in live:
@@ -267,7 +275,7 @@ class Attribution:
         """Card -> jobs on it; a process that /proc does not know is a tenant of its own."""
         owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
         tenants: dict[str, set[str]] = {}
-        for gpu in _cards(devices):
+        for gpu in places(devices):
             names = set()
             for item in gpu.processes or ():
                 process = processes.get(item.pid)
@@ -288,16 +296,18 @@ class Attribution:
         now: float,
         booted: float,
     ) -> tuple[Job, ...]:
+        by_job = self._by_job(devices, groups)
         pressures = resources.cgroup_pressures(group.root.cgroup for group in groups.values())
         jobs = []
         for job_id in sorted(groups):
             group = groups[job_id]
             memory = self._memories.setdefault(job_id, _Memory())
-            holdings = self._holdings(group, memory, devices, tenants)
+            holdings = self._holdings(group, memory, devices, tenants, by_job)
             if group.on_cards and memory.first_gpu_use is None:
                 memory.first_gpu_use = now
             for run in group.runs:
                 self._runs.note_holdings(run.run.description.run_id, len(holdings))
+                self._pods.note_holdings(run.run.description.run_id, len(holdings))
             usage, share = resources.measure(
                 memory.usage,
                 group.tree,
@@ -335,20 +345,35 @@ class Attribution:
         return tuple(jobs)
 
     @staticmethod
+    def _by_job(
+        devices: DeviceSnapshot | None, groups: Mapping[str, _Group]
+    ) -> dict[tuple[str, str], list[GpuProcess]]:
+        """(card, job) -> the job's processes on the card."""
+        owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
+        found: dict[tuple[str, str], list[GpuProcess]] = {}
+        for gpu in places(devices):
+            for item in gpu.processes or ():
+                job_id = owner.get(item.pid)
+                if job_id is not None:
+                    found.setdefault((gpu.uuid, job_id), []).append(item)
+        return found
+
+    @staticmethod
     def _holdings(
         group: _Group,
         memory: _Memory,
         devices: DeviceSnapshot | None,
         tenants: Mapping[str, set[str]],
+        by_job: Mapping[tuple[str, str], list[GpuProcess]],
     ) -> tuple[Holding, ...]:
         holdings = []
-        for gpu in _cards(devices):
+        for gpu in places(devices):
             if gpu.processes is None:
                 # Lost, or its list cannot be read: what the job held it holds until that is known.
                 if gpu.uuid in memory.held:
                     holdings.append(Holding(gpu.index, gpu.uuid))
                 continue
-            own = [item for item in gpu.processes if item.pid in group.on_cards]
+            own = by_job.get((gpu.uuid, group.job_id), [])
             if not own:
                 memory.held.pop(gpu.uuid, None)
                 continue
@@ -479,7 +504,7 @@ class Attribution:
         owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
         rows: list[GpuProcessRow] = []
         unattributed: dict[str, int] = {}
-        for gpu in _cards(devices):
+        for gpu in places(devices):
             if gpu.processes is None:
                 continue
             known: list[GpuProcess] = []
@@ -526,10 +551,6 @@ def _moved(before: Process | None, now: Process | None) -> bool:
         and before.identity == now.identity
         and (before.uid, before.cgroup) != (now.uid, now.cgroup)
     )
-
-
-def _cards(devices: DeviceSnapshot | None) -> tuple[Gpu, ...]:
-    return devices.gpus if devices is not None else ()
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

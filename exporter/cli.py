@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuwarden import durations, job_files, logs
+from gpuwarden.clock import SystemClock
+from gpuwarden.exporter import releases
 from gpuwarden.exporter.servers import parse_address
 from gpuwarden.exporter.settings import DEFAULT_PORT, ExporterSettings
+from gpuwarden.exporter.switches import SWITCHES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _duration(_context: click.Context, option: click.Parameter, value: str) -> float:
@@ -18,6 +27,8 @@ def _duration(_context: click.Context, option: click.Parameter, value: str) -> f
         raise click.BadParameter(str(error), param=option) from error
 
 
+_LET_GO_SECONDS = 5.0
+
 _EXAMPLE = """\b
 Try it without a GPU:
   echo card index=0 > /tmp/scenario
@@ -25,7 +36,38 @@ Try it without a GPU:
 """
 
 
-@click.command("exporter", epilog=_EXAMPLE)
+def _switches(command: Callable[..., None]) -> Callable[..., None]:
+    """An option for each group of families, in the style of the ecosystem's exporters."""
+    for name, switch in reversed(SWITCHES.items()):
+        option = click.option(
+            f"--collector.{name}/--no-collector.{name}",
+            name,
+            default=switch.default,
+            show_default=True,
+            help=switch.help,
+        )
+        command = option(command)
+    return command
+
+
+_GPUS = click.option(
+    "--gpus",
+    default="nvml",
+    show_default=True,
+    metavar="nvml|simulated:FILE",
+    help="The NVIDIA driver, or gpuwarden's simulation of one by a scenario file.",
+)
+_RELEASE_FILE = click.option(
+    "--release-file",
+    type=click.Path(path_type=Path),
+    default=releases.DEFAULT_RELEASE_FILE,
+    show_default=True,
+    help="By which `release` and `acquire` reach the node's exporter and agent; in a folder that "
+    "only root may write.",
+)
+
+
+@click.group("exporter", epilog=_EXAMPLE, invoke_without_command=True)
 @click.option(
     "--web.listen-address",
     "listen_address",
@@ -33,6 +75,21 @@ Try it without a GPU:
     show_default=True,
     metavar="HOST:PORT",
     help="Where to serve. :9835 serves on every address.",
+)
+@click.option(
+    "--web.config.file",
+    "web_config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TLS, client certificates and basic authentication, in the exporter-toolkit's format "
+    "(tls_server_config, basic_auth_users); followed when it changes. Takes gpuwarden[web].",
+)
+@click.option(
+    "--textfile.directory",
+    "textfile_directory",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Write each page to gpuwarden.prom in it too, for node_exporter's textfile collector.",
 )
 @click.option(
     "--jobs.directory",
@@ -43,13 +100,8 @@ Try it without a GPU:
     show_default=True,
     help="Folder of the job files; jobs/ and requests/ are made in it if they are not there.",
 )
-@click.option(
-    "--gpus",
-    default="nvml",
-    show_default=True,
-    metavar="nvml|simulated:FILE",
-    help="The NVIDIA driver, or gpuwarden's simulation of one by a scenario file.",
-)
+@_GPUS
+@_RELEASE_FILE
 @click.option(
     "--collect.interval",
     "interval",
@@ -59,12 +111,16 @@ Try it without a GPU:
     show_default=True,
     help="Time between two snapshots; keep it below the scrape interval.",
 )
+@_switches
 @click.option(
-    "--collector.process/--no-collector.process",
-    "processes",
-    default=True,
+    "--collector.process.max",
+    "max_processes",
+    type=int,
+    default=256,
+    metavar="N",
     show_default=True,
-    help="Export the gpu_process_* families, one series per process and card.",
+    help="Processes per card in the gpu_process_* families: those with the most memory. What is "
+    'left out is in gpuwarden_dropped_values_total{reason="process_limit"}; jobs are whole.',
 )
 @click.option(
     "--attribution.launcher",
@@ -90,17 +146,24 @@ Try it without a GPU:
     help="auto: console on a terminal, JSON elsewhere.",
 )
 @click.option("--once", is_flag=True, help="Print the page once, in the text format, and exit.")
+@click.pass_context
 def exporter(
+    context: click.Context,
+    /,
     *,
     listen_address: str,
+    web_config: Path | None,
+    textfile_directory: Path | None,
     jobs_directory: Path,
     gpus: str,
     interval: float,
-    processes: bool,
+    max_processes: int,
     launchers: tuple[str, ...],
+    release_file: Path,
     log_level: str,
     log_format: str,
     once: bool,
+    **switches: bool,
 ) -> None:
     """Serve a node's GPU metrics to Prometheus.
 
@@ -109,6 +172,11 @@ def exporter(
     CAP_DAC_READ_SEARCH, or root. Without a driver it says so (gpuwarden_nvml_up 0), keeps serving
     and tries again.
     """
+    if context.invoked_subcommand is not None:
+        # `exporter --release-file X release` means X.
+        given = {"release_file": release_file, "gpus": gpus}
+        context.default_map = {"release": given, "acquire": {"release_file": release_file}}
+        return
     logs.configure(log_level, log_format)
     host, port = parse_address(listen_address, default_port=DEFAULT_PORT)
     settings = ExporterSettings(
@@ -118,7 +186,11 @@ def exporter(
         gpus=gpus,
         interval=interval,
         launchers=launchers,
-        processes=processes,
+        collectors=frozenset(name for name, on in switches.items() if on),
+        max_processes=max_processes,
+        release_file=release_file.absolute(),
+        web_config=web_config,
+        textfile_directory=textfile_directory,
     )
     # Loaded here, so that --help and a wrong flag answer at once.
     from gpuwarden.exporter import daemon  # noqa: PLC0415
@@ -127,3 +199,54 @@ def exporter(
         click.echo(daemon.once(settings), nl=False)
     else:
         daemon.run(settings)
+
+
+@exporter.command()
+@click.option(
+    "--for",
+    "seconds",
+    callback=_duration,
+    default="10m",
+    metavar="DURATION",
+    show_default=True,
+    help="Exporter and agent take the driver back by themselves after this time; at most 1d.",
+)
+@_RELEASE_FILE
+@_GPUS
+def release(*, seconds: float, release_file: Path, gpus: str) -> None:
+    """Have this node's exporter and agent let go of the driver.
+
+    For the reset of a card, a change of MIG, or an upgrade of the driver. Meanwhile nothing is
+    known of the cards, no job of this node is judged, and the agent refuses to act. Says who still
+    has a card open, and exits with 1 if anybody has; jobs that hold a card are not touched.
+    """
+    if not 0 < seconds <= releases.LONGEST_SECONDS:
+        raise click.BadParameter("at most 1d: a window must end", param_hint="--for")
+    order = releases.order(release_file, seconds, clock=SystemClock())
+    deadline = time.monotonic() + _LET_GO_SECONDS
+    prefix = _device_prefix(gpus)
+    while (left := releases.holders(prefix)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    click.echo(
+        f"released until {datetime.fromtimestamp(order.until or 0).astimezone():%F %T %Z}; "
+        "`gpuwarden exporter acquire` ends it before"
+    )
+    for holder in left:
+        click.echo(f"still open: pid {holder.pid} ({holder.comm})")
+    if left:
+        raise click.exceptions.Exit(1)
+
+
+@exporter.command()
+@_RELEASE_FILE
+def acquire(*, release_file: Path) -> None:
+    """Have this node's exporter and agent take the driver back."""
+    if releases.withdraw(release_file):
+        click.echo("exporter and agent take the driver back now")
+    else:
+        click.echo(f"nothing was released: there is no {release_file}")
+
+
+def _device_prefix(gpus: str) -> str:
+    kind, _, scenario = gpus.partition(":")
+    return f"{Path(scenario).resolve()}.devices/" if kind == "simulated" else "/dev/nvidia"

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
-
 from gpuwarden import __version__
-from gpuwarden.catalogue import CATALOGUE, PHASES, MetricType
+from gpuwarden.catalogue import PHASES
+from gpuwarden.exporter.pages import Families
 from gpuwarden.exporter.resources import STATES
+from gpuwarden.exporter.switches import DEFAULT_COLLECTORS, SWITCHES
+from gpuwarden.exporter.vocabularies import MAX_RUNS, RUNS, Vocabularies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-    from prometheus_client import Metric as Family
-
-    from gpuwarden.exporter.devices import Gpu
+    from gpuwarden.exporter.devices import Gpu, XidErrors
     from gpuwarden.exporter.jobs import GpuProcessRow, Job, NodeSnapshot, Run
 
-COLLECTORS = ("nvml", "jobs")
+COLLECTORS = ("nvml", "jobs", "xid")
 DROP_REASONS = (
     "contradiction",
     "duplicate_series",
@@ -33,6 +29,7 @@ DROP_REASONS = (
     "invalid_sample",
     "invalid_value",
     "job_file_claimed_twice",
+    "job_file_hangs",
     "job_file_owner",
     "log_owner",
     "no_process",
@@ -41,121 +38,56 @@ DROP_REASONS = (
     "pid",
     "process_limit",
     "process_table",
+    "run_limit",
     "series_limit",
     "stale_sample",
+    "unsupported",
 )
 """Reasons that are shown from the start, so that the first one is seen as an increase."""
-MAX_LABEL = 256
-MAX_OWN_SERIES = 32
-"""Series per family that one run's own words may make (loss components, metrics, groups)."""
-
-
-class Families:
-    """Families of one page, made on first use and kept in the catalogue's order."""
-
-    def __init__(self) -> None:
-        """Begin with an empty page."""
-        self._families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        self._series: set[tuple[str, ...]] = set()
-        self.duplicates = 0
-
-    def add(self, name: str, value: float | None, *labels: str) -> None:
-        """Add a sample; a value that is not known adds nothing.
-
-        The first value of a series counts: a page that says one thing twice is refused as a whole.
-
-        Args:
-            name: of the catalogue.
-            value: in base units; None, and what is not finite, is left out.
-            labels: in the catalogue's order.
-
-        Raises:
-            KeyError: the catalogue has no such metric.
-            ValueError: too many or too few labels.
-        """
-        metric = CATALOGUE[name]
-        if len(labels) != len(metric.labels):
-            raise ValueError(f"{name} has the labels {metric.labels}, not {labels}")
-        if value is None or not math.isfinite(value):
-            return
-        values = [clean(label) for label in labels]
-        series = (name, *values)
-        if series in self._series:
-            self.duplicates += 1
-            return
-        self._series.add(series)
-        family = self._families.get(name)
-        if family is None:
-            made = CounterMetricFamily if metric.type is MetricType.COUNTER else GaugeMetricFamily
-            family = made(name.removesuffix("_total"), metric.help, labels=metric.labels)
-            self._families[name] = family
-        family.add_metric(values, value)
-
-    def listed(self) -> list[Family]:
-        """The families in the catalogue's order."""
-        return [self._families[name] for name in CATALOGUE if name in self._families]
-
-
-class Page(Collector):
-    """A registry's view of families that are already built."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        """Keep the families.
-
-        Args:
-            families: in order.
-        """
-        self._families = list(families)
-
-    def collect(self) -> Iterable[Family]:
-        """The families."""
-        return self._families
-
-    def describe(self) -> Iterable[Family]:
-        """Nothing: a registry would otherwise collect in order to register."""
-        return []
-
-
-def clean(label: str) -> str:
-    """A label value that every parser takes: valid UTF-8, printable, at most 256 characters."""
-    if len(label) > MAX_LABEL:
-        label = label[:MAX_LABEL]
-    if label.isascii() and label.isprintable():
-        return label
-    text = label.encode("utf-8", "replace").decode()
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def collect(
     snapshot: NodeSnapshot,
     *,
     totals: Mapping[str, int],
-    processes: bool = True,
+    collectors: Collection[str] = DEFAULT_COLLECTORS,
     max_processes: int = 256,
-) -> tuple[list[Family], dict[str, int]]:
+    previous: Families | None = None,
+    vocabularies: Vocabularies | None = None,
+) -> tuple[Families, dict[str, int]]:
     """Families of a whole snapshot.
 
     Args:
         snapshot: the node.
         totals: reason -> values dropped since the exporter started.
-        processes: whether to export families per process.
+        collectors: names of `switches.SWITCHES` that are on.
         max_processes: rows per card for them.
+        previous: the last answer, which saves work.
+        vocabularies: what jobs have said in labels before; kept from page to page.
 
     Returns:
-        The families in the catalogue's order, and what the collector itself left out, by reason.
+        The families, and what the collector itself left out, by reason.
     """
-    families = Families()
+    families = Families(previous)
     dropped: Counter[str] = Counter()
     devices = snapshot.devices
     if devices is not None:
         for gpu in devices.gpus:
             _gpu(families, gpu, snapshot)
-    if processes:
+            _instances(families, gpu)
+        _xids(families, devices.xids or ())
+    if "process" in collectors:
         dropped["process_limit"] += _processes(families, snapshot.processes, max_processes)
+    said = vocabularies if vocabularies is not None else Vocabularies()
     for job in snapshot.jobs:
         _job(families, job)
-        for run in job.runs:
-            dropped["series_limit"] += _run(families, job.job_id, run)
+        dropped["series_limit"] += _command(families, job, said)
+        shown = [run for run in job.runs if said.admit(job.job_id, RUNS, run.description.run_id)]
+        shown = shown[:MAX_RUNS]
+        dropped["run_limit"] += len(job.runs) - len(shown)
+        for run in shown:
+            dropped["series_limit"] += _run(families, job.job_id, run, said)
+    said.forget({job.job_id for job in snapshot.jobs})
     for resource, seconds in snapshot.node_pressure.items():
         families.add("gpuwarden_node_pressure_seconds_total", seconds, resource)
     for (user, reason), seconds in snapshot.lost_gpu_seconds.items():
@@ -164,11 +96,22 @@ def collect(
     if complete:
         families.add("gpuwarden_snapshot_timestamp_seconds", snapshot.taken_at)
     dropped["duplicate_series"] = families.duplicates
-    own(families, up=devices is not None, failed=snapshot.failed, totals=totals)
-    return families.listed(), {reason: count for reason, count in dropped.items() if count}
+    failed = set(snapshot.failed)
+    if devices is None or devices.xids is None:
+        # Nobody is judged by these: without them the snapshot is complete.
+        failed.add("xid")
+    own(families, up=devices is not None, failed=failed, totals=totals, collectors=collectors)
+    return families, {reason: count for reason, count in dropped.items() if count}
 
 
-def own(families: Families, *, up: bool, failed: Iterable[str], totals: Mapping[str, int]) -> None:
+def own(
+    families: Families,
+    *,
+    up: bool,
+    failed: Iterable[str],
+    totals: Mapping[str, int],
+    collectors: Collection[str] = DEFAULT_COLLECTORS,
+) -> None:
     """What the exporter says of itself, also where it has nothing else to say.
 
     Args:
@@ -176,10 +119,13 @@ def own(families: Families, *, up: bool, failed: Iterable[str], totals: Mapping[
         up: whether NVML is initialised and answers.
         failed: collectors without a current result.
         totals: reason -> values dropped since the exporter started.
+        collectors: names of `switches.SWITCHES` that are on.
     """
     failed = frozenset(failed)
     families.add("gpuwarden_nvml_up", float(up))
     for name in COLLECTORS:
+        if name in SWITCHES and name not in collectors:
+            continue
         bad = name in failed or (name == "nvml" and not up)
         families.add("gpuwarden_collector_success", float(not bad), name)
     for reason in sorted({*DROP_REASONS, *totals}):
@@ -210,7 +156,7 @@ def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
         ("gpu_memory_used_bytes", gpu.memory_used_bytes),
         ("gpu_memory_free_bytes", gpu.memory_free_bytes),
         ("gpu_memory_reserved_bytes", gpu.memory_reserved_bytes),
-        ("gpu_memory_unattributed_bytes", snapshot.unattributed.get(gpu.uuid)),
+        ("gpu_memory_unattributed_bytes", _unattributed(gpu, snapshot.unattributed)),
         ("gpu_temperature_celsius", gpu.temperature_celsius),
         ("gpu_power_watts", gpu.power_watts),
         ("gpu_power_limit_watts", gpu.power_limit_watts),
@@ -223,6 +169,32 @@ def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
         families.add("gpu_throttle_active", float(active), *at, reason)
     for error, count in gpu.ecc_errors.items():
         families.add("gpu_ecc_errors_total", count, *at, error)
+    for counter, count in gpu.traffic_bytes.items():
+        families.add(f"gpu_{counter}_bytes_total", count, *at)
+
+
+def _unattributed(gpu: Gpu, by_place: Mapping[str, int]) -> int | None:
+    """Of the card with all its MIG instances."""
+    places = (gpu.uuid, *(item.uuid for item in gpu.instances))
+    known = [by_place[uuid] for uuid in places if uuid in by_place]
+    return sum(known) if len(known) == len(places) else None
+
+
+def _instances(families: Families, gpu: Gpu) -> None:
+    for item in gpu.instances:
+        at = (str(gpu.index), gpu.uuid, item.uuid)
+        ids = (str(item.gpu_instance_id), str(item.compute_instance_id))
+        if gpu.up:
+            families.add("gpu_mig_info", 1, *at, *ids, item.profile)
+        families.add("gpu_mig_memory_total_bytes", item.memory_total_bytes, *at)
+        families.add("gpu_mig_memory_used_bytes", item.memory_used_bytes, *at)
+
+
+def _xids(families: Families, xids: Iterable[XidErrors]) -> None:
+    for errors in xids:
+        labels = (str(errors.index), errors.uuid, str(errors.code))
+        families.add("gpu_xid_errors_total", errors.count, *labels)
+        families.add("gpu_xid_last_timestamp_seconds", errors.last_seen, *labels)
 
 
 def _processes(families: Families, rows: Iterable[GpuProcessRow], limit: int) -> int:
@@ -268,23 +240,39 @@ def _job(families: Families, job: Job) -> None:
             families.add("gpu_job_processes", usage.states.get(state, 0), name, state)
         for resource, seconds in usage.pressure.items():
             families.add("gpu_job_pressure_seconds_total", seconds, name, resource)
+
+
+def _command(families: Families, job: Job, said: Vocabularies) -> int:
+    """Add a training known from its command line; gives how many series are one too many."""
     command = job.command
-    if command is not None:
-        # No run of a trainer: whatever asks for one by this label finds none.
-        details = (command.model, command.batch, command.imgsz, "", command.project)
-        families.add("yolo_info", 1, name, "", *details)
-        if command.epochs.isdecimal():
-            families.add("yolo_epochs_planned", int(command.epochs), name, "")
+    if command is None:
+        return 0
+    details = (command.model, command.batch, command.imgsz, "", command.project)
+    if not said.admit(job.job_id, "yolo_info", *details):
+        return 1
+    # No run of a trainer: whatever asks for one by this label finds none.
+    families.add("yolo_info", 1, job.job_id, "", *details)
+    if command.epochs.isdecimal():
+        families.add("yolo_epochs_planned", int(command.epochs), job.job_id, "")
+    return 0
 
 
-def _run(families: Families, job_id: str, run: Run) -> int:
+def _run(families: Families, job_id: str, run: Run, said: Vocabularies) -> int:
     """Add a declared training; gives how many of its own series were one too many."""
     described, status = run.description, run.status
     at = (job_id, described.run_id)
-    families.add(
+    left_out = 0
+
+    def say(name: str, value: float, *words: str) -> None:
+        nonlocal left_out
+        if said.admit(job_id, name, *words, run_id=described.run_id):
+            families.add(name, value, *at, *words)
+        else:
+            left_out += 1
+
+    say(
         "yolo_info",
         1,
-        *at,
         described.model,
         str(described.batch),
         str(described.imgsz),
@@ -293,7 +281,7 @@ def _run(families: Families, job_id: str, run: Run) -> int:
     )
     families.add("yolo_epochs_planned", described.epochs, *at)
     if status is None:
-        return 0
+        return left_out
     for phase in PHASES:
         families.add("yolo_phase", float(phase == status.phase), *at, phase)
         seconds = status.counters.phase_seconds.get(phase)
@@ -317,16 +305,14 @@ def _run(families: Families, job_id: str, run: Run) -> int:
         ("yolo_gpu_memory_peak_bytes", status.gpu_memory_peak),
     ):
         families.add(name, value, *at)
-    families.add("yolo_resume_mode", 1, *at, status.resume_mode)
-    left_out = 0
+    say("yolo_resume_mode", 1, status.resume_mode)
     for name, values in (
         ("yolo_loss", status.losses),
         ("yolo_metric", status.metrics),
         ("yolo_learning_rate", status.lr),
     ):
-        left_out += max(0, len(values) - MAX_OWN_SERIES)
-        for label, value in itertools.islice(values.items(), MAX_OWN_SERIES):
-            families.add(name, value, *at, label)
+        for label, value in values.items():
+            say(name, value, label)
     return left_out
 
 

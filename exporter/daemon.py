@@ -9,9 +9,11 @@ import structlog
 from gpuwarden.exporter import app
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.nvml import open_gpus
+from gpuwarden.exporter.pages import Format
 from gpuwarden.exporter.processes import Launchers
+from gpuwarden.exporter.releases import ReleaseWatch, restart
 from gpuwarden.exporter.runs import prepare
-from gpuwarden.exporter.sampler import Format, Sampler
+from gpuwarden.exporter.sampler import Sampler
 
 if TYPE_CHECKING:
     from gpuwarden.exporter.settings import ExporterSettings
@@ -28,7 +30,7 @@ def build(settings: ExporterSettings) -> Sampler:
     Raises:
         InvalidInput: `--gpus` or its scenario is wrong.
     """
-    nvml = open_gpus(settings.gpus)
+    nvml = open_gpus(settings.gpus, settings.collectors)
     try:
         prepare(settings.jobs_directory)
     except OSError as error:
@@ -51,7 +53,13 @@ def run(settings: ExporterSettings) -> None:
     Raises:
         GpuwardenError: it cannot start.
     """
-    app.serve(settings, build(settings))
+    sampler = build(settings)
+    watch = ReleaseWatch(settings.release_file, sampler, restart=restart)
+    watch.start()
+    try:
+        app.serve(settings, sampler)
+    finally:
+        watch.stop()
 
 
 def once(settings: ExporterSettings) -> str:
@@ -64,6 +72,7 @@ def once(settings: ExporterSettings) -> str:
         GpuwardenError: it cannot start.
     """
     sampler = build(settings)
+    ReleaseWatch(settings.release_file, sampler, restart=restart).look()
     try:
         return sampler.sample().body[Format.TEXT].decode()
     finally:

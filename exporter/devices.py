@@ -28,12 +28,34 @@ class GpuProcess:
         memory_bytes: None where the driver does not tell.
         utilization_ratio: 0 only where the driver said so, or said NOT_FOUND for a process that its
             list shows alive on a card that supports samples; None where it cannot be measured.
+        gpu_instance_id, compute_instance_id: the MIG instance it runs on, None without one.
     """
 
     pid: int
     kind: ProcessKind
     memory_bytes: int | None = None
     utilization_ratio: float | None = None
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """An instance of a GPU in MIG mode.
+
+    Attributes:
+        uuid: its own, not the card's.
+        gpu_instance_id, compute_instance_id: by which processes name it.
+        profile: such as 1g.5gb; empty where the driver does not tell.
+        memory_total_bytes, memory_used_bytes: of its GPU instance.
+    """
+
+    uuid: str
+    gpu_instance_id: int
+    compute_instance_id: int
+    profile: str = ""
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +72,9 @@ class Gpu:
         *_bytes: bytes; *_ratio: 0 to 1; *_celsius, *_watts, *_joules, *_hertz: base units.
         throttle: reason -> active.
         ecc_errors: kind (corrected, uncorrected) -> count since the driver was loaded.
+        traffic_bytes: pcie_receive, pcie_transmit, nvlink_receive, nvlink_transmit -> bytes since
+            the card was first seen.
+        instances: of a card in MIG mode; of a lost one, those that it had, without values.
     """
 
     index: int
@@ -70,8 +95,29 @@ class Gpu:
     clocks_hertz: dict[str, float] = field(default_factory=dict)
     throttle: dict[str, bool] = field(default_factory=dict)
     ecc_errors: dict[str, int] = field(default_factory=dict)
+    traffic_bytes: dict[str, int] = field(default_factory=dict)
     mig_enabled: bool = False
     processes: tuple[GpuProcess, ...] | None = None
+    instances: tuple[MigInstance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class XidErrors:
+    """One kind of error that the driver reported of a card.
+
+    Attributes:
+        index: NVML's index of the card when it was last seen.
+        uuid: the card.
+        code: NVIDIA's number of the error.
+        count: how often it was heard since the exporter started.
+        last_seen: Unix time.
+    """
+
+    index: int
+    uuid: str
+    code: int
+    count: int
+    last_seen: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +131,7 @@ class DeviceSnapshot:
         gpus: by index; lost ones included.
         dropped: reason -> how many values were read but not believed in this snapshot.
         complete: False if an unexpected error hid part of the node.
+        xids: errors of cards, also of those that are gone; None while they are not heard.
     """
 
     taken_at: float
@@ -93,3 +140,4 @@ class DeviceSnapshot:
     gpus: tuple[Gpu, ...]
     dropped: dict[str, int] = field(default_factory=dict)
     complete: bool = True
+    xids: tuple[XidErrors, ...] | None = ()

@@ -1,15 +1,22 @@
 """The driver's library, its life cycle and its calls; the only module that knows pynvml.
 
-pynvml finds and loads the library, counts its users and defines its structures. Calls are made on
-the library that it loaded: return codes say more than exceptions here, and some of pynvml's
-wrappers raise on answers that are in order (a list of nothing, a name that is not UTF-8).
+pynvml initialises the library, counts its users and defines its structures. Calls are made on the
+library itself: return codes say more than exceptions here, and some of pynvml's wrappers raise on
+answers that are in order (a list of nothing, a name that is not UTF-8).
+
+The library is loaded here, not by pynvml, which would keep it for the life of the process: a card
+cannot be reset nor a driver replaced under a process that holds it, and after an upgrade the old
+library says for ever that versions differ.
 """
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
+import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pynvml
 
@@ -17,13 +24,15 @@ from gpuwarden.errors import DriverUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 SUCCESS = 0
+INVALID_ARGUMENT = 2
 NOT_FOUND = 6
 INSUFFICIENT_SIZE = 7
 FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
+NO_LIBRARY = 12
+VERSIONS_DIFFER = 18
 LIFE_CYCLE = frozenset({1, 9, 12, 18, 28})
 """Uninitialised, no driver, no library, versions differ, no GPU: nothing is known."""
 LOST = frozenset({15, 16})
@@ -32,15 +41,25 @@ FEATURE = frozenset({3, 13, 25, 26})
 """Not supported, function missing, struct version unknown, deprecated: the value does not exist."""
 PERMISSION = frozenset({4})
 
-MEMORY_V1: Any = pynvml.c_nvmlMemory_t
-MEMORY_V2: Any = pynvml.c_nvmlMemory_v2_t
-MEMORY_V2_VERSION = int(pynvml.nvmlMemory_v2)
-PROCESS_INFO: Any = pynvml.c_nvmlProcessInfo_v3_t
-PROCESS_SAMPLE: Any = pynvml.c_nvmlProcessUtilizationSample_t
-TEMPERATURE: Any = pynvml.c_nvmlTemperature_v1_t
-TEMPERATURE_VERSION = int(pynvml.nvmlTemperature_v1)
-UTILIZATION: Any = pynvml.c_nvmlUtilization_t
+DEVICE_ATTRIBUTES: Any = pynvml.c_nvmlDeviceAttributes
 
+
+def _plain(structure: Any) -> Any:
+    """A structure without what pynvml adds: it looks for a format whenever a field is read."""
+    return type(structure.__name__, (ctypes.Structure,), {"_fields_": structure._fields_})
+
+
+FIELD_VALUE: Any = _plain(pynvml.c_nvmlFieldValue_t)
+MEMORY_V1: Any = _plain(pynvml.c_nvmlMemory_t)
+MEMORY_V2: Any = _plain(pynvml.c_nvmlMemory_v2_t)
+MEMORY_V2_VERSION = int(pynvml.nvmlMemory_v2)
+PROCESS_INFO: Any = _plain(pynvml.c_nvmlProcessInfo_v3_t)
+PROCESS_SAMPLE: Any = _plain(pynvml.c_nvmlProcessUtilizationSample_t)
+TEMPERATURE: Any = _plain(pynvml.c_nvmlTemperature_v1_t)
+TEMPERATURE_VERSION = int(pynvml.nvmlTemperature_v1)
+UTILIZATION: Any = _plain(pynvml.c_nvmlUtilization_t)
+
+SONAME = "libnvidia-ml.so.1"
 _SIMULATION_MARK = "gpuwarden_simulated_scenario"
 
 
@@ -70,7 +89,12 @@ class Driver:
         simulated: whether it is gpuwarden's simulation; known once it is open.
         version: of the driver.
         dropped: reason -> values that were asked for and not had; the reader resets it.
+        whole: False once an unexpected error hid part of the node; the reader resets it.
     """
+
+    _loaded: ClassVar[int] = 0
+    # The sampler's driver and the one that waits for events come and go on threads of their own.
+    _loading: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, library: Path | None = None, *, scenario: Path | None = None) -> None:
         """Prepare; nothing is loaded yet.
@@ -81,11 +105,13 @@ class Driver:
         """
         self._library = library
         self._scenario = scenario
+        self._handle: int | None = None
         self._functions: dict[str, Callable[..., int] | None] = {}
         self.opened = False
         self.simulated = False
         self.version = ""
         self.dropped: Counter[str] = Counter()
+        self.whole = True
 
     def open(self) -> None:
         """Load and initialise.
@@ -93,17 +119,11 @@ class Driver:
         Raises:
             DriverUnavailable: it cannot be done.
         """
-        if self._library is not None:
-            try:
-                # A library whose SONAME is loaded is what pynvml's own loader finds.
-                library = ctypes.CDLL(str(self._library))
-            except OSError as error:
-                raise DriverUnavailable(f"{self._library} cannot be loaded: {error}") from error
-            if self._scenario is not None:
-                getattr(library, _SIMULATION_MARK)(str(self._scenario).encode())
+        self._load()
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
+            self._unload()
             code = int(error.value)
             raise DriverUnavailable(remedy(code, str(error)), code) from error
         self._functions = {}
@@ -116,15 +136,46 @@ class Driver:
             raise
 
     def close(self) -> None:
-        """Shut down; a driver that is gone already is no fault then."""
+        """Shut down and drop the library; a driver that is gone already is no fault then."""
         if not self.opened:
             return
         self.opened = False
-        self._functions = {}
         try:
             pynvml.nvmlShutdown()
         except pynvml.NVMLError:
             return
+        finally:
+            self._unload()
+
+    def _load(self) -> None:
+        name = SONAME if self._library is None else str(self._library)
+        try:
+            handle = _ctypes.dlopen(name, ctypes.DEFAULT_MODE)
+        except OSError as error:
+            if self._library is None:
+                what = f"{SONAME} cannot be loaded ({error})"
+                raise DriverUnavailable(remedy(NO_LIBRARY, what), NO_LIBRARY) from error
+            raise DriverUnavailable(f"{self._library} cannot be loaded: {error}") from error
+        self._handle = handle
+        library = ctypes.CDLL(name, handle=handle)
+        with Driver._loading:
+            Driver._loaded += 1
+            pynvml.nvmlLib = library
+        if self._scenario is not None:
+            getattr(library, _SIMULATION_MARK)(str(self._scenario).encode())
+
+    def _unload(self) -> None:
+        self._functions = {}
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        with Driver._loading:
+            Driver._loaded -= 1
+            if Driver._loaded == 0:
+                # What pynvml keeps would be called after it is gone.
+                pynvml.nvmlLib = None
+                vars(pynvml)["_nvmlGetFunctionPointer_cache"].clear()
+        _ctypes.dlclose(handle)
 
     def call(self, name: str, *arguments: Any) -> int:
         """Return code of a call; a function that this driver does not have counts as such."""
@@ -143,11 +194,13 @@ class Driver:
             return True
         if code in LOST:
             raise Lost
-        if code in PERMISSION:
-            self.dropped["permission"] += 1
-        elif code not in FEATURE:
-            self.dropped["nvml_error"] += 1
+        if code not in FEATURE:
+            self.count_failure(code)
         return False
+
+    def count_failure(self, code: int) -> None:
+        """Count a value that was not had, by why."""
+        self.dropped["permission" if code in PERMISSION else "nvml_error"] += 1
 
     def number(self, name: str, handle: Any, *arguments: Any, wide: bool = False) -> int | None:
         """The number that a call puts behind its last pointer, or None; wide: 64 bits."""
@@ -170,6 +223,11 @@ class Driver:
         return printable(buffer.value) if code == SUCCESS else ""
 
 
+def still_loaded() -> bool:
+    """Whether a driver's library is part of this process, used or not."""
+    return SONAME.removesuffix(".1") in Path("/proc/self/maps").read_text(errors="replace")
+
+
 def printable(text: bytes) -> str:
     """Text of the driver: what is not UTF-8 or not printable is replaced."""
     decoded = text.split(b"\0", 1)[0].decode(errors="replace")
@@ -180,9 +238,10 @@ def remedy(code: int, what: str) -> str:
     """A message that says what to do about a return code."""
     advice = {
         9: "load the NVIDIA driver (modprobe nvidia) and try again",
-        12: "libnvidia-ml.so.1 was not found: install the NVIDIA driver, "
+        NO_LIBRARY: "libnvidia-ml.so.1 was not found: install the NVIDIA driver, "
         "or run the container with its utility capability",
-        18: "the driver was upgraded under this process: restart it",
+        VERSIONS_DIFFER: "the driver's module and its library are of different versions: "
+        "finish its upgrade (reload the module, or reboot)",
         28: "the driver finds no card",
     }.get(code, "see nvidia-smi for the driver's state")
     return f"NVML: {what} (code {code}); {advice}"

@@ -46,14 +46,16 @@ class Lineages:
                 fresh.append(process)
             else:
                 roots[process.identity] = root
-        # Parents are older than their children, so that a whole new tree inherits in one pass.
-        for process in sorted(fresh, key=lambda item: (item.start_ticks, item.pid)):
-            parent = processes.get(process.ppid)
-            inherited = roots.get(parent.identity) if parent is not None else None
-            if parent is None or inherited is None or not self._inherits(process, parent):
-                roots[process.identity] = process
-            else:
-                roots[process.identity] = inherited
+        for process in fresh:
+            # Parents first, so that a whole new tree inherits. Neither times nor pids tell who they
+            # are: a tree may start within one tick, while the pids begin anew.
+            for item in reversed(_unrooted(process, processes, roots)):
+                parent = processes.get(item.ppid)
+                inherited = roots.get(parent.identity) if parent is not None else None
+                if parent is None or inherited is None or not self._inherits(item, parent):
+                    roots[item.identity] = item
+                else:
+                    roots[item.identity] = inherited
         self._roots = roots
 
     def _inherits(self, process: Process, parent: Process) -> bool:
@@ -83,3 +85,18 @@ class Lineages:
             root = job_root(processes, process.pid, launchers=self._launchers)
         self._roots[process.identity] = root
         return root
+
+
+def _unrooted(
+    process: Process, processes: Mapping[int, Process], roots: Mapping[Identity, Process]
+) -> list[Process]:
+    """A process and its ancestors, up to the first whose root is known."""
+    found: list[Process] = []
+    seen: set[int] = set()
+    at: Process | None = process
+    # A race can show a loop.
+    while at is not None and at.identity not in roots and at.pid not in seen:
+        found.append(at)
+        seen.add(at.pid)
+        at = processes.get(at.ppid)
+    return found

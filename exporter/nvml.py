@@ -8,7 +8,7 @@ Each return code belongs to one of a few classes, and each class has one consequ
 - feature (not supported, function missing): the value does not exist; absent, and no fault
 - permission, and everything else: absent, and counted
 
-0 is said only where the driver said it: see `_utilization`.
+0 is said only where the driver said it: see `process_tables.py`.
 """
 
 from __future__ import annotations
@@ -17,38 +17,35 @@ import ctypes
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import DriverUnavailable, InvalidInput
-from gpuwarden.exporter import drivers
-from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind
+from gpuwarden.exporter import drivers, instances
+from gpuwarden.exporter.devices import DeviceSnapshot, Gpu
+from gpuwarden.exporter.process_tables import ProcessTables
+from gpuwarden.exporter.switches import DEFAULT_COLLECTORS
+from gpuwarden.exporter.traffic import NVLINK, PCIE, Traffic
+from gpuwarden.exporter.xids import XidWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from gpuwarden.clock import Clock
+    from gpuwarden.exporter.devices import GpuProcess, MigInstance
 
-MAX_PID = 2**22
-"""Linux's largest pid; more in a list is the trace of a struct that was read at wrong offsets."""
-SAMPLE_PERIOD_SECONDS = 1.0
-"""Longest time between two samples of a process; a shorter window may hold none of a busy one."""
-FIRST_WINDOW_SECONDS = 2.0
-CLOCK_TOLERANCE_SECONDS = 5.0
-BUSY_RATIO = 0.1
-"""A card busier than this, while its processes are said to be idle, cannot tell who is."""
+_logger = structlog.get_logger(__name__)
 
-_MAX_TRIES = 4
-_MAX_ROWS = 65536
+RELEASED = (
+    "the driver is released for work on the cards: `gpuwarden exporter acquire` takes it back"
+)
+
 _CLOSE_SECONDS = 0.5
 
-_LISTS = (
-    (ProcessKind.COMPUTE, "nvmlDeviceGetComputeRunningProcesses"),
-    (ProcessKind.MPS, "nvmlDeviceGetMPSComputeRunningProcesses"),
-    (ProcessKind.GRAPHICS, "nvmlDeviceGetGraphicsRunningProcesses"),
-)
 _CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2), ("video", 3))
 # Bits of NVML's clocks event reasons; idleness (bit 0) lowers clocks, but it is no throttling.
 _THROTTLE = (
@@ -64,11 +61,12 @@ _THROTTLE = (
 _ECC = (("corrected", 0), ("uncorrected", 1))
 
 
-def open_gpus(specification: str) -> Nvml:
+def open_gpus(specification: str, collectors: Collection[str] = DEFAULT_COLLECTORS) -> Nvml:
     """Prepare the driver that a `--gpus` flag names; nothing is loaded but a simulation.
 
     Args:
         specification: `nvml`, or `simulated:FILE` with a scenario file.
+        collectors: as of `Nvml`.
 
     Raises:
         InvalidInput: the flag or the scenario is wrong.
@@ -76,7 +74,7 @@ def open_gpus(specification: str) -> Nvml:
         PermanentError: the simulation cannot be compiled.
     """
     if specification == "nvml":
-        return Nvml()
+        return Nvml(collectors=collectors)
     kind, _, file = specification.partition(":")
     if kind != "simulated" or not file:
         raise InvalidInput(
@@ -87,7 +85,7 @@ def open_gpus(specification: str) -> Nvml:
 
     scenario = Path(file).resolve()
     simulated.read(scenario)
-    return Nvml(simulated.build(), scenario=scenario)
+    return Nvml(simulated.build(), scenario=scenario, collectors=collectors)
 
 
 @dataclass(slots=True)
@@ -97,9 +95,8 @@ class _Card:
     uuid: str
     name: str
     pci_bus_id: str
-    last_sample: int = 0
-    rows: dict[ProcessKind, Any] = field(default_factory=dict)
-    samples: Any = None
+    tables: ProcessTables
+    instances: tuple[MigInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +119,7 @@ class Nvml:
         *,
         scenario: Path | None = None,
         clock: Clock | None = None,
+        collectors: Collection[str] = DEFAULT_COLLECTORS,
     ) -> None:
         """Prepare; nothing is loaded yet.
 
@@ -129,13 +127,25 @@ class Nvml:
             library: the driver's library; None: the system's.
             scenario: scenario file, for gpuwarden's simulated library.
             clock: the driver stamps samples with wall time.
+            collectors: names of `switches.SWITCHES`; the driver is not asked for the others.
         """
         self._driver = drivers.Driver(library, scenario=scenario)
+        # Events are waited for beside the other calls, by a user of the library of its own.
+        self._listener = drivers.Driver(library, scenario=scenario)
+        self._xids: XidWatcher | None = None
+        self._collectors = frozenset(collectors)
+        self._counters = (
+            *(PCIE if "pcie" in self._collectors else ()),
+            *(NVLINK if "nvlink" in self._collectors else ()),
+        )
+        self._traffic = Traffic()
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._lock = threading.Lock()
+        self._released = False
+        self._was_open = False
+        self._stale = False
         self._cards: dict[str, _Card] = {}
         self._uuids: dict[int, str] = {}
-        self._whole = True
 
     @property
     def simulated(self) -> bool:
@@ -154,18 +164,66 @@ class Nvml:
             DriverUnavailable: it cannot be loaded or initialised.
         """
         with self._lock:
+            if self._released:
+                raise DriverUnavailable(RELEASED)
             if not self._driver.opened:
                 self._cards = {}
                 self._uuids = {}
-                self._driver.open()
+                try:
+                    self._driver.open()
+                except DriverUnavailable as error:
+                    old = self._was_open and error.nvml_code == drivers.VERSIONS_DIFFER
+                    self._stale = old and drivers.still_loaded()
+                    raise
+                self._was_open, self._stale = True, False
 
-    def close(self) -> None:
-        """Shut the driver down; a driver that hangs is left to the end of the process."""
-        if self._lock.acquire(timeout=_CLOSE_SECONDS):
-            try:
-                self._driver.close()
-            finally:
-                self._lock.release()
+    def close(self) -> bool:
+        """Shut the driver down and drop its library.
+
+        Returns:
+            False where a call hangs: such a driver is left to the end of the process.
+        """
+        if not self._lock.acquire(timeout=_CLOSE_SECONDS):
+            return False
+        try:
+            self._driver.close()
+            return self._xids is None or self._xids.leave()
+        finally:
+            self._lock.release()
+
+    @property
+    def stale(self) -> bool:
+        """Whether only a new process can load the driver's new library.
+
+        After an upgrade under this process the old library is dropped, so that the new one is
+        loaded; one that does not let itself be dropped says for ever that versions differ. A new
+        process that finds the same is not so: then the upgrade itself is not finished.
+        """
+        return self._stale
+
+    @property
+    def released(self) -> bool:
+        """Whether the driver must not be opened now."""
+        return self._released
+
+    def release(self) -> bool:
+        """Close the driver, and refuse to open it until `acquire`.
+
+        Returns:
+            As `close`.
+        """
+        self._released = True
+        return self.close()
+
+    def acquire(self) -> None:
+        """Allow the driver to be opened again."""
+        self._released = False
+
+    def watch_xids(self) -> None:
+        """Listen to the cards' errors from the next snapshot on, where that is switched on."""
+        if "xid" not in self._collectors:
+            return
+        self._xids = XidWatcher(self._listener, clock=self._clock)
 
     # -----------------------------------------------------------------------------------------
 
@@ -178,13 +236,16 @@ class Nvml:
         with self._session():
             taken_at = self._clock.wall()
             gpus = [self._gpu(*place) for place in self._enumerate()]
+            if self._xids is not None:
+                self._xids.follow(gpus)
             return DeviceSnapshot(
                 taken_at=taken_at,
                 driver_version=self._driver.version,
                 simulated=self._driver.simulated,
                 gpus=tuple(gpus),
                 dropped=dict(self._driver.dropped),
-                complete=self._whole,
+                complete=self._driver.whole,
+                xids=self._xids.errors() if self._xids is not None else (),
             )
 
     def process_list(self) -> dict[str, tuple[GpuProcess, ...]]:
@@ -202,7 +263,7 @@ class Nvml:
                 if handle is None:
                     continue
                 try:
-                    processes = self._processes(card, handle)
+                    processes = card.tables.processes(handle)
                 except drivers.Lost:
                     continue
                 if processes is not None:
@@ -234,11 +295,14 @@ class Nvml:
             if not self._driver.opened:
                 raise DriverUnavailable("NVML is not open", 1)
             self._driver.dropped = Counter()
-            self._whole = True
+            self._driver.whole = True
             try:
                 yield
             except DriverUnavailable:
                 self._driver.close()
+                # The driver is not gone while somebody is still in it.
+                if self._xids is not None:
+                    self._xids.leave()
                 raise
 
     # -----------------------------------------------------------------------------------------
@@ -272,25 +336,40 @@ class Nvml:
     def _lost_card(self, index: int, code: int) -> _Card:
         if code not in drivers.LOST:
             self._driver.dropped["enumeration"] += 1
-            self._whole = False
+            self._driver.whole = False
         known = self._cards.get(self._uuids.get(index, ""))
-        return known if known is not None else _Card(uuid="", name="", pci_bus_id="")
+        return known if known is not None else _Card("", "", "", self._tables())
 
     def _card(self, index: int, handle: Any) -> _Card:
         uuid = self._driver.text("nvmlDeviceGetUUID", handle, 96)
         if not uuid:
             self._driver.dropped["enumeration"] += 1
-            self._whole = False
+            self._driver.whole = False
         known = self._cards.get(uuid)
         if known is None:
             known = _Card(
                 uuid=uuid,
                 name=self._driver.text("nvmlDeviceGetName", handle, 96),
                 pci_bus_id=self._pci_bus_id(handle),
+                tables=self._tables(),
             )
             self._cards[uuid] = known
+            self._warn_of(handle, known)
         self._uuids[index] = uuid
         return known
+
+    def _warn_of(self, handle: Any, card: _Card) -> None:
+        mode = ctypes.c_uint()
+        code = self._driver.call("nvmlDeviceGetPersistenceMode", handle, ctypes.byref(mode))
+        if code == drivers.SUCCESS and mode.value == 0:
+            _logger.warning(
+                "persistence mode is off: whenever nobody uses the card it is shut down, its "
+                "counters begin anew, and opening it takes seconds; run nvidia-persistenced",
+                uuid=card.uuid,
+            )
+
+    def _tables(self) -> ProcessTables:
+        return ProcessTables(self._driver, self._clock)
 
     def _pci_bus_id(self, handle: Any) -> str:
         info = drivers.PciInfo()
@@ -300,17 +379,23 @@ class Nvml:
 
     def _gpu(self, index: int, card: _Card, handle: Any) -> Gpu:
         lost = Gpu(
-            index=index, uuid=card.uuid, name=card.name, pci_bus_id=card.pci_bus_id, up=False
+            index=index,
+            uuid=card.uuid,
+            name=card.name,
+            pci_bus_id=card.pci_bus_id,
+            up=False,
+            instances=card.instances,
         )
         if handle is None:
             return lost
         try:
             mig = self._mig_enabled(handle)
             memory = self._memory(handle)
+            parts = self._instances(card, handle, mig=mig)
             busy, activity = self._rates(handle)
-            processes = self._processes(card, handle)
+            processes = card.tables.processes(handle)
             if processes:
-                processes = self._with_utilization(card, handle, processes, busy=busy, mig=mig)
+                processes = card.tables.with_utilization(handle, processes, busy=busy, mig=mig)
             return Gpu(
                 index=index,
                 uuid=card.uuid,
@@ -327,8 +412,12 @@ class Nvml:
                 clocks_hertz=self._clocks(handle),
                 throttle=self._throttle(handle),
                 ecc_errors=self._ecc_errors(handle),
+                traffic_bytes=self._traffic.read(
+                    self._driver, card.uuid, handle, counters=self._counters
+                ),
                 mig_enabled=mig,
                 processes=processes,
+                instances=parts,
                 memory_total_bytes=memory.total,
                 memory_used_bytes=memory.used,
                 memory_free_bytes=memory.free,
@@ -341,6 +430,21 @@ class Nvml:
         now, pending = ctypes.c_uint(), ctypes.c_uint()
         arguments = (handle, ctypes.byref(now), ctypes.byref(pending))
         return self._driver.read("nvmlDeviceGetMigMode", *arguments) and now.value == 1
+
+    def _instances(self, card: _Card, handle: Any, *, mig: bool) -> tuple[MigInstance, ...]:
+        if not mig or "mig" not in self._collectors:
+            card.instances = ()
+            return ()
+
+        def memory(part: Any) -> tuple[int | None, int | None]:
+            found = self._memory(part)
+            return found.total, found.used
+
+        found = instances.read(self._driver, handle, memory)
+        card.instances = tuple(
+            replace(item, memory_total_bytes=None, memory_used_bytes=None) for item in found
+        )
+        return found
 
     def _rates(self, handle: Any) -> tuple[float | None, float | None]:
         rates = drivers.UTILIZATION()
@@ -368,17 +472,13 @@ class Nvml:
         elif code in drivers.LOST:
             raise drivers.Lost
         elif code != drivers.SUCCESS:
-            self._count_failure(code)
+            self._driver.count_failure(code)
             return _Memory()
         total, used, free = int(info.total), int(info.used), int(info.free)
         if total == 0 or used > total or free > total or (reserved or 0) > total:
             self._driver.dropped["invalid_value"] += 1
             return _Memory()
         return _Memory(total=total, used=used, free=free, reserved=reserved)
-
-    def _count_failure(self, code: int) -> None:
-        reason = "permission" if code in drivers.PERMISSION else "nvml_error"
-        self._driver.dropped[reason] += 1
 
     def _temperature(self, handle: Any) -> float | None:
         celsius = ctypes.c_uint()
@@ -409,6 +509,8 @@ class Nvml:
         return value / 1000
 
     def _clocks(self, handle: Any) -> dict[str, float]:
+        if "clock" not in self._collectors:
+            return {}
         found = {}
         for name, kind in _CLOCKS:
             megahertz = self._driver.number("nvmlDeviceGetClockInfo", handle, kind)
@@ -417,6 +519,8 @@ class Nvml:
         return found
 
     def _throttle(self, handle: Any) -> dict[str, bool]:
+        if "throttle" not in self._collectors:
+            return {}
         reasons = self._driver.number("nvmlDeviceGetCurrentClocksEventReasons", handle, wide=True)
         if reasons is None:
             reasons = self._driver.number(
@@ -425,6 +529,8 @@ class Nvml:
         return {} if reasons is None else {name: bool(reasons & bit) for name, bit in _THROTTLE}
 
     def _ecc_errors(self, handle: Any) -> dict[str, int]:
+        if "ecc" not in self._collectors:
+            return {}
         found = {}
         for name, kind in _ECC:
             count = self._driver.number("nvmlDeviceGetTotalEccErrors", handle, kind, 0, wide=True)
@@ -432,148 +538,3 @@ class Nvml:
                 break
             found[name] = count
         return found
-
-    # -----------------------------------------------------------------------------------------
-    # Processes
-
-    def _processes(self, card: _Card, handle: Any) -> tuple[GpuProcess, ...] | None:
-        """Processes on a card, each once; None where a list cannot be read or believed."""
-        found: dict[int, GpuProcess] = {}
-        refused = 0
-        for kind, name in _LISTS:
-            rows = self._rows(card, handle, kind, name=name)
-            if rows is None:
-                return None
-            for row in rows:
-                pid, memory = int(row.pid), _available(int(row.usedGpuMemory))
-                if not 0 < pid <= MAX_PID:
-                    refused += 1
-                    continue
-                known = found.get(pid)
-                if known is None:
-                    found[pid] = GpuProcess(pid=pid, kind=kind, memory_bytes=memory)
-                elif memory is not None and memory > (known.memory_bytes or 0):
-                    found[pid] = GpuProcess(pid=pid, kind=known.kind, memory_bytes=memory)
-        if refused:
-            self._driver.dropped["pid"] += refused
-        if refused > len(found):
-            # Mostly nonsense: the rows have another size than we read them with.
-            self._driver.dropped["process_table"] += 1
-            self._whole = False
-            return None
-        return tuple(found[pid] for pid in sorted(found))
-
-    def _rows(self, card: _Card, handle: Any, kind: ProcessKind, *, name: str) -> Any | None:
-        rows = card.rows.get(kind)
-        if rows is None:
-            rows = card.rows[kind] = (drivers.PROCESS_INFO * 64)()
-        for _ in range(_MAX_TRIES):
-            count = ctypes.c_uint(len(rows))
-            code = self._driver.call(f"{name}_v3", handle, ctypes.byref(count), rows)
-            if code in drivers.FEATURE:
-                count.value = len(rows)
-                code = self._driver.call(f"{name}_v2", handle, ctypes.byref(count), rows)
-            if code == drivers.SUCCESS:
-                return rows[: min(count.value, len(rows))]
-            if code != drivers.INSUFFICIENT_SIZE:
-                break
-            # Processes may start between two tries: ask for more than there were.
-            size = min(max(count.value, len(rows)) * 2, _MAX_ROWS)
-            rows = card.rows[kind] = (drivers.PROCESS_INFO * size)()
-        if code in drivers.LOST:
-            raise drivers.Lost
-        if code in drivers.FEATURE:
-            # A card may have no list of graphics or MPS; without the first one it has none at all.
-            return None if kind is ProcessKind.COMPUTE else ()
-        self._count_failure(code)
-        self._whole = False
-        return None
-
-    def _with_utilization(
-        self,
-        card: _Card,
-        handle: Any,
-        processes: tuple[GpuProcess, ...],
-        *,
-        busy: float | None,
-        mig: bool,
-    ) -> tuple[GpuProcess, ...]:
-        """The processes with what the driver says of their load.
-
-        A listed process without a sample did nothing: NVML keeps samples of busy ones only, and
-        says NOT_FOUND where it has none. That holds only where samples work, so: not with MIG, not
-        after any other error, not for clients of MPS, whose load may be booked on their server, and
-        not on a card that is busy while no listed process was.
-        """
-        samples = None if mig else self._samples(card, handle)
-        if samples is None:
-            return processes
-        idle = not any(samples.get(process.pid) for process in processes)
-        if busy is not None and busy >= BUSY_RATIO and idle:
-            self._driver.dropped["contradiction"] += len(processes)
-            return processes
-        return tuple(
-            GpuProcess(
-                pid=process.pid,
-                kind=process.kind,
-                memory_bytes=process.memory_bytes,
-                utilization_ratio=samples.get(
-                    process.pid, None if process.kind is ProcessKind.MPS else 0.0
-                ),
-            )
-            for process in processes
-        )
-
-    def _samples(self, card: _Card, handle: Any) -> dict[int, float] | None:
-        """Utilization by pid since the last snapshot, or None where samples do not work."""
-        now = self._clock.wall()
-        since = card.last_sample or round((now - FIRST_WINDOW_SECONDS) * 1e6)
-        # However short ago the last snapshot was: a window holds at least one sample period.
-        since = min(since, round((now - SAMPLE_PERIOD_SECONDS) * 1e6))
-        rows = self._sample_rows(card, handle, since)
-        if rows is None:
-            return None
-        newest: dict[int, tuple[int, float]] = {}
-        latest = round((now + CLOCK_TOLERANCE_SECONDS) * 1e6)
-        for row in rows:
-            taken, percent = int(row.timeStamp), int(row.smUtil)
-            if taken <= since:
-                self._driver.dropped["stale_sample"] += 1
-            elif taken > latest or percent > 100 or not 0 < row.pid <= MAX_PID:
-                self._driver.dropped["invalid_sample"] += 1
-            else:
-                card.last_sample = max(card.last_sample, taken)
-                if taken >= newest.get(int(row.pid), (0, 0.0))[0]:
-                    newest[int(row.pid)] = (taken, percent / 100)
-        return {pid: ratio for pid, (_, ratio) in newest.items()}
-
-    def _sample_rows(self, card: _Card, handle: Any, since: int) -> Any | None:
-        if card.samples is None:
-            card.samples = (drivers.PROCESS_SAMPLE * 128)()
-        for _ in range(_MAX_TRIES):
-            count = ctypes.c_uint(len(card.samples))
-            code = self._driver.call(
-                "nvmlDeviceGetProcessUtilization",
-                handle,
-                card.samples,
-                ctypes.byref(count),
-                ctypes.c_ulonglong(since),
-            )
-            if code == drivers.SUCCESS:
-                return card.samples[: min(count.value, len(card.samples))]
-            if code == drivers.NOT_FOUND:
-                return ()
-            if code != drivers.INSUFFICIENT_SIZE:
-                break
-            size = min(max(count.value, len(card.samples)) * 2, _MAX_ROWS)
-            card.samples = (drivers.PROCESS_SAMPLE * size)()
-        if code in drivers.LOST:
-            raise drivers.Lost
-        if code not in drivers.FEATURE:
-            self._count_failure(code)
-        return None
-
-
-def _available(memory: int) -> int | None:
-    """NVML says all bits set (or, signed, their half) where it does not know."""
-    return None if memory >= 2**63 - 1 else memory

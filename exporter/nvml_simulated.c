@@ -7,8 +7,9 @@
  *
  * A process of the scenario is a real one: it counts while its pid is alive with its start time.
  * After its death its memory stays for a while (linger), as a driver takes its time to free it.
+ * Where there is a folder FILE.devices, a stand-in for each card's device file is kept open in it.
  * When each process died is shared by all users of the scenario through FILE.state, so that
- * exporter, agent and tests see the same.
+ * exporter, agent and tests see the same. How many calls all of them made is counted there too.
  */
 
 #define _GNU_SOURCE
@@ -39,6 +40,9 @@ enum {
     MAX_WORDS = 32,
     MAX_LINE = 2048,
     MAX_CALL = 64,
+    MAX_INSTANCES = MAX_CARDS * 8,
+    MAX_XIDS = 256,
+    MAX_SETS = 8,
 };
 
 /* How long an evaluated state is used again: one snapshot makes dozens of calls. */
@@ -54,7 +58,9 @@ typedef struct {
     char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
     char pci[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];
     unsigned long long memory, reserved, used, energy, throttle, corrected, uncorrected;
+    unsigned long long pcie_receive, pcie_transmit, nvlink_receive, nvlink_transmit;
     long utilization, activity, power; /* -1: follows from the processes */
+    unsigned pcie_bits;
     unsigned temperature, limit, minor, mig, persistence, sm_clock, memory_clock;
 } card_t;
 
@@ -68,9 +74,26 @@ typedef struct {
     unsigned after;
     int has_after, ghost;
     kind_t kind;
+    unsigned gi, ci; /* NO_INSTANCE: on the card itself */
     /* evaluated */
     int listed, alive;
 } process_t;
+
+static const unsigned NO_INSTANCE = 0xFFFFFFFF;
+
+/* A MIG instance. */
+typedef struct {
+    unsigned card, gi, ci;
+    char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
+    char profile[32];
+    unsigned long long memory, used;
+} instance_t;
+
+/* How often an error has happened on a card. */
+typedef struct {
+    unsigned card, code;
+    unsigned long long count;
+} xid_t;
 
 typedef struct {
     char call[MAX_CALL];
@@ -90,12 +113,25 @@ typedef struct {
 typedef struct {
     uint64_t magic;
     entry_t entries[MAX_ENTRIES];
+    uint64_t calls; /* by all users of the scenario; simulated.py reads it here */
 } shared_t;
 
 static const uint64_t MAGIC = 0x6770757764656e31ULL;
 
 struct nvmlDevice_st {
     char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
+};
+
+/* What a set has delivered of each error on its cards. */
+struct nvmlEventSet_st {
+    int used;
+    nvmlDevice_t devices[MAX_CARDS];
+    unsigned device_count, known_count;
+    struct {
+        nvmlDevice_t device;
+        unsigned code;
+        unsigned long long count;
+    } known[MAX_XIDS];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -112,12 +148,22 @@ static process_t processes[MAX_PROCESSES];
 static unsigned process_count;
 static rule_t faults[MAX_RULES], delays[MAX_RULES];
 static unsigned fault_count, delay_count;
+static instance_t instances[MAX_INSTANCES];
+static unsigned instance_count;
+static xid_t xids[MAX_XIDS];
+static unsigned xid_count;
+static unsigned row_bytes; /* of a process in lists of the third version */
 
-static struct nvmlDevice_st handles[MAX_CARDS * 4];
+static struct nvmlEventSet_st sets[MAX_SETS];
+static struct nvmlDevice_st handles[MAX_CARDS * 16];
 static unsigned handle_count;
 
 static shared_t *shared;
 static int shared_file = -1;
+
+/* Stand for /dev/nvidia*: open for as long as a driver would keep its device files open. */
+static int device_files[MAX_CARDS];
+static unsigned device_file_count;
 
 static int64_t boottime(void) {
     struct timespec now;
@@ -241,6 +287,11 @@ static void add_card(const word_t *words, int count) {
     card->persistence = (unsigned)number(words, count, "persistence", 1);
     card->sm_clock = (unsigned)number(words, count, "sm_clock", 1410);
     card->memory_clock = (unsigned)number(words, count, "memory_clock", 1215);
+    card->pcie_receive = (unsigned long long)number(words, count, "pcie_receive", 0);
+    card->pcie_transmit = (unsigned long long)number(words, count, "pcie_transmit", 0);
+    card->pcie_bits = (unsigned)number(words, count, "pcie_bits", 64);
+    card->nvlink_receive = (unsigned long long)number(words, count, "nvlink_receive", 0);
+    card->nvlink_transmit = (unsigned long long)number(words, count, "nvlink_transmit", 0);
     card_count++;
 }
 
@@ -260,10 +311,35 @@ static void add_process(const word_t *words, int count) {
     process->has_after = word(words, count, "after") != NULL;
     process->after = (unsigned)number(words, count, "after", 0);
     process->ghost = (int)number(words, count, "ghost", 0);
+    process->gi = (unsigned)number(words, count, "gi", NO_INSTANCE);
+    process->ci = (unsigned)number(words, count, "ci", NO_INSTANCE);
     process->kind = COMPUTE;
     if (kind != NULL && strcmp(kind, "graphics") == 0) process->kind = GRAPHICS;
     if (kind != NULL && strcmp(kind, "mps") == 0) process->kind = MPS;
     process_count++;
+}
+
+static void add_instance(const word_t *words, int count) {
+    if (instance_count >= MAX_INSTANCES) return;
+    instance_t *instance = &instances[instance_count++];
+    memset(instance, 0, sizeof *instance);
+    instance->card = (unsigned)number(words, count, "card", 0);
+    instance->gi = (unsigned)number(words, count, "gi", 0);
+    instance->ci = (unsigned)number(words, count, "ci", 0);
+    copy(instance->uuid, sizeof instance->uuid, word(words, count, "uuid"));
+    const char *profile = word(words, count, "profile");
+    copy(instance->profile, sizeof instance->profile, profile != NULL ? profile : "1g.5gb");
+    instance->memory = (unsigned long long)number(words, count, "memory", 4864LL << 20);
+    instance->used = (unsigned long long)number(words, count, "used", 0);
+}
+
+static void add_xid(const word_t *words, int count) {
+    if (xid_count >= MAX_XIDS) return;
+    xids[xid_count++] = (xid_t){
+        .card = (unsigned)number(words, count, "card", 0),
+        .code = (unsigned)number(words, count, "code", 0),
+        .count = (unsigned long long)number(words, count, "count", 1),
+    };
 }
 
 static void add_rule(rule_t *rules, unsigned *rule_count, const word_t *words, int count) {
@@ -279,7 +355,8 @@ static void add_rule(rule_t *rules, unsigned *rule_count, const word_t *words, i
 
 static void load_scenario(FILE *file) {
     static char line[MAX_LINE];
-    card_count = process_count = fault_count = delay_count = 0;
+    card_count = process_count = fault_count = delay_count = instance_count = xid_count = 0;
+    row_bytes = sizeof(nvmlProcessInfo_t);
     copy(driver, sizeof driver, "550.54.15");
     while (fgets(line, sizeof line, file) != NULL) {
         word_t words[MAX_WORDS];
@@ -289,10 +366,15 @@ static void load_scenario(FILE *file) {
         if (strcmp(kind, "driver") == 0) {
             if (word(words, count, "version") != NULL)
                 copy(driver, sizeof driver, word(words, count, "version"));
+            row_bytes = (unsigned)number(words, count, "row_bytes", row_bytes);
         } else if (strcmp(kind, "card") == 0) {
             add_card(words, count);
         } else if (strcmp(kind, "process") == 0) {
             add_process(words, count);
+        } else if (strcmp(kind, "mig") == 0) {
+            add_instance(words, count);
+        } else if (strcmp(kind, "xid") == 0) {
+            add_xid(words, count);
         } else if (strcmp(kind, "fault") == 0 || strcmp(kind, "missing") == 0) {
             add_rule(faults, &fault_count, words, count);
         } else if (strcmp(kind, "delay") == 0) {
@@ -441,18 +523,30 @@ static int refresh(void) {
     return 1;
 }
 
-static card_t *card_of(nvmlDevice_t device) {
+/* The instance that a handle means, or NULL: then it means a card. */
+static const instance_t *instance_of(nvmlDevice_t device) {
     if (device < handles || device >= handles + handle_count) return NULL;
-    for (unsigned i = 0; i < card_count; i++)
-        if (strcmp(cards[i].uuid, device->uuid) == 0) return &cards[i];
+    for (unsigned i = 0; i < instance_count; i++)
+        if (strcmp(instances[i].uuid, device->uuid) == 0) return &instances[i];
     return NULL;
 }
 
-static nvmlDevice_t handle_of(const card_t *card) {
+/* The card that a handle means, or is an instance of. */
+static card_t *card_of(nvmlDevice_t device) {
+    if (device < handles || device >= handles + handle_count) return NULL;
+    const instance_t *instance = instance_of(device);
+    for (unsigned i = 0; i < card_count; i++)
+        if (instance != NULL ? cards[i].index == instance->card
+                             : strcmp(cards[i].uuid, device->uuid) == 0)
+            return &cards[i];
+    return NULL;
+}
+
+static nvmlDevice_t handle_of(const char *uuid) {
     for (unsigned i = 0; i < handle_count; i++)
-        if (strcmp(handles[i].uuid, card->uuid) == 0) return &handles[i];
+        if (strcmp(handles[i].uuid, uuid) == 0) return &handles[i];
     if (handle_count >= sizeof handles / sizeof *handles) return NULL;
-    copy(handles[handle_count].uuid, sizeof handles[handle_count].uuid, card->uuid);
+    copy(handles[handle_count].uuid, sizeof handles[handle_count].uuid, uuid);
     return &handles[handle_count++];
 }
 
@@ -472,6 +566,7 @@ static const nvmlReturn_t GO_ON = (nvmlReturn_t)-1;
 /* With the lock held: whether the call may go on, or what it returns instead. */
 static nvmlReturn_t begin(const char *call, const card_t *card) {
     double milliseconds = 0.0;
+    if (shared != NULL) __atomic_fetch_add(&shared->calls, 1, __ATOMIC_RELAXED);
     for (unsigned i = 0; i < delay_count; i++)
         if (applies(&delays[i], call, card)) milliseconds += delays[i].milliseconds;
     nvmlReturn_t answer = GO_ON;
@@ -546,6 +641,28 @@ static nvmlReturn_t text(char *target, unsigned length, const char *value) {
     return NVML_SUCCESS;
 }
 
+static void open_devices(void) {
+    char folder[sizeof scenario_path + 16], path[sizeof folder + 32];
+    snprintf(folder, sizeof folder, "%s.devices", scenario_path);
+    if (access(folder, X_OK) != 0) return;
+    for (unsigned i = 0; i < card_count; i++) {
+        snprintf(path, sizeof path, "%s/nvidia%u", folder, cards[i].minor);
+        /* Not close-on-exec: drivers have been seen to forget it. */
+        int file = open(path, O_RDONLY | O_CREAT, 0644);
+        if (file >= 0) device_files[device_file_count++] = file;
+    }
+}
+
+static void close_devices(void) {
+    while (device_file_count > 0) close(device_files[--device_file_count]);
+}
+
+/* Whoever drops the library after a failed init must find nothing of it left. */
+__attribute__((destructor)) static void dropped(void) {
+    close_devices();
+    close_shared();
+}
+
 static nvmlReturn_t init(const char *call) {
     pthread_mutex_lock(&lock);
     if (scenario_path[0] == '\0') copy(scenario_path, sizeof scenario_path,
@@ -555,7 +672,7 @@ static nvmlReturn_t init(const char *call) {
         answer = begin(call, NULL);
         if (answer == GO_ON) {
             answer = NVML_SUCCESS;
-            initialised++;
+            if (initialised++ == 0) open_devices();
         }
     }
     pthread_mutex_unlock(&lock);
@@ -573,7 +690,10 @@ EXPORT nvmlReturn_t nvmlShutdown(void) {
     pthread_mutex_lock(&lock);
     nvmlReturn_t answer = initialised > 0 ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
     if (initialised > 0) initialised--;
-    if (initialised == 0) close_shared();
+    if (initialised == 0) {
+        close_devices();
+        close_shared();
+    }
     pthread_mutex_unlock(&lock);
     return answer;
 }
@@ -650,7 +770,7 @@ static nvmlReturn_t handle_by(const char *call, card_t *card, nvmlDevice_t *devi
     if (card == NULL) return NVML_ERROR_NOT_FOUND;
     nvmlReturn_t answer = begin(call, card);
     if (answer != GO_ON) return answer;
-    *device = handle_of(card);
+    *device = handle_of(card->uuid);
     return *device == NULL ? NVML_ERROR_MEMORY : NVML_SUCCESS;
 }
 
@@ -690,13 +810,17 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevice
 
 EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned length) {
     ENTER_CARD(device)
-    answer = text(name, length, card->name);
+    const instance_t *instance = instance_of(device);
+    char own[sizeof card->name + sizeof instance->profile + 8];
+    snprintf(own, sizeof own, instance != NULL ? "%s MIG %s" : "%s", card->name,
+             instance != NULL ? instance->profile : "");
+    answer = text(name, length, own);
     LEAVE
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length) {
     ENTER_CARD(device)
-    answer = text(uuid, length, card->uuid);
+    answer = text(uuid, length, device->uuid);
     LEAVE
 }
 
@@ -740,11 +864,51 @@ EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index,
-                                                        nvmlDevice_t *instance) {
-    (void)index;
-    (void)instance;
+                                                        nvmlDevice_t *found) {
     ENTER_CARD(device)
     answer = NVML_ERROR_NOT_FOUND;
+    for (unsigned i = 0; i < instance_count && card->mig; i++) {
+        if (instances[i].card != card->index || index-- != 0) continue;
+        *found = handle_of(instances[i].uuid);
+        answer = *found == NULL ? NVML_ERROR_MEMORY : NVML_SUCCESS;
+        break;
+    }
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *is) {
+    ENTER_CARD(device)
+    *is = instance_of(device) != NULL;
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device,
+                                                                 nvmlDevice_t *parent) {
+    ENTER_CARD(device)
+    if (instance_of(device) == NULL)
+        answer = NVML_ERROR_INVALID_ARGUMENT;
+    else
+        *parent = handle_of(card->uuid);
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned *id) {
+    ENTER_CARD(device)
+    const instance_t *instance = instance_of(device);
+    if (instance == NULL)
+        answer = NVML_ERROR_INVALID_ARGUMENT;
+    else
+        *id = instance->gi;
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *id) {
+    ENTER_CARD(device)
+    const instance_t *instance = instance_of(device);
+    if (instance == NULL)
+        answer = NVML_ERROR_INVALID_ARGUMENT;
+    else
+        *id = instance->ci;
     LEAVE
 }
 
@@ -775,6 +939,15 @@ static unsigned long long used_memory(const card_t *card) {
     return used < most ? used : most;
 }
 
+static unsigned long long instance_used(const instance_t *instance) {
+    unsigned long long used = instance->used;
+    for (unsigned i = 0; i < process_count; i++)
+        if (processes[i].card == instance->card && processes[i].listed &&
+            processes[i].gi == instance->gi && processes[i].memory != (unsigned long long)-1)
+            used += processes[i].memory;
+    return used < instance->memory ? used : instance->memory;
+}
+
 static unsigned busy(const card_t *card, int memory) {
     long given = memory ? card->activity : card->utilization;
     if (given >= 0) return (unsigned)given;
@@ -793,6 +966,13 @@ static unsigned milliwatts(const card_t *card) {
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
     ENTER_CARD(device)
+    const instance_t *instance = instance_of(device);
+    if (instance != NULL) {
+        memory->total = instance->memory;
+        memory->used = instance_used(instance);
+        memory->free = memory->total - memory->used;
+        break;
+    }
     memory->total = card->memory;
     memory->used = used_memory(card) + card->reserved;
     memory->free = memory->total - memory->used;
@@ -803,6 +983,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
     ENTER_CARD(device)
     if (memory->version != nvmlMemory_v2) {
         answer = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+        break;
+    }
+    const instance_t *instance = instance_of(device);
+    if (instance != NULL) {
+        memory->total = instance->memory;
+        memory->reserved = 0;
+        memory->used = instance_used(instance);
+        memory->free = memory->total - memory->used;
         break;
     }
     memory->total = card->memory;
@@ -836,6 +1024,8 @@ NO_CODEC(nvmlDeviceGetDecoderUtilization)
 
 static nvmlReturn_t list(const char *call, nvmlDevice_t device, kind_t kind, unsigned *count,
                          nvmlProcessInfo_t *rows) {
+    /* R535.54 wrote wider rows than every header before and after it reads. */
+    const size_t size = strstr(call, "_v3") != NULL ? row_bytes : sizeof *rows;
     pthread_mutex_lock(&lock);
     nvmlReturn_t answer;
     card_t *card = NULL;
@@ -852,17 +1042,24 @@ static nvmlReturn_t list(const char *call, nvmlDevice_t device, kind_t kind, uns
     else if (answer == GO_ON) {
         unsigned found = 0;
         answer = NVML_SUCCESS;
+        const instance_t *instance = instance_of(device);
         for (unsigned i = 0; i < process_count; i++) {
             const process_t *process = &processes[i];
             if (process->card != card->index || !process->listed || process->kind != kind)
                 continue;
-            if (found < *count && rows != NULL)
-                rows[found] = (nvmlProcessInfo_t){
+            if (instance != NULL && (process->gi != instance->gi || process->ci != instance->ci))
+                continue;
+            if (found < *count && rows != NULL) {
+                const nvmlProcessInfo_t row = {
                     .pid = process->pid,
                     .usedGpuMemory = process->memory,
-                    .gpuInstanceId = 0xFFFFFFFF,
-                    .computeInstanceId = 0xFFFFFFFF,
+                    .gpuInstanceId = process->gi,
+                    .computeInstanceId = process->ci,
                 };
+                char *place = (char *)rows + found * size;
+                memset(place, 0, size);
+                memcpy(place, &row, sizeof row < size ? sizeof row : size);
+            }
             found++;
         }
         if (found > *count || (rows == NULL && found > 0)) answer = NVML_ERROR_INSUFFICIENT_SIZE;
@@ -1043,4 +1240,152 @@ EXPORT nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device,
     ENTER_CARD(device)
     *rate = counter == NVML_PCIE_UTIL_TX_BYTES ? 1000 : 2000;
     LEAVE
+}
+
+/* ------------------------------------------------------------------------------------------- */
+/* Field values: counters of traffic */
+
+static nvmlReturn_t field(const card_t *card, nvmlFieldValue_t *value) {
+    unsigned long long count;
+    switch (value->fieldId) {
+        case NVML_FI_DEV_PCIE_COUNT_TX_BYTES: count = card->pcie_transmit; break;
+        case NVML_FI_DEV_PCIE_COUNT_RX_BYTES: count = card->pcie_receive; break;
+        case NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX: count = card->nvlink_transmit >> 10; break;
+        case NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: count = card->nvlink_receive >> 10; break;
+        default: return NVML_ERROR_NOT_SUPPORTED;
+    }
+    value->timestamp = (long long)walltime_us();
+    value->latencyUsec = 0;
+    if (value->fieldId >= NVML_FI_DEV_PCIE_COUNT_TX_BYTES && card->pcie_bits == 32) {
+        value->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
+        value->value.uiVal = (unsigned)count;
+    } else {
+        value->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
+        value->value.ullVal = count;
+    }
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count,
+                                             nvmlFieldValue_t *values) {
+    ENTER_CARD(device)
+    for (int i = 0; i < count; i++) values[i].nvmlReturn = field(card, &values[i]);
+    LEAVE
+}
+
+/* ------------------------------------------------------------------------------------------- */
+/* Events: a change of an xid line's count is as many errors */
+
+static unsigned long long *delivered(nvmlEventSet_t set, nvmlDevice_t device, unsigned code) {
+    for (unsigned i = 0; i < set->known_count; i++)
+        if (set->known[i].device == device && set->known[i].code == code)
+            return &set->known[i].count;
+    if (set->known_count >= MAX_XIDS) return NULL;
+    set->known[set->known_count].device = device;
+    set->known[set->known_count].code = code;
+    set->known[set->known_count].count = 0;
+    return &set->known[set->known_count++].count;
+}
+
+EXPORT nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) {
+    ENTER_SYSTEM
+    answer = NVML_ERROR_MEMORY;
+    for (unsigned i = 0; i < MAX_SETS; i++) {
+        if (sets[i].used) continue;
+        memset(&sets[i], 0, sizeof sets[i]);
+        sets[i].used = 1;
+        *set = &sets[i];
+        answer = NVML_SUCCESS;
+        break;
+    }
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) {
+    ENTER_SYSTEM
+    set->used = 0;
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device,
+                                                     unsigned long long *types) {
+    ENTER_CARD(device)
+    *types = nvmlEventTypeXidCriticalError;
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types,
+                                             nvmlEventSet_t set) {
+    ENTER_CARD(device)
+    if ((types & ~(unsigned long long)nvmlEventTypeXidCriticalError) != 0) {
+        answer = NVML_ERROR_NOT_SUPPORTED;
+        break;
+    }
+    if (set->device_count >= MAX_CARDS) {
+        answer = NVML_ERROR_INSUFFICIENT_RESOURCES;
+        break;
+    }
+    set->devices[set->device_count++] = device;
+    /* What happened before is nobody's to hear. */
+    for (unsigned i = 0; i < xid_count; i++) {
+        unsigned long long *known =
+            xids[i].card == card->index ? delivered(set, device, xids[i].code) : NULL;
+        if (known != NULL) *known = xids[i].count;
+    }
+    LEAVE
+}
+
+/* With the lock held: whether something happened on the set's cards. */
+static int event(nvmlEventSet_t set, nvmlEventData_t *data) {
+    for (unsigned d = 0; d < set->device_count; d++) {
+        const card_t *card = card_of(set->devices[d]);
+        for (unsigned i = 0; card != NULL && i < xid_count; i++) {
+            if (xids[i].card != card->index) continue;
+            unsigned long long *known = delivered(set, set->devices[d], xids[i].code);
+            if (known == NULL || xids[i].count <= *known) continue;
+            ++*known;
+            *data = (nvmlEventData_t){
+                .device = set->devices[d],
+                .eventType = nvmlEventTypeXidCriticalError,
+                .eventData = xids[i].code,
+                .gpuInstanceId = NO_INSTANCE,
+                .computeInstanceId = NO_INSTANCE,
+            };
+            return 1;
+        }
+    }
+    return 0;
+}
+
+EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data,
+                                        unsigned milliseconds) {
+    const int64_t deadline = boottime() + (int64_t)milliseconds * 1000000;
+    ENTER_SYSTEM
+    for (;;) {
+        if (event(set, data)) break;
+        if (boottime() >= deadline) {
+            answer = NVML_ERROR_TIMEOUT;
+            break;
+        }
+        /* Seldom enough to cost nothing: on a real driver the waiting thread sleeps. */
+        const int64_t left = deadline - boottime(), longest = 250 * 1000000;
+        const struct timespec rest = {0, left < longest ? (left > 0 ? left : 0) : longest};
+        pthread_mutex_unlock(&lock); /* who waits must not keep the others waiting */
+        nanosleep(&rest, NULL);
+        pthread_mutex_lock(&lock);
+        if (!initialised || !set->used) {
+            answer = NVML_ERROR_UNINITIALIZED;
+            break;
+        }
+        if (!refresh()) {
+            answer = NVML_ERROR_DRIVER_NOT_LOADED;
+            break;
+        }
+    }
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data,
+                                     unsigned milliseconds) {
+    return nvmlEventSetWait_v2(set, data, milliseconds);
 }

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import re
 import stat as stat_module
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 PROC = Path("/proc")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -49,6 +51,7 @@ class Process:
         children_ticks: CPU time of its children that have ended and were waited for.
         resident_bytes: resident memory.
         blocked_ticks: time blocked on block I/O; stays 0 while delay accounting is off.
+        record: its stat file as it was read.
     """
 
     pid: int
@@ -66,6 +69,7 @@ class Process:
     children_ticks: int = 0
     resident_bytes: int = 0
     blocked_ticks: int = 0
+    record: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -97,21 +101,25 @@ def read_process(pid: int, proc: Path = PROC) -> Process | None:
     found = _read(f"{proc}/{pid}", known=None)
     if found is None:
         return None
-    again = _read_bytes(f"{proc}/{pid}/stat")
+    again = read_record(f"{proc}/{pid}/stat")
     if again is None or _start_ticks(again) != found.start_ticks:
         return None
     return found
 
 
 def read_all(
-    proc: Path = PROC, *, known: Mapping[int, Process] | None = None
+    proc: Path = PROC,
+    *,
+    known: Mapping[int, Process] | None = None,
+    fresh: Collection[int] = (),
 ) -> dict[int, Process]:
     """Read every process, by pid; those that end meanwhile or may not be seen are left out.
 
     Args:
         proc: where procfs is mounted.
         known: an earlier answer. What seldom changes (uid, cgroup) is taken from it for the same
-            process, which saves two of three reads; leave out of it what must be fresh.
+            process, which saves two of three reads.
+        fresh: pids of which it is not.
     """
     known = known or {}
     found: dict[int, Process] = {}
@@ -123,7 +131,7 @@ def read_all(
                 break
             pid = int(entry.name)
             try:
-                process = _read(f"{proc}/{pid}", known=known.get(pid))
+                process = _read(f"{proc}/{pid}", known=known.get(pid), fresh=pid in fresh)
             except OSError:
                 continue
             if process is not None:
@@ -131,10 +139,16 @@ def read_all(
     return found
 
 
-def _read(folder: str, *, known: Process | None) -> Process | None:
-    content = _read_bytes(f"{folder}/stat")
+def _read(folder: str, *, known: Process | None, fresh: bool = False) -> Process | None:
+    content = read_record(f"{folder}/stat")
     if content is None:
         return None
+    if known is not None and known.record == content and not (fresh and _left(folder, known)):
+        # It has done nothing since, as most processes of a node. Others can put it into another
+        # cgroup; but its owner changes by what it does itself, and that leaves a trace.
+        return known
+    if fresh:
+        known = None
     # The name may itself hold parentheses, spaces and line feeds: the last parenthesis ends it.
     opened, closed = content.find(b"("), content.rfind(b")")
     fields = content[closed + 2 :].split()
@@ -144,11 +158,11 @@ def _read(folder: str, *, known: Process | None) -> Process | None:
     if known is not None and known.start_ticks == start_ticks:
         uid, cgroup = known.uid, known.cgroup
     else:
-        status = _read_bytes(f"{folder}/status")
+        status = read_record(f"{folder}/status")
         if status is None:
             return None
         uid = _real_uid(status)
-        cgroup = own_cgroup(_read_bytes(f"{folder}/cgroup") or b"")
+        cgroup = own_cgroup(read_record(f"{folder}/cgroup") or b"")
         if fields[0] == b"Z" and int(fields[17]) > 1:
             # The kernel (cgroup v1) moves a thread that ends to the root group, and a process is
             # shown where its first thread is; its other threads tell where it really is.
@@ -169,6 +183,7 @@ def _read(folder: str, *, known: Process | None) -> Process | None:
         children_ticks=int(fields[13]) + int(fields[14]),
         resident_bytes=max(0, int(fields[21])) * PAGE_BYTES,
         blocked_ticks=int(fields[39]) if len(fields) > 39 else 0,
+        record=content,
     )
 
 
@@ -188,6 +203,31 @@ def _read_bytes(path: str, limit: int = MAX_FIELD_BYTES) -> bytes | None:
         return None
 
 
+def _left(folder: str, known: Process) -> bool:
+    """Whether a process may be in another cgroup than it was."""
+    content = read_record(f"{folder}/cgroup")
+    return content is None or known.state == "Z" or own_cgroup(content) != known.cgroup
+
+
+def read_record(path: str) -> bytes | None:
+    """A file of /proc that the kernel writes as one record, so that one reading has it all.
+
+    Returns:
+        At most 64 KiB, or None where the process is gone.
+
+    Raises:
+        OSError: it may not be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, MAX_FIELD_BYTES)
+        finally:
+            os.close(descriptor)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
 def _cgroup_of_threads(folder: str) -> str:
     """Cgroup of a thread other than the first, or an empty string where none is left."""
     first = folder.rpartition("/")[2]
@@ -196,7 +236,7 @@ def _cgroup_of_threads(folder: str) -> str:
             for thread in threads:
                 if thread.name == first:
                     continue
-                content = _read_bytes(f"{thread.path}/cgroup")
+                content = read_record(f"{thread.path}/cgroup")
                 if content:
                     return own_cgroup(content)
     except (FileNotFoundError, ProcessLookupError):
@@ -226,6 +266,27 @@ def boot_time(proc: Path = PROC) -> float:
         if line.startswith("btime "):
             return float(line.split()[1])
     raise OSError(f"{proc}/stat has no btime line")
+
+
+class BootTime:
+    """`boot_time` for who asks often: /proc/stat grows with cores and interrupts."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        """Read nothing yet.
+
+        Args:
+            proc: where procfs is mounted.
+        """
+        self._proc = proc
+        self._offset: float | None = None
+        self._booted = 0.0
+
+    def read(self) -> float:
+        """Unix time of boot; looked up again when the wall clock was set."""
+        offset = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        if self._offset is None or abs(offset - self._offset) > 0.1:
+            self._booted, self._offset = boot_time(self._proc), offset
+        return self._booted
 
 
 def start_time(process: Process, proc: Path = PROC, *, booted: float | None = None) -> float:
@@ -374,6 +435,7 @@ def platform_of(cgroup: str) -> Platform:
     return Platform(container=inside)
 
 
+@lru_cache(maxsize=2048)
 def own_cgroup(content: bytes) -> str:
     """The path that says most of `/proc/<pid>/cgroup`.
 

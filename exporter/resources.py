@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuwarden.exporter.jobs import Resources
-from gpuwarden.exporter.processes import CLOCK_TICKS, PROC, arguments
+from gpuwarden.exporter.processes import CLOCK_TICKS, PROC, arguments, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -36,7 +36,7 @@ _STATES = {
     "Z": "zombie",
 }
 STATES = ("running", "sleeping", "blocked", "stopped", "zombie")
-_SOME_TOTAL = re.compile(r"^some .*\btotal=([0-9]+)", re.MULTILINE)
+_SOME_TOTAL = re.compile(rb"^some .*\btotal=([0-9]+)", re.MULTILINE)
 _TRACKERS = ("resource_tracker", "semaphore_tracker", "forkserver")
 
 
@@ -141,8 +141,7 @@ def _read_bytes(tree: Iterable[Process], proc: Path) -> int | None:
         if number >= MAX_TREE:
             break
         try:
-            with Path(proc, str(item.pid), "io").open("rb") as file:
-                content = file.read(4096)
+            content = read_record(f"{proc}/{item.pid}/io") or b""
         except OSError:
             continue
         at = content.find(b"\nread_bytes: ")
@@ -192,8 +191,7 @@ def pressure(folder: Path, suffix: str = "") -> dict[str, float]:
     found = {}
     for resource in PRESSURE_RESOURCES:
         try:
-            with (folder / f"{resource}{suffix}").open("rb") as file:
-                content = file.read(4096).decode(errors="replace")
+            content = read_record(f"{folder}/{resource}{suffix}") or b""
         except OSError:
             continue
         match = _SOME_TOTAL.search(content)

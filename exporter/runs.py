@@ -124,13 +124,37 @@ class RunDirectory:
         self._pid_namespace = pid_namespace
         self._user_name = user_name
         self._known: dict[str, _Known] = {}
+        self._others: Mapping[int, Mapping[int, Process]] = {}
         self._leftovers: list[tuple[str, Signature]] = []
         self._complained_of_reaping = False
         self.dropped: Counter[str] = Counter()
         self.lost: defaultdict[tuple[str, str], float] = defaultdict(float)
 
+    def follow(self, folder: Path) -> None:
+        """Read the files by another path from now on; they are the same.
+
+        Args:
+            folder: the folder that was `jobs/`.
+        """
+        self._folder = folder
+
+    def close(self, now: float) -> None:
+        """Count what was lost with the runs, whose folder is gone.
+
+        Args:
+            now: Unix time.
+        """
+        for known in self._known.values():
+            self._account(known, now)
+        self._known = {}
+
     def scan(
-        self, processes: Mapping[int, Process], *, now: float, booted: float
+        self,
+        processes: Mapping[int, Process],
+        *,
+        now: float,
+        booted: float,
+        others: Mapping[int, Mapping[int, Process]] | None = None,
     ) -> tuple[LiveRun, ...]:
         """Read what changed and give the runs that can be believed.
 
@@ -138,8 +162,10 @@ class RunDirectory:
             processes: all processes, by pid.
             now: Unix time.
             booted: Unix time of boot.
+            others: PID namespace -> processes by their pid in it, for namespaces beside the own.
         """
         self.dropped = Counter()
+        self._others = others or {}
         self._read_folder(now)
         live: list[tuple[_Known, RunDescription, Process]] = []
         claims: Counter[Identity] = Counter()
@@ -226,7 +252,7 @@ class RunDirectory:
         known.signature = signature
         known.description = None
         try:
-            file = job_files.read(job_files.description_path(self._folder.parent, run_id))
+            file = job_files.read(self._folder / f"{run_id}.json")
             description = RunDescription.decode(file.content)
             _check_run_id(run_id, description.run_id)
         except FileNotFoundError:
@@ -244,7 +270,7 @@ class RunDirectory:
     def _read_status(self, run_id: str, known: _Known, signature: Signature, *, now: float) -> None:
         known.status_signature = signature
         try:
-            file = job_files.read(job_files.status_path(self._folder.parent, run_id))
+            file = job_files.read(self._folder / f"{run_id}.status.json")
             status = RunStatus.decode(file.content)
             _check_run_id(run_id, status.run_id)
         except FileNotFoundError:
@@ -266,8 +292,10 @@ class RunDirectory:
         if description is None or description.boot_id != self._boot:
             return None
         if description.pid_ns != self._pid_namespace:
-            self._complain(description.run_id, known, "job_file_pid_namespace")
-            return None
+            if description.pid_ns not in self._others:
+                self._complain(description.run_id, known, "job_file_pid_namespace")
+                return None
+            processes = self._others[description.pid_ns]
         process = processes.get(description.pid)
         if process is None or process.start_ticks != description.start_ticks or process.ended:
             return None

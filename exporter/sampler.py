@@ -8,25 +8,21 @@ value of a minute ago would be taken for one of now.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import structlog
-from prometheus_client import exposition
-from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import DriverUnavailable
-from gpuwarden.exporter.collector import Families, Page, collect, own
+from gpuwarden.exporter.collector import COLLECTORS, collect, own
 from gpuwarden.exporter.jobs import NodeSnapshot
+from gpuwarden.exporter.nvml import RELEASED
+from gpuwarden.exporter.pages import Bodies, Families, Format
+from gpuwarden.exporter.vocabularies import Vocabularies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from prometheus_client import Metric as Family
-
     from gpuwarden.clock import Clock
     from gpuwarden.exporter.attribution import Attribution
     from gpuwarden.exporter.devices import DeviceSnapshot
@@ -38,15 +34,10 @@ FIRST_RETRY_SECONDS = 2.0
 LAST_RETRY_SECONDS = 60.0
 _STOP_SECONDS = 0.5
 
-_openmetrics: Callable[[Page], bytes] = openmetrics.generate_latest
+REMEMBERED_PAGES = 30
+"""Formats asked for of so many last pages are written before they are asked for again."""
+
 _logger = structlog.get_logger(__name__)
-
-
-class Format(Enum):
-    """How a page is written; the value is its content type."""
-
-    TEXT = exposition.CONTENT_TYPE_PLAIN_0_0_4
-    OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +45,14 @@ class Rendered:
     """A page.
 
     Attributes:
-        body: format -> content.
+        body: its content, by format.
         made_at: monotonic time at which its snapshot was begun.
         complete: whether nothing is missing from it.
     """
 
-    body: Mapping[Format, bytes]
+    body: Bodies
     made_at: float
     complete: bool
-
-
-def render(families: Iterable[Family]) -> dict[Format, bytes]:
-    """Write families in both formats."""
-    page = Page(families)
-    return {
-        Format.TEXT: exposition.generate_latest(page),
-        Format.OPENMETRICS: _openmetrics(page),
-    }
 
 
 class Sampler:
@@ -97,13 +79,18 @@ class Sampler:
         self._attribution = attribution
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._stop = threading.Event()
+        self._begun = threading.Event()
         self._thread: threading.Thread | None = None
         self._page: Rendered | None = None
+        self._families: Families | None = None
+        self._vocabularies = Vocabularies()
+        self._asked: deque[set[tuple[Format, bool]]] = deque(maxlen=REMEMBERED_PAGES)
         self._totals: Counter[str] = Counter()
         self._retry = FIRST_RETRY_SECONDS
         self._retry_at = 0.0
         self._was_complete = False
         self._problem: str | None = None
+        self._let_go_at = float("-inf")
 
     @property
     def ready(self) -> bool:
@@ -111,12 +98,45 @@ class Sampler:
         return self._was_complete
 
     @property
+    def begun(self) -> bool:
+        """Whether there has been a snapshot, complete or not."""
+        return self._begun.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the first snapshot, at most so long; says whether there has been one."""
+        return self._begun.wait(seconds)
+
+    @property
     def problem(self) -> str | None:
         """Why the driver cannot be read, in words, or None."""
         return self._problem
 
+    @property
+    def released(self) -> bool:
+        """Whether an operator has the driver released."""
+        return self._nvml.released
+
+    @property
+    def stale(self) -> bool:
+        """See `Nvml.stale`."""
+        return self._nvml.stale
+
+    def release(self) -> bool:
+        """Let go of the driver at once; see `Nvml.release`."""
+        # Whatever is being read now comes too late: its cards may be reset before it is served.
+        self._let_go_at = self._clock.monotonic()
+        self._problem = RELEASED
+        return self._nvml.release()
+
+    def acquire(self) -> None:
+        """Take the driver back with the next snapshot."""
+        self._nvml.acquire()
+        self._problem = None
+        self._retry_at = 0.0
+
     def start(self) -> None:
-        """Begin to read."""
+        """Begin to read, and to listen to the cards' errors."""
+        self._nvml.watch_xids()
         # A daemon: a driver that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
         self._thread.start()
@@ -132,11 +152,19 @@ class Sampler:
     def page(self) -> Rendered:
         """The newest page, or one that says that there is none."""
         page, now = self._page, self._clock.monotonic()
+        if page is not None and page.made_at <= self._let_go_at:
+            page = None
         if page is not None and now - page.made_at <= STALE_INTERVALS * self._settings.interval:
             return page
         families = Families()
-        own(families, up=False, failed=("nvml", "jobs"), totals=dict(self._totals))
-        return Rendered(render(families.listed()), now, complete=False)
+        own(
+            families,
+            up=False,
+            failed=COLLECTORS,
+            totals=dict(self._totals),
+            collectors=self._settings.collectors,
+        )
+        return Rendered(Bodies(families), now, complete=False)
 
     def _work(self) -> None:
         while not self._stop.is_set():
@@ -166,19 +194,35 @@ class Sampler:
         families, dropped = collect(
             snapshot,
             totals=dict(self._totals),
-            processes=self._settings.processes,
+            collectors=self._settings.collectors,
             max_processes=self._settings.max_processes,
+            previous=self._families,
+            vocabularies=self._vocabularies,
         )
+        self._families = families
         self._totals.update(dropped)
         complete = devices is not None and devices.complete and not snapshot.failed
-        page = Rendered(render(families), made_at, complete=complete)
+        page = Rendered(self._bodies(families), made_at, complete=complete)
         self._page = page
+        self._begun.set()
         self._was_complete = self._was_complete or complete
         return page
+
+    def _bodies(self, families: Families) -> Bodies:
+        """A new page, written already in the formats that have been asked for of late."""
+        if self._page is not None:
+            self._asked.append(self._page.body.asked)
+        bodies = Bodies(families)
+        # A copy each: a scrape may add to the newest of them meanwhile.
+        for form, compressed in {item for asked in self._asked for item in tuple(asked)}:
+            bodies.prepare(form, compressed=compressed)
+        return bodies
 
     def _devices(self) -> DeviceSnapshot | None:
         """The cards, or None without a driver; a missing driver is tried again, ever less often."""
         now = self._clock.monotonic()
+        if self._nvml.released:
+            return None
         try:
             if not self._nvml.opened:
                 if now < self._retry_at:

@@ -11,6 +11,8 @@ their card for as long as they live::
     fault card=1 call=nvmlDeviceGetUtilizationRates code=15
     missing call=nvmlDeviceGetProcessUtilization
     delay call=* milliseconds=0.3
+    xid card=0 code=79 count=1          # one more error whenever the count grows by one
+    mig card=2 gi=1 ci=0 uuid=MIG-1 profile=1g.5gb      # an instance of a card with mig=1
 """
 
 from __future__ import annotations
@@ -56,6 +58,9 @@ class Card:
         throttle: bits of NVML's clocks event reasons.
         ecc_corrected, ecc_uncorrected: volatile errors.
         mig: 1 for MIG mode: no utilization.
+        pcie_receive, pcie_transmit: bytes, as the driver's counters stand.
+        pcie_bits: 32 or 64: after how many bits these counters wrap.
+        nvlink_receive, nvlink_transmit: bytes over all links; counted in KiB.
         pci: bus id, or None: made from the index.
         minor: minor number of its device file, or None: the index.
         persistence: 1 for persistence mode.
@@ -83,6 +88,11 @@ class Card:
     persistence: int = 1
     sm_clock: int = 1410
     memory_clock: int = 1215
+    pcie_receive: int = 0
+    pcie_transmit: int = 0
+    pcie_bits: int = 64
+    nvlink_receive: int = 0
+    nvlink_transmit: int = 0
 
     def __post_init__(self) -> None:
         if not self.uuid:
@@ -107,6 +117,7 @@ class SimulatedProcess:
         kind: compute, graphics or mps: the list that it is in.
         sample_age: age of its utilization samples in seconds.
         ghost: 1: listed whether or not there is such a process.
+        gi, ci: the GPU instance and compute instance that it runs on, or None: the card itself.
     """
 
     card: int
@@ -120,6 +131,8 @@ class SimulatedProcess:
     kind: str = "compute"
     sample_age: float = 0.0
     ghost: int = 0
+    gi: int | None = None
+    ci: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +169,44 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
+class SimulatedInstance:
+    """A MIG instance of a card in MIG mode.
+
+    Attributes:
+        card: index of the card.
+        gi: id of its GPU instance.
+        uuid: its own, such as MIG-....
+        ci: id of its compute instance.
+        profile: such as 1g.5gb.
+        memory: bytes in all.
+        used: bytes used by no process.
+    """
+
+    card: int
+    gi: int
+    uuid: str
+    ci: int = 0
+    profile: str = "1g.5gb"
+    memory: int = 4864 * 2**20
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedXid:
+    """Errors of a card, told once to whoever listens by then.
+
+    Attributes:
+        card: index of the card.
+        code: number of the error.
+        count: how often it has happened; each one more is one event.
+    """
+
+    card: int
+    code: int
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """All that a simulated driver knows.
 
@@ -166,6 +217,9 @@ class Scenario:
         delays: what takes long.
         missing: functions that this driver does not have.
         driver: version of the driver.
+        instances: of cards in MIG mode.
+        xids: errors of the cards.
+        row_bytes: size of a process in the third version's lists; R535.54 had 32 instead of 24.
     """
 
     cards: tuple[Card, ...] | list[Card] = ()
@@ -174,12 +228,18 @@ class Scenario:
     delays: tuple[Delay, ...] | list[Delay] = ()
     missing: tuple[str, ...] | list[str] = ()
     driver: str = "550.54.15"
+    instances: tuple[SimulatedInstance, ...] | list[SimulatedInstance] = ()
+    xids: tuple[SimulatedXid, ...] | list[SimulatedXid] = ()
+    row_bytes: int = 24
 
     def render(self) -> str:
         """The file's content."""
-        lines = [_line("driver", {"version": self.driver})]
+        rows = {} if self.row_bytes == 24 else {"row_bytes": self.row_bytes}
+        lines = [_line("driver", {"version": self.driver, **rows})]
         lines += [_line("card", _fields(card)) for card in self.cards]
+        lines += [_line("mig", _fields(instance)) for instance in self.instances]
         lines += [_line("process", _fields(process)) for process in self.processes]
+        lines += [_line("xid", _fields(xid)) for xid in self.xids]
         lines += [_line("fault", _fields(fault)) for fault in self.faults]
         lines += [_line("missing", {"call": call}) for call in self.missing]
         lines += [_line("delay", _fields(delay)) for delay in self.delays]
@@ -221,7 +281,9 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.:*/+-]+")
 _ALWAYS = ("uuid", "name", "memory")
 
 
-def _fields(item: Card | SimulatedProcess | Fault | Delay) -> dict[str, Any]:
+def _fields(
+    item: Card | SimulatedInstance | SimulatedProcess | SimulatedXid | Fault | Delay,
+) -> dict[str, Any]:
     fields = {}
     for about in dataclasses.fields(item):
         value = getattr(item, about.name)
@@ -277,14 +339,18 @@ _KINDS: dict[str, dict[str, Any]] = {
     kind: {about.name: about.type for about in dataclasses.fields(model)}
     for kind, model in (
         ("card", Card),
+        ("mig", SimulatedInstance),
         ("process", SimulatedProcess),
+        ("xid", SimulatedXid),
         ("fault", Fault),
         ("delay", Delay),
     )
-} | {"driver": {"version": "str"}, "missing": {"call": "str"}}
+} | {"driver": {"version": "str", "row_bytes": "int"}, "missing": {"call": "str"}}
 _MANDATORY = {
     "card": ("index",),
+    "mig": ("card", "gi", "uuid"),
     "process": ("card", "pid"),
+    "xid": ("card", "code"),
     "fault": ("call", "code"),
     "delay": ("call", "milliseconds"),
     "driver": ("version",),
@@ -415,21 +481,38 @@ def parse(text: str, file: str = "scenario") -> Scenario:
     processes = [
         (number, SimulatedProcess(**values)) for number, kind, values in facts if kind == "process"
     ]
+    instances = [
+        (number, SimulatedInstance(**values)) for number, kind, values in facts if kind == "mig"
+    ]
+    xids = [(number, SimulatedXid(**values)) for number, kind, values in facts if kind == "xid"]
     _check_cards(reader, cards)
-    indices = {card.index for _, card in cards}
-    for number, process in processes:
-        if process.card not in indices:
-            reader.complain(number, 1, f"there is no card {process.card}", hint="add a card line")
+    by_index = {card.index: card for _, card in cards}
+    placed: list[tuple[int, SimulatedInstance | SimulatedProcess | SimulatedXid]] = [
+        *instances,
+        *processes,
+        *xids,
+    ]
+    for number, item in placed:
+        if item.card not in by_index:
+            reader.complain(number, 1, f"there is no card {item.card}", hint="add a card line")
+        elif isinstance(item, SimulatedInstance) and not by_index[item.card].mig:
+            reader.complain(
+                number, 1, f"card {item.card} is not in MIG mode", hint="give its line mig=1"
+            )
     if reader.found:
         raise InvalidInput(render_text(reader.found, {file: text}), reader.found)
-    drivers = [values["version"] for _, kind, values in facts if kind == "driver"]
+    drivers = [values for _, kind, values in facts if kind == "driver"]
+    about = drivers[-1] if drivers else {}
     return Scenario(
         cards=[card for _, card in cards],
         processes=[process for _, process in processes],
         faults=[Fault(**values) for _, kind, values in facts if kind == "fault"],
         delays=[Delay(**values) for _, kind, values in facts if kind == "delay"],
         missing=[values["call"] for _, kind, values in facts if kind == "missing"],
-        driver=drivers[-1] if drivers else Scenario().driver,
+        driver=about.get("version", "550.54.15"),
+        instances=[instance for _, instance in instances],
+        xids=[xid for _, xid in xids],
+        row_bytes=about.get("row_bytes", 24),
     )
 
 

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import InvalidInput
+from gpuwarden.exporter.releases import DEFAULT_RELEASE_FILE
+from gpuwarden.exporter.switches import DEFAULT_COLLECTORS
 from gpuwarden.job_files import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT_PORT = 9835
+MAX_PROCESSES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,12 @@ class ExporterSettings:
         interval: seconds between two snapshots; rules count on values of the last scrape, so it
             should stay below the scrape interval.
         launchers: names of processes, beside the usual ones, that start jobs but are part of none.
-        processes: whether the families per process are exported.
+        collectors: names of `switches.SWITCHES` that are on.
         max_processes: series per card and family that they may take; those with the most memory.
         max_requests: requests that are answered at the same time.
+        release_file: the driver is let go as this file orders.
+        textfile_directory: folder to which each page is written too, or None.
+        web_config: file with TLS and basic authentication, or None for plain HTTP for everybody.
     """
 
     host: str = "127.0.0.1"
@@ -37,13 +43,21 @@ class ExporterSettings:
     gpus: str = "nvml"
     interval: float = 2.0
     launchers: tuple[str, ...] = ()
-    processes: bool = True
+    collectors: frozenset[str] = DEFAULT_COLLECTORS
     max_processes: int = 256
     max_requests: int = 40
+    release_file: Path = DEFAULT_RELEASE_FILE
+    textfile_directory: Path | None = None
+    web_config: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.interval <= 60:
             raise InvalidInput(
                 f"--collect.interval {self.interval:g}s is outside 100ms to 1m: rules that look at "
                 "the last samples need a snapshot for each scrape"
+            )
+        if not 0 <= self.max_processes <= MAX_PROCESSES:
+            raise InvalidInput(
+                f"--collector.process.max {self.max_processes} is outside 0 to {MAX_PROCESSES}: "
+                "each process takes three series; --no-collector.process exports none"
             )

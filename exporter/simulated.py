@@ -16,6 +16,7 @@ import platform
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,7 +28,9 @@ from gpuwarden.exporter.scenarios import (
     Delay,
     Fault,
     Scenario,
+    SimulatedInstance,
     SimulatedProcess,
+    SimulatedXid,
     parse,
     read,
 )
@@ -41,8 +44,11 @@ __all__ = [
     "Delay",
     "Fault",
     "Scenario",
+    "SimulatedInstance",
     "SimulatedProcess",
+    "SimulatedXid",
     "build",
+    "calls",
     "parse",
     "read",
 ]
@@ -53,6 +59,19 @@ SCENARIO_VARIABLE = "GPUWARDEN_SIMULATED_SCENARIO"
 
 _COMPILE_SECONDS = 120
 _SOURCE = "nvml_simulated.c"
+# Where nvml_simulated.c counts calls in FILE.state: behind the magic number and the entries.
+_CALLS_OFFSET = 8 + 16384 * 32
+
+
+def calls(scenario: Path) -> int:
+    """How many calls of the driver all users of a scenario have made.
+
+    Args:
+        scenario: the scenario's file.
+    """
+    with scenario.with_name(f"{scenario.name}.state").open("rb") as file:
+        file.seek(_CALLS_OFFSET)
+        return int.from_bytes(file.read(8), sys.byteorder)
 
 
 def build(cache: Path | None = None) -> Path:

@@ -14,6 +14,7 @@ from gpuwarden.exporter.agent.authorisations import Rejected
 from gpuwarden.exporter.agent.journal import Journal, JournalError, Record
 from gpuwarden.exporter.agent.ladder import Interrupted, Ladder, finish
 from gpuwarden.exporter.agent.settings import MAXIMUM_GRACE_SECONDS, MINIMUM_GRACE_SECONDS
+from gpuwarden.exporter.nvml import RELEASED
 from gpuwarden.exporter.processes import parse_proc_job_id, read_process
 from gpuwarden.job_files import LeaveRequest
 
@@ -32,7 +33,23 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class Actions:
     """The actions of this node. Safe for threads."""
 
-    def __init__(self, journal: Journal, ladder: Ladder, *, terminates_per_hour: int) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        ladder: Ladder,
+        *,
+        terminates_per_hour: int,
+        released: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Begin with what the journal holds.
+
+        Args:
+            journal: open.
+            ladder: carries out `terminate`.
+            terminates_per_hour: ladders that may be begun within any hour.
+            released: whether an operator has the driver released, so that nothing can be proven.
+        """
+        self._released = released
         self._journal = journal
         self._ladder = ladder
         self._clock = ladder.clock
@@ -42,6 +59,11 @@ class Actions:
         self._threads: dict[str, threading.Thread] = {}
         # Held processes of ladders under way: no process is in two of them.
         self._busy: dict[str, frozenset[tuple[int, int]]] = {}
+
+    @property
+    def released(self) -> bool:
+        """Whether actions are refused because the driver is released."""
+        return self._released()
 
     # -----------------------------------------------------------------------------------------
     # The API's side
@@ -231,6 +253,7 @@ class Actions:
     def _carry_out(self, request: ActionRequest, record: Record) -> None:
         try:
             _check_grace(request.grace)
+            self._check_released(request.action)
             if request.action is Action.TERMINATE:
                 self._terminate(request, record)
             elif request.action is Action.INSPECT:
@@ -241,6 +264,10 @@ class Actions:
             self._save("finished", finish(record, Outcome.REFUSED, error.reason, str(error)))
         except JournalError as error:
             self._save("finished", finish(record, Outcome.REFUSED, "journal", str(error)))
+
+    def _check_released(self, action: Action) -> None:
+        if self.released and action is not Action.CANCEL:
+            raise RefusedAction("released", RELEASED)
 
     def _terminate(self, request: ActionRequest, record: Record) -> None:
         with self._ladder.resolver.resolve(request) as target:

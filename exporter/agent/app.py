@@ -29,9 +29,11 @@ from gpuwarden.exporter.agent.ladder import Ladder, take_hold
 from gpuwarden.exporter.agent.proofs import BoundedDevices
 from gpuwarden.exporter.agent.requests import LeaveRequests
 from gpuwarden.exporter.agent.targets import Resolver
-from gpuwarden.exporter.nvml import open_gpus
+from gpuwarden.exporter.nvml import RELEASED, open_gpus
 from gpuwarden.exporter.processes import Launchers, boot_id
+from gpuwarden.exporter.releases import ReleaseWatch, restart
 from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, raise_open_files
+from gpuwarden.exporter.supervision import Supervision
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -131,6 +133,8 @@ class Api:
         """Whether the agent could act if it were told to."""
         if not await run_in_threadpool(lambda: self.authoriser.keys.key_ids):
             return PlainTextResponse("no public key of an engine can be used\n", 503)
+        if self.actions.released:
+            return PlainTextResponse(f"released: {RELEASED}\n", 503)
         return PlainTextResponse("gpuwarden agent is ready\n")
 
 
@@ -187,21 +191,33 @@ def _act(settings: AgentSettings, journal: Journal) -> None:
         host_pids=settings.gpus != "nvml",
     )
     ladder = Ladder(resolver, requests, clock, wake, proof_timeout=settings.proof_timeout)
-    actions = Actions(journal, ladder, terminates_per_hour=settings.terminates_per_hour)
-    program = _server(Api(actions, Authoriser(keys, settings.node, boot_id(), clock)), settings)
+    actions = Actions(
+        journal,
+        ladder,
+        terminates_per_hour=settings.terminates_per_hour,
+        released=lambda: driver.released,
+    )
+    # A restart in the middle of a ladder is what the journal is for.
+    watch = ReleaseWatch(settings.release_file, driver, restart=restart)
+    supervision = Supervision()
+    api = Api(actions, Authoriser(keys, settings.node, boot_id(), clock))
+    program = _server(api, settings, supervision=supervision)
     try:
         with listening(settings.host, settings.port) as server:
             end_by_signal(program)
+            watch.start()
             actions.recover()
             program.run(sockets=[server])
     except TemporaryError as error:
         raise InvalidInput(f"{error}. Is another agent running?") from error
     finally:
+        supervision.stopping()
+        watch.stop()
         actions.close()
         driver.close()
 
 
-def _server(api: Api, settings: AgentSettings) -> uvicorn.Server:
+def _server(api: Api, settings: AgentSettings, *, supervision: Supervision) -> uvicorn.Server:
     config = uvicorn.Config(
         Bounded(api.application(), REQUESTS),
         ssl_certfile=settings.tls_certificate,
@@ -211,6 +227,8 @@ def _server(api: Api, settings: AgentSettings) -> uvicorn.Server:
         server_header=False,
         lifespan="on",
         ws="none",
+        callback_notify=supervision.alive,
+        timeout_notify=max(1, int(supervision.interval)),
         timeout_keep_alive=5,
         timeout_graceful_shutdown=2,
     )

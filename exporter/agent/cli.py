@@ -13,6 +13,7 @@ from gpuwarden import durations, logs
 from gpuwarden.errors import InvalidInput
 from gpuwarden.exporter.agent import settings
 from gpuwarden.exporter.agent.guards import DEFAULT_KILL_SWITCH
+from gpuwarden.exporter.releases import DEFAULT_RELEASE_FILE
 from gpuwarden.exporter.servers import parse_address
 from gpuwarden.job_files import DIRECTORY_VARIABLE, directory
 
@@ -103,6 +104,13 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         default=DEFAULT_KILL_SWITCH,
         show_default=True,
         help="Nothing is signalled while this file exists.",
+    ),
+    click.option(
+        "--release-file",
+        type=_FILE,
+        default=DEFAULT_RELEASE_FILE,
+        show_default=True,
+        help="Let go of the driver and refuse actions as `gpuwarden exporter release` orders here.",
     ),
     click.option(
         "--protect",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwarden.exporter.agent.guards import DEFAULT_KILL_SWITCH
+from gpuwarden.exporter.releases import DEFAULT_RELEASE_FILE
 from gpuwarden.job_files import DEFAULT_DIRECTORY
 
 DEFAULT_PORT = 9836
@@ -29,6 +30,7 @@ class AgentSettings:
         jobs: the job directory.
         gpus: `nvml`, or `simulated:FILE`.
         kill_switch: nothing is signalled while this file exists.
+        release_file: the driver is let go, and actions are refused, as this file orders.
         protect: names or executables that are never signalled.
         launchers: further names of processes that start jobs; must equal the exporter's.
         proof_timeout: seconds that NVML has to forget ended processes.
@@ -45,6 +47,7 @@ class AgentSettings:
     jobs: Path = DEFAULT_DIRECTORY
     gpus: str = "nvml"
     kill_switch: Path = DEFAULT_KILL_SWITCH
+    release_file: Path = DEFAULT_RELEASE_FILE
     protect: frozenset[str] = frozenset()
     launchers: tuple[str, ...] = ()
     proof_timeout: float = 30.0

@@ -127,8 +127,30 @@ _GPUS = (
     ),
     _gpu("gpu_xid_errors_total", _C, "", "XID errors seen since the exporter started.", "xid"),
     _gpu("gpu_xid_last_timestamp_seconds", _G, "seconds", "When the XID was last seen.", "xid"),
-    _gpu("gpu_pcie_receive_bytes_total", _C, "bytes", "Bytes received over PCIe."),
-    _gpu("gpu_pcie_transmit_bytes_total", _C, "bytes", "Bytes sent over PCIe."),
+    _gpu(
+        "gpu_pcie_receive_bytes_total",
+        _C,
+        "bytes",
+        "Bytes received over PCIe since first seen (NVML field 198); a lower bound where it wraps.",
+    ),
+    _gpu(
+        "gpu_pcie_transmit_bytes_total",
+        _C,
+        "bytes",
+        "Bytes sent over PCIe since first seen (NVML field 197); a lower bound where it wraps.",
+    ),
+    _gpu(
+        "gpu_nvlink_receive_bytes_total",
+        _C,
+        "bytes",
+        "Data received over all NVLinks since first seen (NVML field 139, KiB x 1024).",
+    ),
+    _gpu(
+        "gpu_nvlink_transmit_bytes_total",
+        _C,
+        "bytes",
+        "Data sent over all NVLinks since first seen (NVML field 138, KiB x 1024).",
+    ),
     _gpu(
         "gpu_mig_info",
         _G,
@@ -181,7 +203,13 @@ _JOBS = (
         "executable",
         "cgroup",
     ),
-    Metric("gpu_job_holds_gpu", _G, "", _JOB_GPU, "The job holds the GPU; 1."),
+    Metric(
+        "gpu_job_holds_gpu",
+        _G,
+        "",
+        _JOB_GPU,
+        "The job holds the GPU; 1. uuid is the MIG instance's where it runs on one.",
+    ),
     Metric(
         "gpu_job_utilization_ratio",
         _G,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import socket
@@ -22,7 +23,8 @@ from tests.exporter.nodes import Children, ManualClock, eventually
 from gpuwarden.exporter.app import wanted_format
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.nvml import Nvml
-from gpuwarden.exporter.sampler import Format, Sampler
+from gpuwarden.exporter.pages import Format
+from gpuwarden.exporter.sampler import Sampler
 from gpuwarden.exporter.settings import ExporterSettings
 from gpuwarden.exporter.simulated import (
     GIB,
@@ -31,6 +33,7 @@ from gpuwarden.exporter.simulated import (
     Fault,
     Scenario,
     SimulatedProcess,
+    SimulatedXid,
     build,
 )
 
@@ -128,6 +131,23 @@ class TestProcess:
         assert program.get("/-/healthy")[0] == 200
         assert "/metrics" in program.get("/")[2]
         assert program.get("/nothing")[0] == 404
+
+    def test_errors_of_a_card(self, start: Callable[..., Exporter], scenario_file: Path) -> None:
+        """An error that a card reports is on the page, and the program still ends at once."""
+        quiet = Scenario([Card(0)])
+        quiet.write(scenario_file)
+        program = start()
+        happened = itertools.count(1)
+
+        def again() -> dict[str, float]:
+            replace(quiet, xids=[SimulatedXid(0, 79, next(happened))]).write(scenario_file)
+            return program.values()
+
+        values = eventually(again, until=lambda seen: "gpu_xid_errors_total" in seen)
+        assert values["gpu_xid_last_timestamp_seconds"] > 0
+        program.process.send_signal(signal.SIGTERM)
+        assert program.process.wait(timeout=20) == 0
+        assert program.events("stopped")
 
     def test_sigterm(self, start: Callable[..., Exporter], scenario_file: Path) -> None:
         """Told to stop, it shuts the driver down and ends with 0."""

@@ -109,6 +109,17 @@ class TestCards:
         assert jobs[_job_id(first.pid)].holdings[0].utilization_ratio == 0.6
         assert jobs[_job_id(second.pid)].holdings[0].utilization_ratio == 0.0
 
+    def test_unified_memory(self, node: Node, children: Children) -> None:
+        """Where the card has no memory of its own, what a process uses of the node's is known."""
+        process = SimulatedProcess(0, children.start().pid, memory=5 * GIB, sm=40)
+        faults = [Fault("nvmlDeviceGetMemoryInfo*", 3)]
+        node.cards(Scenario([Card(0)], [process], faults=faults))
+        snapshot = node.observe()
+        (job,) = snapshot.jobs
+        assert (job.holdings[0].memory_bytes, job.holdings[0].utilization_ratio) == (5 * GIB, 0.4)
+        assert snapshot.unattributed == {}
+        assert snapshot.dropped == {}
+
     def test_a_shared_card_that_cannot_be_measured(self, node: Node, children: Children) -> None:
         """Without samples nobody on a shared card is known to be idle."""
         pids = [children.start().pid, children.start().pid]

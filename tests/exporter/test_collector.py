@@ -13,8 +13,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpuwarden.catalogue import CATALOGUE, Source
-from gpuwarden.exporter.collector import Families, clean, collect
-from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind
+from gpuwarden.exporter.collector import collect
+from gpuwarden.exporter.devices import (
+    DeviceSnapshot,
+    Gpu,
+    GpuProcess,
+    MigInstance,
+    ProcessKind,
+    XidErrors,
+)
 from gpuwarden.exporter.jobs import (
     GpuProcessRow,
     Holding,
@@ -24,21 +31,14 @@ from gpuwarden.exporter.jobs import (
     Run,
     YoloCommand,
 )
+from gpuwarden.exporter.pages import Bodies, Families, Format, clean
 from gpuwarden.exporter.processes import Process
 from gpuwarden.exporter.resources import PRESSURE_RESOURCES, STATES
-from gpuwarden.exporter.sampler import Format, render
+from gpuwarden.exporter.switches import DEFAULT_COLLECTORS
 from gpuwarden.job_files import Checkpoint, Counters, RunDescription, RunStatus
 
-NOT_YET = {
-    # need an event thread, sampling of a costly counter, or MIG instances
-    "gpu_xid_errors_total",
-    "gpu_xid_last_timestamp_seconds",
-    "gpu_pcie_receive_bytes_total",
-    "gpu_pcie_transmit_bytes_total",
-    "gpu_mig_info",
-    "gpu_mig_memory_total_bytes",
-    "gpu_mig_memory_used_bytes",
-    # nothing that a trainer writes says it
+NOT_MEASURABLE = {
+    # a node sees what a trainer wrote, not what somebody copied elsewhere since
     "yolo_upload_lag_seconds",
 }
 
@@ -61,7 +61,14 @@ GPU = Gpu(
     clocks_hertz={"sm": 1.41e9},
     throttle={"hw_thermal": False},
     ecc_errors={"corrected": 0},
+    traffic_bytes={
+        "pcie_receive": 3,
+        "pcie_transmit": 4,
+        "nvlink_receive": 5,
+        "nvlink_transmit": 6,
+    },
     processes=(GpuProcess(20, ProcessKind.COMPUTE, 500, 0.0),),
+    instances=(MigInstance("MIG-a", 1, 0, "1g.5gb", 300, 200),),
 )
 DESCRIPTION = RunDescription(
     run_id="run-1",
@@ -120,10 +127,16 @@ JOB = Job(
 )
 SNAPSHOT = NodeSnapshot(
     taken_at=100.0,
-    devices=DeviceSnapshot(99.0, "580.1", simulated=True, gpus=(GPU,)),
+    devices=DeviceSnapshot(
+        99.0,
+        "580.1",
+        simulated=True,
+        gpus=(GPU,),
+        xids=(XidErrors(0, "GPU-a", 79, count=2, last_seen=98.0),),
+    ),
     jobs=(JOB,),
     processes=(GpuProcessRow(0, "GPU-a", 20, "ann", JOB.job_id, 1.0, 500, 0.0),),
-    unattributed={"GPU-a": 0},
+    unattributed={"GPU-a": 0, "MIG-a": 100},
     node_pressure=dict.fromkeys(PRESSURE_RESOURCES, 2.5),
     lost_gpu_seconds={("ann", "died"): 5.0},
 )
@@ -131,7 +144,7 @@ SNAPSHOT = NodeSnapshot(
 
 def _page(snapshot: NodeSnapshot, form: Format = Format.TEXT) -> str:
     families, _ = collect(snapshot, totals={})
-    return render(families)[form].decode()
+    return Bodies(families)[form].decode()
 
 
 def _samples(snapshot: NodeSnapshot) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -147,9 +160,9 @@ def _names(snapshot: NodeSnapshot) -> set[str]:
 
 
 def test_every_metric_of_the_catalogue_is_on_the_page() -> None:
-    """Whatever the catalogue promises of the exporter is exported, or known not to be yet."""
+    """Whatever the catalogue promises of the exporter is exported, or cannot be known on a node."""
     promised = {name for name, metric in CATALOGUE.items() if metric.source is Source.EXPORTER}
-    missing = promised - _names(SNAPSHOT) - NOT_YET
+    missing = promised - _names(SNAPSHOT) - NOT_MEASURABLE
     assert missing == set()
     assert _names(SNAPSHOT) <= promised
 
@@ -187,7 +200,7 @@ def test_any_label(text: str) -> None:
     """Whatever users put into names, the page is one that every parser takes."""
     family = Families()
     family.add("gpuwarden_collector_success", 1.0, text)
-    pages = render(family.listed())
+    pages = Bodies(family)
     for content, parse in ((Format.TEXT, parse_text), (Format.OPENMETRICS, parse_openmetrics)):
         ((sample,),) = [item.samples for item in parse(pages[content].decode())]
         assert sample.labels == {"collector": clean(text)}
@@ -242,15 +255,15 @@ def test_the_largest_processes_are_shown() -> None:
         GpuProcessRow(0, "GPU-a", pid, "ann", "j", 1.0, memory_bytes=pid) for pid in range(1, 11)
     )
     families, dropped = collect(NodeSnapshot(1.0, None, processes=rows), totals={}, max_processes=3)
-    (memory,) = [item for item in families if item.name == "gpu_process_memory_bytes"]
-    assert sorted(sample.value for sample in memory.samples) == [8, 9, 10]
+    samples = dict(families.written())["gpu_process_memory_bytes"].splitlines()
+    assert sorted(float(line.rpartition(" ")[2]) for line in samples) == [8, 9, 10]
     assert dropped == {"process_limit": 7}
 
 
 def test_processes_can_be_switched_off() -> None:
     """Without the family the jobs are still there."""
-    families, _ = collect(SNAPSHOT, totals={}, processes=False)
-    names = {family.name for family in families}
+    families, _ = collect(SNAPSHOT, totals={}, collectors=DEFAULT_COLLECTORS - {"process"})
+    names = {name for name, _ in families.written()}
     assert not any(name.startswith("gpu_process_") for name in names)
     assert "gpu_job_memory_bytes" in names
 
@@ -260,8 +273,8 @@ def test_one_series_once() -> None:
     families = Families()
     families.add("gpuwarden_collector_success", 1.0, "a\x00")
     families.add("gpuwarden_collector_success", 0.0, "a\x01")
-    (family,) = families.listed()
-    assert [sample.value for sample in family.samples] == [1.0]
+    ((_, samples),) = families.written()
+    assert samples == 'gpuwarden_collector_success{collector="a\N{REPLACEMENT CHARACTER}"} 1.0\n'
     assert families.duplicates == 1
 
 
@@ -281,3 +294,20 @@ def test_a_metric_that_the_catalogue_does_not_have() -> None:
         families.add("gpu_made_up", 1.0)
     with pytest.raises(ValueError, match="labels"):
         families.add("gpu_up", 1.0, "0")
+
+
+def test_errors_that_are_not_heard() -> None:
+    """While XID errors are not heard it is said; nobody is judged by them, so all else counts."""
+    devices = DeviceSnapshot(1.0, "1", simulated=False, gpus=(GPU,), xids=None)
+    samples = _samples(NodeSnapshot(1.0, devices))
+    assert samples["gpuwarden_collector_success", (("collector", "xid"),)] == 0.0
+    assert samples["gpuwarden_collector_success", (("collector", "nvml"),)] == 1.0
+    assert "gpuwarden_snapshot_timestamp_seconds" in _names(NodeSnapshot(1.0, devices))
+
+
+def test_a_collector_that_is_off() -> None:
+    """What is switched off neither succeeds nor fails."""
+    families, _ = collect(SNAPSHOT, totals={}, collectors=DEFAULT_COLLECTORS - {"xid"})
+    page = Bodies(families)[Format.TEXT].decode()
+    assert 'collector="nvml"' in page
+    assert 'collector="xid"' not in page

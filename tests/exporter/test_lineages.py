@@ -49,6 +49,26 @@ def test_a_process_that_was_given_to_somebody_else() -> None:
     assert lineages.root(CHILD, now).identity == CHILD.identity
 
 
+def test_a_tree_that_starts_while_pids_begin_anew() -> None:
+    """A child with a lower pid than its parent's, started in the same tick, is its parent's."""
+    parent = replace(ROOT, pid=32767)
+    child = replace(ROOT, pid=301, ppid=32767)
+    grandchild = replace(ROOT, pid=300, ppid=301)
+    lineages = Lineages(Launchers())
+    now = _by_pid(grandchild, child, parent, SSHD)
+    lineages.update(now)
+    assert {lineages.root(item, now).pid for item in (child, grandchild)} == {32767}
+
+
+def test_a_loop_of_parents() -> None:
+    """Processes that were read while pids changed hands may be each other's parents."""
+    one, other = replace(ROOT, ppid=21), replace(ROOT, pid=21, ppid=20)
+    lineages = Lineages(Launchers())
+    now = _by_pid(one, other)
+    lineages.update(now)
+    assert {lineages.root(item, now).pid for item in (one, other)} <= {20, 21}
+
+
 def test_the_same_roots_whenever_it_starts() -> None:
     """An exporter that starts late finds the same roots, however the pids are ordered."""
     lineages = Lineages(Launchers())

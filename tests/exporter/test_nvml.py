@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import _ctypes
+import contextlib
+import ctypes
+import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 from tests.exporter.nodes import Children, eventually
 
 from gpuwarden.errors import DriverUnavailable, InvalidInput
@@ -15,6 +22,7 @@ from gpuwarden.exporter.nvml import Nvml, open_gpus
 from gpuwarden.exporter.simulated import (
     GIB,
     NOT_AVAILABLE,
+    SONAME,
     Card,
     Fault,
     Scenario,
@@ -24,7 +32,6 @@ from gpuwarden.exporter.simulated import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Driver = Callable[[Scenario], Nvml]
 
@@ -41,6 +48,21 @@ def _ratios(nvml: Nvml) -> dict[int, float | None]:
     processes = nvml.snapshot().gpus[0].processes
     assert processes is not None
     return {process.pid: process.utilization_ratio for process in processes}
+
+
+def _mapped(library: Path) -> set[int]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {int(line.split()[4]) for line in lines if f" {library}" in line}
+
+
+def _open_below(folder: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            target = entry.readlink()
+            if target.parent == folder:
+                found.append(target.name)
+    return sorted(found)
 
 
 class TestCards:
@@ -133,13 +155,22 @@ class TestCards:
 
     def test_mig_has_no_utilization(self, driver: Driver) -> None:
         """On a MIG card neither the card nor a process has a utilization; memory is there."""
-        scenario = Scenario([Card(0, mig=1)], processes=[_ghost(sm=50)])
-        gpu = driver(scenario).snapshot().gpus[0]
+        snapshot = driver(Scenario([Card(0, mig=1)], processes=[_ghost(sm=50)])).snapshot()
+        gpu = snapshot.gpus[0]
         assert gpu.mig_enabled
         assert gpu.utilization_ratio is None
         assert gpu.processes is not None
         assert gpu.processes[0].utilization_ratio is None
         assert gpu.processes[0].memory_bytes == GIB
+        assert snapshot.dropped == {"unsupported": 1}
+
+    def test_persistence_mode_off(self, driver: Driver) -> None:
+        """A card that is shut down whenever nobody uses it is warned of, once."""
+        nvml = driver(Scenario([Card(0), Card(1, persistence=0)]))
+        with capture_logs() as logs:
+            nvml.snapshot()
+            nvml.snapshot()
+        assert [line["uuid"] for line in logs if "persistence" in line["event"]] == [Card(1).uuid]
 
     def test_busy_without_a_process(self, driver: Driver) -> None:
         """A card that is stuck at 100 % without a process is shown so."""
@@ -255,6 +286,28 @@ class TestProcessList:
         processes = driver(Scenario([Card(0)], [_ghost(memory=NOT_AVAILABLE)])).process_list()
         assert processes[Card(0).uuid][0].memory_bytes is None
 
+    def test_rows_of_another_size(self, driver: Driver) -> None:
+        """Rows wider than the header's are noticed, and the older list is read instead."""
+        rows = [_ghost(1, memory=5), _ghost(2, memory=6), _ghost(3, memory=7)]
+        nvml = driver(Scenario([Card(0)], rows, row_bytes=32, driver="535.54.03"))
+        snapshot = nvml.snapshot()
+        assert snapshot.gpus[0].processes is not None
+        assert {item.pid: item.memory_bytes for item in snapshot.gpus[0].processes} == {
+            1: 5,
+            2: 6,
+            3: 7,
+        }
+        assert (snapshot.complete, snapshot.dropped) == (True, {})
+
+    @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 1000])
+    def test_rows_of_another_size_and_no_older_list(self, driver: Driver, count: int) -> None:
+        """A table with rows of another size is refused, however long: it would mix up memory."""
+        rows = [_ghost(pid, memory=5) for pid in range(1, count + 1)]
+        missing = ["nvmlDeviceGetComputeRunningProcesses_v2"]
+        snapshot = driver(Scenario([Card(0)], rows, missing=missing, row_bytes=32)).snapshot()
+        assert snapshot.gpus[0].processes is None
+        assert (snapshot.complete, snapshot.dropped) == (False, {"process_table": 1})
+
     def test_each_process_once(self, driver: Driver) -> None:
         """A process that computes and draws is one process; MPS clients are there."""
         rows = [
@@ -346,6 +399,115 @@ class TestLifeCycle:
         scenario.write(scenario_file)
         nvml.open()
         assert eventually(lambda: len(nvml.snapshot().gpus)) == 1
+
+    def test_an_upgrade_brings_the_new_library(self, scenario_file: Path, tmp_path: Path) -> None:
+        """After an upgrade under the running process the new library is loaded, not the old one."""
+        scenario = Scenario([Card(0)])
+        library = tmp_path / "lib" / SONAME
+        library.parent.mkdir()
+        shutil.copy(build(), library)
+        nvml = Nvml(library, scenario=scenario.write(scenario_file))
+        nvml.open()
+        assert _mapped(library) == {library.stat().st_ino}
+        replace(scenario, faults=[Fault("nvml*", 18)]).write(scenario_file)
+        newer = tmp_path / "newer"
+        shutil.copy(library, newer)
+        newer.replace(library)
+
+        def differ() -> bool:
+            try:
+                nvml.snapshot()
+            except DriverUnavailable as error:
+                return error.nvml_code == 18
+            return False
+
+        assert eventually(differ)
+        assert not _mapped(library)
+        with pytest.raises(DriverUnavailable, match="finish its upgrade"):
+            nvml.open()
+        assert not _mapped(library)
+        scenario.write(scenario_file)
+        nvml.open()
+        assert len(nvml.snapshot().gpus) == 1
+        assert _mapped(library) == {library.stat().st_ino}
+        nvml.close()
+        assert not _mapped(library)
+
+    def test_a_library_that_cannot_be_dropped(self, scenario_file: Path, tmp_path: Path) -> None:
+        """Only who had the driver before the upgrade, and cannot drop its library, is stale."""
+        library = tmp_path / SONAME
+        shutil.copy(build(), library)
+        scenario = Scenario([Card(0)])
+        upgraded = replace(scenario, faults=[Fault("nvml*", 18)])
+
+        def versions_differ(nvml: Nvml) -> None:
+            with pytest.raises(DriverUnavailable) as caught:
+                nvml.open()
+            assert caught.value.nvml_code == 18
+
+        nvml = Nvml(library, scenario=scenario.write(scenario_file))
+        nvml.open()
+        nvml.close()
+        upgraded.write(scenario_file)
+        versions_differ(nvml)
+        assert not nvml.stale
+        # Stands for a library that was linked to stay.
+        kept = _ctypes.dlopen(str(library), ctypes.DEFAULT_MODE)
+        versions_differ(nvml)
+        assert nvml.stale
+        later = Nvml(library, scenario=scenario_file)
+        versions_differ(later)
+        assert not later.stale
+        _ctypes.dlclose(kept)
+        scenario.write(scenario_file)
+        nvml.open()
+        assert not nvml.stale
+        nvml.close()
+
+    def test_released(self, scenario_file: Path, tmp_path: Path) -> None:
+        """A released driver has no device file open, and is not opened before it is acquired."""
+        scenario = Scenario([Card(0), Card(1)])
+        folder = tmp_path / "scenario.devices"
+        folder.mkdir()
+        nvml = Nvml(build(), scenario=scenario.write(scenario_file))
+        nvml.open()
+        assert _open_below(folder) == ["nvidia0", "nvidia1"]
+        assert nvml.release()
+        assert _open_below(folder) == []
+        with pytest.raises(DriverUnavailable, match="gpuwarden exporter acquire"):
+            nvml.open()
+        nvml.acquire()
+        nvml.open()
+        assert len(nvml.snapshot().gpus) == 2
+        nvml.close()
+
+    def test_failed_openings_leave_nothing(self, scenario_file: Path) -> None:
+        """However often a driver is tried in vain, no open file stays."""
+        scenario = Scenario([Card(0)], faults=[Fault("nvmlInit*", 9)]).write(scenario_file)
+        nvml = Nvml(build(), scenario=scenario)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(20):
+            with pytest.raises(DriverUnavailable):
+                nvml.open()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+    def test_two_users_come_and_go(self, scenario_file: Path) -> None:
+        """Drivers that are opened and closed on many threads keep nobody's library from him."""
+        scenario = Scenario([Card(0)]).write(scenario_file)
+        library = build()
+
+        def work(_: int) -> list[str]:
+            nvml = Nvml(library, scenario=scenario)
+            seen = []
+            for _ in range(20):
+                nvml.open()
+                seen.append(nvml.snapshot().gpus[0].uuid)
+                nvml.close()
+            return seen
+
+        with ThreadPoolExecutor(4) as pool:
+            for seen in pool.map(work, range(4)):
+                assert seen == [Card(0).uuid] * 20
 
     def test_closed(self, driver: Driver) -> None:
         """A driver that is shut down answers no more."""

@@ -13,9 +13,11 @@ from tests.exporter.nodes import Children, eventually, process_of
 
 from gpuwarden.exporter import processes
 from gpuwarden.exporter.processes import (
+    BootTime,
     Launchers,
     PlatformKind,
     Process,
+    boot_time,
     job_root,
     own_cgroup,
     parse_proc_job_id,
@@ -109,6 +111,32 @@ class TestReading:
         (proc / "42/status").write_bytes(b"Name:\tx\nUid:\t8\t0\t0\t0\n")
         assert read_all(proc, known=before)[42].uid == 7
         assert read_all(proc)[42].uid == 8
+
+    def test_who_did_nothing_is_not_read_anew(self, tmp_path: Path) -> None:
+        """The same record of a process is the same answer; whoever ran or took the pid is new."""
+        proc = _fake_proc(tmp_path, _stat_line(b"x"))
+        before = read_all(proc)
+        assert read_all(proc, known=before)[42] is before[42]
+        (proc / "42/stat").write_bytes(_stat_line(b"y"))
+        assert read_all(proc, known=before)[42].comm == "y"
+
+    def test_who_is_moved_is_seen_though_it_did_nothing(self, tmp_path: Path) -> None:
+        """Others can put a sleeping process into another cgroup; where it matters, that is seen."""
+        proc = _fake_proc(tmp_path, _stat_line(b"x"))
+        before = read_all(proc)
+        assert read_all(proc, known=before, fresh={42})[42] is before[42]
+        (proc / "42/cgroup").write_bytes(b"0::/elsewhere\n")
+        assert read_all(proc, known=before)[42] is before[42]
+        assert read_all(proc, known=before, fresh={42})[42].cgroup == "/elsewhere"
+
+    def test_who_did_something_is_read_whole_where_it_matters(self, tmp_path: Path) -> None:
+        """A process that ran may have another owner by now."""
+        proc = _fake_proc(tmp_path, _stat_line(b"x"))
+        before = read_all(proc)
+        (proc / "42/stat").write_bytes(_stat_line(b"y"))
+        (proc / "42/status").write_bytes(b"Name:\ty\nUid:\t8\t0\t0\t0\n")
+        assert read_all(proc, known=before)[42].uid == 7
+        assert read_all(proc, known=before, fresh={42})[42].uid == 8
 
     def test_a_zombie_has_ended(self, children: Children) -> None:
         """A process that nobody waited for has ended, though it is still listed."""
@@ -355,3 +383,10 @@ def test_job_ids() -> None:
     assert parse_proc_job_id(name) == ("84cb9834", 31337, 99)
     for other in ("proc-84cb9834-0-1", "proc-84CB9834-1-1", "slurm-1-2", f"{name}\n", ""):
         assert parse_proc_job_id(other) is None
+
+
+def test_the_time_of_boot_for_who_asks_often() -> None:
+    """It is the same as what /proc/stat says, also the second time."""
+    often = BootTime()
+    assert abs(often.read() - boot_time()) <= 1
+    assert often.read() == often.read()

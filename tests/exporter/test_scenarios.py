@@ -14,7 +14,9 @@ from gpuwarden.exporter.scenarios import (
     Delay,
     Fault,
     Scenario,
+    SimulatedInstance,
     SimulatedProcess,
+    SimulatedXid,
     parse,
     read,
 )
@@ -29,12 +31,15 @@ def test_what_is_written_is_read() -> None:
         cards=[Card(0, name='odd "name" \\ #', utilization=0), Card(1, mig=1, memory=5)],
         processes=[
             SimulatedProcess(0, 7, memory=NOT_AVAILABLE, linger=1.5, start=9),
-            SimulatedProcess(1, 8, after=7, kind="mps", sm=3, sample_age=0.25),
+            SimulatedProcess(1, 8, after=7, kind="mps", sm=3, sample_age=0.25, gi=3, ci=1),
         ],
         faults=[Fault("nvml*", 15, card=1), Fault("nvmlInit_v2", 9, times=2)],
         delays=[Delay("*", 0.3)],
         missing=["nvmlDeviceGetPowerUsage"],
         driver="1.2",
+        instances=[SimulatedInstance(1, 3, "MIG-a", ci=1, profile="2g.10gb", used=7)],
+        xids=[SimulatedXid(0, 79), SimulatedXid(1, 31, count=4)],
+        row_bytes=32,
     )
     assert parse(scenario.render()) == scenario
 
@@ -65,6 +70,8 @@ def test_processes_are_bound_to_their_start(children: Children, scenario_file: P
         ("card index=0 uuid=other", 1, "already that of line 1"),
         ('card index=1 name="open', 19, "unexpected"),
         ("process card=3 pid=1", 1, "no card 3"),
+        ("xid card=3 code=79", 1, "no card 3"),
+        ("mig card=0 gi=1 uuid=MIG-a", 1, "mig=1"),
         ("process card=0 pid=1 kind=x", 22, "compute"),
         ("fault call=x code=1" + " " * 2000, 1, "longer"),
     ],

@@ -10,7 +10,14 @@ import pytest
 import uvicorn
 
 from gpuwarden.errors import InvalidInput, TemporaryError
-from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, parse_address
+from gpuwarden.exporter import servers
+from gpuwarden.exporter.servers import (
+    Bounded,
+    QuietServer,
+    end_by_signal,
+    listening,
+    parse_address,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +78,26 @@ def test_a_signal_before_the_server_serves_is_not_lost(number: signal.Signals) -
     end_by_signal(program)
     os.kill(os.getpid(), number)
     assert program.should_exit
+
+
+def test_a_server_that_sleeps_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal wakes a server that has nothing to do, long before it would look by itself."""
+    monkeypatch.setattr(servers, "_TICK_SECONDS", 3600.0)
+
+    async def nothing(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise NotImplementedError
+
+    async def serve() -> None:
+        config = uvicorn.Config(nothing, log_config=None)
+        config.load()
+        program = QuietServer(config)
+        serving = asyncio.create_task(program.main_loop())
+        # It looked once, and sleeps.
+        await asyncio.sleep(0)
+        program.handle_exit(signal.SIGTERM, None)
+        await serving
+
+    asyncio.run(serve())
 
 
 def test_more_requests_than_the_limit_are_refused() -> None:

@@ -27,6 +27,8 @@ from gpuwarden.agent_api import (
     Outcome,
 )
 from gpuwarden.cli import gpuwarden
+from gpuwarden.clock import SystemClock
+from gpuwarden.exporter import releases
 from gpuwarden.exporter.agent import app
 from gpuwarden.exporter.processes import boot_id
 
@@ -49,6 +51,7 @@ def agent(tmp_path: Path, cards: Cards, engine: Engine) -> Iterator[AgentProcess
         "--jobs.directory": tmp_path / "jobs",
         "--gpus": f"simulated:{cards.path}",
         "--kill-switch": tmp_path / "halt",
+        "--release-file": tmp_path / "release",
         "--attribution.launcher": LAUNCHER,
     }
     made = AgentProcess(
@@ -317,3 +320,43 @@ def test_inspect_over_the_api(
     report = outcome(agent, request.decision_id)
     assert report.outcome is Outcome.DONE
     assert {item.pid for item in report.processes} == set(job.pids) == set(job.states())
+
+
+def test_released_cards_are_let_go_and_nothing_is_done(
+    agent: AgentProcess, engine: Engine, jobs: Jobs, cards: Cards, tmp_path: Path
+) -> None:
+    """While the driver is released the agent has no device file open and refuses every action."""
+    folder = cards.path.with_name(f"{cards.path.name}.devices")
+    folder.mkdir()
+    job = jobs.start("polite")
+    cards.hold(job.pid)
+
+    def ask(action: Action) -> ActionReport:
+        request = engine.request(job.job_id, action)
+        post(agent, engine, request)
+        return outcome(agent, request.decision_id)
+
+    def holds() -> bool:
+        assert agent.process is not None
+        return agent.process.pid in {item.pid for item in releases.holders(f"{folder}/")}
+
+    assert ask(Action.INSPECT).outcome is Outcome.DONE
+    assert holds()
+    releases.order(tmp_path / "release", 600, clock=SystemClock())
+    until(lambda: not holds())
+    report = ask(Action.TERMINATE)
+    assert (report.outcome, report.reason) == (Outcome.REFUSED, "released")
+    assert not holds()
+    assert set(job.states()) == set(job.pids)
+    releases.withdraw(tmp_path / "release")
+    until(lambda: ready(agent))
+    assert ask(Action.TERMINATE).outcome is Outcome.RECLAIMED
+
+
+def ready(agent: AgentProcess) -> bool:
+    """Whether the agent says that it could act."""
+    try:
+        return bool(fetch(f"{agent.url}/-/ready"))
+    except urllib.error.HTTPError as error:
+        with error:
+            return False

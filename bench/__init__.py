@@ -1,0 +1,1 @@
+"""Benchmarks behind the figures of docs/performance.md."""

@@ -1,0 +1,1 @@
+"""The exporter beside nvitop-exporter, on the same simulated driver."""

@@ -1,0 +1,36 @@
+"""Families that can be switched on and off: what they are, what they cost, and the usual choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A group of families.
+
+    Attributes:
+        help: which families, and what they cost.
+        default: whether they are on where nothing is said.
+    """
+
+    help: str
+    default: bool = True
+
+
+SWITCHES = {
+    "clock": Switch("gpu_clock_hertz: four driver calls per card."),
+    "ecc": Switch("gpu_ecc_errors_total: two driver calls per card."),
+    "mig": Switch("gpu_mig_*, and a job's card is its instance: six driver calls per instance."),
+    "nvlink": Switch(
+        "gpu_nvlink_*_bytes_total, of the few cards that have links: in the call of pcie.",
+        default=False,
+    ),
+    "pcie": Switch("gpu_pcie_*_bytes_total: one driver call per card."),
+    "process": Switch("gpu_process_*: one series per process, card and family."),
+    "throttle": Switch("gpu_throttle_active: one driver call per card."),
+    "xid": Switch("gpu_xid_*: a thread that waits for events of the driver."),
+}
+"""Flag after `--collector.` -> group."""
+
+DEFAULT_COLLECTORS = frozenset(name for name, switch in SWITCHES.items() if switch.default)
