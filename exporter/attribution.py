@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.clock import SystemClock
 from gpuwarden.exporter import classification, resources
 from gpuwarden.exporter.blocking_calls import BlockingCalls
+from gpuwarden.exporter.cgroups import PlatformKind, platform_of
 from gpuwarden.exporter.instances import places
 from gpuwarden.exporter.jobs import GpuProcessRow, Holding, Job, NodeSnapshot, YoloCommand
 from gpuwarden.exporter.lineages import Lineages
@@ -26,12 +27,10 @@ from gpuwarden.exporter.processes import (
     PROC,
     BootTime,
     Launchers,
-    PlatformKind,
     Process,
     arguments,
     boot_id,
     executable,
-    platform_of,
     proc_job_id,
     read_all,
     start_time,
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpuwarden.clock import Clock
+    from gpuwarden.exporter.cgroups import Platform
     from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess
-    from gpuwarden.exporter.processes import Platform
     from gpuwarden.exporter.runs import LiveRun
 
 Identity = tuple[int, int]

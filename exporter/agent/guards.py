@@ -9,15 +9,14 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import RefusedAction
+from gpuwarden.exporter.cgroups import PlatformKind, platform_of
 from gpuwarden.exporter.processes import (
     PROC,
     Launchers,
-    PlatformKind,
     Process,
     descendants,
     executable,
     executable_link,
-    platform_of,
 )
 
 if TYPE_CHECKING:

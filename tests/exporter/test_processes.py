@@ -12,16 +12,14 @@ from hypothesis import strategies as st
 from tests.exporter.nodes import Children, eventually, process_of
 
 from gpuwarden.exporter import processes
+from gpuwarden.exporter.cgroups import PlatformKind, own_cgroup, platform_of
 from gpuwarden.exporter.processes import (
     BootTime,
     Launchers,
-    PlatformKind,
     Process,
     boot_time,
     job_root,
-    own_cgroup,
     parse_proc_job_id,
-    platform_of,
     proc_job_id,
     read_all,
     read_process,
