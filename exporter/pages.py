@@ -1,8 +1,8 @@
 """Pages as Prometheus reads them, written from samples in one pass.
 
 prometheus_client spends most of its time on what never changes between two snapshots: names, labels
-and their escapes (figures: docs/performance.md). Here the text before the value is kept from page to
-page, and both formats share it. What is written is, byte for byte, what prometheus_client writes
+and their escapes (figures: docs/performance.md). Here the text before the value is kept from page
+to page, and both formats share it. What is written is, byte for byte, what prometheus_client writes
 (tests/exporter/test_pages.py).
 """
 
