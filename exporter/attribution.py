@@ -11,7 +11,6 @@ import itertools
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -256,7 +255,7 @@ class Attribution:
     def _job_id(
         self, process: Process, processes: Mapping[int, Process]
     ) -> tuple[str, Platform, Process]:
-        platform = _platform(process.cgroup)
+        platform = platform_of(process.cgroup)
         if platform.kind is PlatformKind.KUBERNETES:
             return f"pod-{platform.id}", platform, process
         if platform.kind is PlatformKind.SLURM:
@@ -578,8 +577,3 @@ def _source(group: _Group, command: YoloCommand | None) -> str:
     if group.runs:
         return "trainer"
     return "cmdline" if command is not None else "process"
-
-
-@lru_cache(maxsize=4096)
-def _platform(cgroup: str) -> Platform:
-    return platform_of(cgroup)

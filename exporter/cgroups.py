@@ -46,6 +46,7 @@ _POD = re.compile(
 _CONTAINER = re.compile(r"[/:-](?P<id>[0-9a-f]{64})(?:\.scope)?(?:/|$)")
 
 
+@lru_cache(maxsize=4096)
 def platform_of(cgroup: str) -> Platform:
     """Platform of a process, by its cgroup; NONE where the path names none."""
     # What is below a user's slice was named by that user (delegation, rootless containers).

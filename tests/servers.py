@@ -238,6 +238,32 @@ def _config_file(config: str | Path, folder: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
+def _daemon(
+    names: Sequence[str],
+    config: str | Path,
+    storage: Path,
+    *,
+    port: int | None,
+    flags: Sequence[str],
+) -> Iterator[Server]:
+    """What Prometheus and Alertmanager have in common; the last name is that of the files."""
+    port = free_port() if port is None else port
+    storage.mkdir(parents=True, exist_ok=True)
+    beside = storage.with_name(storage.name + ".run")
+    beside.mkdir(exist_ok=True)
+    command = [
+        binary(names),
+        f"--config.file={_config_file(config, beside, f'{names[-1]}.yml')}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=warn",
+        *flags,
+    ]
+    log = beside / f"{names[-1]}.log"
+    with running(Server(f"http://127.0.0.1:{port}", log, command)) as server:
+        yield server
+
+
+@contextlib.contextmanager
 def prometheus(
     config: str | Path, storage: Path, *, port: int | None = None, flags: Sequence[str] = ()
 ) -> Iterator[Server]:
@@ -249,22 +275,12 @@ def prometheus(
         port: the port to listen on; a free one if not given.
         flags: further command line flags.
     """
-    port = free_port() if port is None else port
-    storage.mkdir(parents=True, exist_ok=True)
-    beside = storage.with_name(storage.name + ".run")
-    beside.mkdir(exist_ok=True)
-    path = _config_file(config, beside, "prometheus.yml")
-    command = [
-        binary(PROMETHEUS),
-        f"--config.file={path}",
+    own = [
         f"--storage.tsdb.path={storage}",
         # Back-filled history may be of any age: nothing is retired during a test.
         "--storage.tsdb.retention.time=100y",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--log.level=warn",
-        *flags,
     ]
-    with running(Server(f"http://127.0.0.1:{port}", beside / "prometheus.log", command)) as server:
+    with _daemon(PROMETHEUS, config, storage, port=port, flags=[*own, *flags]) as server:
         yield server
 
 
@@ -280,24 +296,12 @@ def alertmanager(
         port: the port to listen on; a free one if not given.
         flags: further command line flags.
     """
-    port = free_port() if port is None else port
-    storage.mkdir(parents=True, exist_ok=True)
-    beside = storage.with_name(storage.name + ".run")
-    beside.mkdir(exist_ok=True)
-    path = _config_file(config, beside, "alertmanager.yml")
-    command = [
-        binary(ALERTMANAGER),
-        f"--config.file={path}",
+    own = [
         f"--storage.path={storage}",
-        f"--web.listen-address=127.0.0.1:{port}",
         # Empty means: no gossip. Otherwise it looks for peers on every interface.
         "--cluster.listen-address=",
-        "--log.level=warn",
-        *flags,
     ]
-    with running(
-        Server(f"http://127.0.0.1:{port}", beside / "alertmanager.log", command)
-    ) as server:
+    with _daemon(ALERTMANAGER, config, storage, port=port, flags=[*own, *flags]) as server:
         yield server
 
 
