@@ -6,7 +6,7 @@ behaviour. Importing this package imports neither torch nor ultralytics.
 
 from __future__ import annotations
 
+from gpuwarden.trainer.attaching import LeftTraining, attach
 from gpuwarden.trainer.leaving import leave_pending
-from gpuwarden.trainer.sessions import LeftTraining, attach
 
 __all__ = ["LeftTraining", "attach", "leave_pending"]

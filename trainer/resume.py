@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.trainer import states
-from gpuwarden.trainer.states import RunRecord
+from gpuwarden.trainer.runs import RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

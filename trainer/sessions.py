@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import logging
 import os
-import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -19,20 +17,16 @@ from gpuwarden.clock import Clock, SystemClock
 from gpuwarden.errors import GpuwardenError, InvalidInput
 from gpuwarden.job_files import Checkpoint, RequestState, RunDescription
 from gpuwarden.trainer import environments, resume, status
-from gpuwarden.trainer.leaving import Leave, LeaveWatch
+from gpuwarden.trainer.leaving import Leave
+from gpuwarden.trainer.runs import RunIsLocked, RunLock, RunRecord
 from gpuwarden.trainer.saving import Saver
-from gpuwarden.trainer.settings import TrainSettings
-from gpuwarden.trainer.states import (
-    Manifest,
-    Position,
-    RunIsLocked,
-    RunLock,
-    RunRecord,
-    StateStore,
-)
+from gpuwarden.trainer.states import Manifest, Position, StateStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from gpuwarden.trainer.leaving import LeaveWatch
+    from gpuwarden.trainer.settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
@@ -47,58 +41,6 @@ _SETTLE_SECONDS = 2.0
 def _kill(workers: list[Any]) -> None:
     for worker in workers:
         worker.kill()
-
-
-class LeftTraining(SystemExit):
-    """`model.train` was asked to leave: state is saved. Uncaught, the process exits with `code`.
-
-    Attributes:
-        reason: the signal or request.
-    """
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(code)
-        self.reason = reason
-
-
-def attach(model: Any, **options: Any) -> Any:
-    """Give a model's `train` the behaviour of `gpuwarden train`.
-
-    `model.train(...)` takes ultralytics' keywords as before (and `resume="auto"`) and returns its
-    metrics; it returns None if the run is already complete, and raises `LeftTraining` (a
-    SystemExit: a script that does not catch it exits with the documented status) after it was
-    asked to leave and has saved.
-
-    Args:
-        model: an `ultralytics.YOLO`.
-        **options: see `TrainSettings.from_options`.
-
-    Returns:
-        The model.
-
-    Raises:
-        InvalidInput: an unknown or impossible option.
-    """
-    settings = TrainSettings.from_options(**options)
-    original = model.train
-
-    @functools.wraps(original)
-    def train(trainer: type | None = None, **words: Any) -> Any:
-        watch = LeaveWatch()
-        watch.install()
-        try:
-            session = Session(settings, watch=watch)
-            code, reason = session.run(model, words, train=original, base=trainer)
-        finally:
-            watch.restore()
-        if code != job_files.EXIT_DONE:
-            raise LeftTraining(code, reason)
-        if (number := watch.signalled) is not None:
-            signal.raise_signal(number)  # too late for this training: it is the program's
-        return session.metrics
-
-    model.train = train
-    return model
 
 
 class Session:

@@ -16,9 +16,10 @@ from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput
 from gpuwarden.job_files import LeaveRequest
 from gpuwarden.trainer.leaving import LeaveWatch
+from gpuwarden.trainer.runs import RunRecord
 from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import TrainSettings
-from gpuwarden.trainer.states import FOLDER, RunRecord
+from gpuwarden.trainer.states import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
 _HOLDER = """\
 import sys
 from pathlib import Path
-from gpuwarden.trainer.states import RunLock, RunRecord
+from gpuwarden.trainer.runs import RunLock, RunRecord
 folder = Path(sys.argv[1])
 lock = RunLock(folder)
 lock.acquire()

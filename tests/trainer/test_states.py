@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from gpuwarden.trainer.runs import RunIsLocked, RunLock, RunRecord
 from gpuwarden.trainer.states import (
     BackgroundWrite,
     Manifest,
     NonFiniteState,
-    RunIsLocked,
-    RunLock,
-    RunRecord,
     StateStore,
 )
 
@@ -270,7 +268,7 @@ def test_one_process_trains_at_a_time(tmp_path: Path) -> None:
     folder = tmp_path / "states"
     folder.mkdir()
     code = (
-        "import sys; from pathlib import Path; from gpuwarden.trainer.states import RunLock\n"
+        "import sys; from pathlib import Path; from gpuwarden.trainer.runs import RunLock\n"
         "lock = RunLock(Path(sys.argv[1])); lock.acquire(); print('locked', flush=True); input()"
     )
     with subprocess.Popen(
