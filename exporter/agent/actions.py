@@ -40,6 +40,7 @@ class Actions:
         *,
         terminates_per_hour: int,
         released: Callable[[], bool] = lambda: False,
+        admit: Callable[[ActionRequest], None] = lambda _request: None,
     ) -> None:
         """Begin with what the journal holds.
 
@@ -48,8 +49,11 @@ class Actions:
             ladder: carries out `terminate`.
             terminates_per_hour: ladders that may be begun within any hour.
             released: whether an operator has the driver released, so that nothing can be proven.
+            admit: raises `Rejected` for a request whose time is over; asked when one that is not
+                known is taken on, however long it waited.
         """
         self._released = released
+        self._admit = admit
         self._journal = journal
         self._ladder = ladder
         self._clock = ladder.clock
@@ -65,6 +69,15 @@ class Actions:
         """Whether actions are refused because the driver is released."""
         return self._released()
 
+    def check_journal(self) -> None:
+        """Go on only while what is done can be written down.
+
+        Raises:
+            JournalError: it cannot; every action would be refused.
+        """
+        with self._lock:
+            self._journal.check()
+
     # -----------------------------------------------------------------------------------------
     # The API's side
 
@@ -78,15 +91,22 @@ class Actions:
         """Take an authorised request on; answers at once.
 
         A decision that is known, and a `terminate` of an attempt that is being or has been ended,
-        are answered by the report there is, and nothing is done a second time.
+        are answered by the report there is, and nothing is done a second time. A decision that is
+        known is answered for ever, also when the request that repeats it has expired: whoever lost
+        the answer learns what became of it.
 
         Raises:
-            Rejected: another engine has taken over, or the decision's name is taken.
+            Rejected: its time is over, another engine has taken over, or the decision's name is
+                taken.
         """
         with self._lock:
-            known = self._known(request)
+            known = self._decided(request)
             if known is not None:
                 return known
+            self._admit(request)
+            spent = self._spent(request)
+            if spent is not None:
+                return spent
             if request.epoch < self._journal.epoch:
                 raise Rejected(
                     403,
@@ -105,16 +125,21 @@ class Actions:
             self._start(record, lambda: self._carry_out(request, record))
             return record.report
 
-    def _known(self, request: ActionRequest) -> ActionReport | None:
+    def _decided(self, request: ActionRequest) -> ActionReport | None:
+        """What became of the very decision, if it is known."""
         known = self._journal.find(request.decision_id)
-        if known is not None:
-            if (known.report.job_id, known.report.action) != (request.job_id, request.action):
-                raise Rejected(
-                    409,
-                    "decision_reused",
-                    f"{request.decision_id} is {known.report.action} of {known.report.job_id}",
-                )
-            return known.report
+        if known is None:
+            return None
+        if (known.report.job_id, known.report.action) != (request.job_id, request.action):
+            raise Rejected(
+                409,
+                "decision_reused",
+                f"{request.decision_id} is {known.report.action} of {known.report.job_id}",
+            )
+        return known.report
+
+    def _spent(self, request: ActionRequest) -> ActionReport | None:
+        """What became of the attempt, if another decision has spent it."""
         if request.action is not Action.TERMINATE:
             return None
         first = self._journal.attempt(request.job_id) or self._under_way(request.job_id)
@@ -282,6 +307,7 @@ class Actions:
             record,
             report=dataclasses.replace(record.report, state=ActionState.ACTING, steps=steps),
             begun=now,
+            begun_at=self._clock.monotonic(),
             cgroup=target.scope.cgroup,
             dedicated=target.scope.dedicated,
             root=target.root,
@@ -292,7 +318,8 @@ class Actions:
         with self._lock:
             if any(not processes.isdisjoint(others) for others in self._busy.values()):
                 raise RefusedAction("busy", "a process of the job is being ended with another job")
-            if self._journal.begun_since(now - _HOUR) >= self._per_hour:
+            lately = self._journal.begun_within(_HOUR, boot_id=begun.boot_id, clock=self._clock)
+            if lately >= self._per_hour:
                 raise RefusedAction(
                     "rate_limit", f"{self._per_hour} jobs were ended within an hour on this node"
                 )

@@ -23,7 +23,7 @@ from gpuwarden.exporter.agent.actions import Actions
 from gpuwarden.exporter.agent.authorisations import Authoriser, Rejected
 from gpuwarden.exporter.agent.guards import Guards
 from gpuwarden.exporter.agent.handles import Wake
-from gpuwarden.exporter.agent.journal import Journal
+from gpuwarden.exporter.agent.journal import Journal, JournalError
 from gpuwarden.exporter.agent.keys import KeyRing
 from gpuwarden.exporter.agent.ladder import Ladder, take_hold
 from gpuwarden.exporter.agent.proofs import BoundedDevices
@@ -32,7 +32,13 @@ from gpuwarden.exporter.agent.targets import Resolver
 from gpuwarden.exporter.nvml import RELEASED, open_gpus
 from gpuwarden.exporter.processes import Launchers, boot_id
 from gpuwarden.exporter.releases import ReleaseWatch, restart
-from gpuwarden.exporter.servers import Bounded, end_by_signal, listening, raise_open_files
+from gpuwarden.exporter.servers import (
+    Bounded,
+    QuietServer,
+    end_by_signal,
+    listening,
+    raise_open_files,
+)
 from gpuwarden.exporter.supervision import Supervision
 
 if TYPE_CHECKING:
@@ -133,6 +139,10 @@ class Api:
         """Whether the agent could act if it were told to."""
         if not await run_in_threadpool(lambda: self.authoriser.keys.key_ids):
             return PlainTextResponse("no public key of an engine can be used\n", 503)
+        try:
+            await run_in_threadpool(self.actions.check_journal)
+        except JournalError as error:
+            return PlainTextResponse(f"{error}\n", 503)
         if self.actions.released:
             return PlainTextResponse(f"released: {RELEASED}\n", 503)
         return PlainTextResponse("gpuwarden agent is ready\n")
@@ -191,16 +201,18 @@ def _act(settings: AgentSettings, journal: Journal) -> None:
         host_pids=settings.gpus != "nvml",
     )
     ladder = Ladder(resolver, requests, clock, wake, proof_timeout=settings.proof_timeout)
+    authoriser = Authoriser(keys, settings.node, boot_id(), clock)
     actions = Actions(
         journal,
         ladder,
         terminates_per_hour=settings.terminates_per_hour,
         released=lambda: driver.released,
+        admit=authoriser.admit,
     )
     # A restart in the middle of a ladder is what the journal is for.
     watch = ReleaseWatch(settings.release_file, driver, restart=restart)
     supervision = Supervision()
-    api = Api(actions, Authoriser(keys, settings.node, boot_id(), clock))
+    api = Api(actions, authoriser)
     program = _server(api, settings, supervision=supervision)
     try:
         with listening(settings.host, settings.port) as server:
@@ -217,9 +229,10 @@ def _act(settings: AgentSettings, journal: Journal) -> None:
         driver.close()
 
 
-def _server(api: Api, settings: AgentSettings, *, supervision: Supervision) -> uvicorn.Server:
+def _server(api: Api, settings: AgentSettings, *, supervision: Supervision) -> QuietServer:
     config = uvicorn.Config(
         Bounded(api.application(), REQUESTS),
+        http="h11",
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
         log_config=None,
@@ -236,4 +249,4 @@ def _server(api: Api, settings: AgentSettings, *, supervision: Supervision) -> u
         config.load()
     except OSError as error:
         raise InvalidInput(f"the TLS certificate or its key cannot be used: {error}") from error
-    return uvicorn.Server(config)
+    return QuietServer(config)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuwarden import agent_api
@@ -29,6 +30,24 @@ class Rejected(PermanentError):
         self.error = error
 
 
+SET_BACK_SECONDS = 5.0
+"""A wall clock that goes back by more than this makes requests good again that were over."""
+
+
+class Latest:
+    """The latest Unix time that was seen. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._time = 0.0
+
+    def reach(self, time: float) -> float:
+        """Take in a time; gives the latest of all."""
+        with self._lock:
+            self._time = max(self._time, time)
+            return self._time
+
+
 @dataclass(frozen=True, slots=True)
 class Authoriser:
     """Reads requests and believes those that the engine signed for this node, boot and moment.
@@ -38,15 +57,19 @@ class Authoriser:
         node: this node's name.
         boot_id: this boot.
         clock: the node's.
+        latest: what its wall clock has shown.
     """
 
     keys: KeyRing
     node: str
     boot_id: str
     clock: Clock
+    latest: Latest = field(default_factory=Latest)
 
     def read(self, body: bytes, signature: str | None) -> ActionRequest:
-        """Read an authorised request.
+        """Read a request that the engine signed for this node, whenever that was.
+
+        Nothing may be done for it before `admit`; what is known of its decision may be told.
 
         Args:
             body: as received.
@@ -64,9 +87,27 @@ class Authoriser:
             raise Rejected(400, "malformed", "run_id is not 1 to 64 of A-Z a-z 0-9 _ -")
         if request.node != self.node:
             raise Rejected(403, "wrong_node", f"this node is {self.node!r}, not {request.node!r}")
+        return request
+
+    def admit(self, request: ActionRequest) -> None:
+        """Go on only with a request of this boot and this moment.
+
+        Raises:
+            Rejected: it is of another boot, or its time is over.
+        """
         if request.boot_id != self.boot_id:
             raise Rejected(403, "wrong_boot", "the node was rebooted since it was looked at")
-        left = request.expires - self.clock.wall()
+        wall = self.clock.wall()
+        latest = self.latest.reach(wall)
+        if latest - wall > SET_BACK_SECONDS:
+            raise Rejected(
+                403,
+                "clock",
+                f"this node's clock was set back by {latest - wall:.0f} s, and what had expired "
+                "would hold again: nothing is taken on until it has caught up, or the agent is "
+                "started anew with the right time",
+            )
+        left = request.expires - latest
         if left <= 0:
             raise Rejected(
                 403, "expired", f"it expired {-left:.1f} s ago by this node's clock: compare clocks"
@@ -78,7 +119,6 @@ class Authoriser:
                 f"it would hold for {left:.0f} s, more than {agent_api.MAX_LIFETIME_SECONDS:.0f} s "
                 "by this node's clock",
             )
-        return request
 
     def _check_signature(self, body: bytes, signature: str | None) -> None:
         if signature is None:

@@ -26,6 +26,8 @@ from gpuwarden.exporter.agent.proofs import Holding
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gpuwarden.clock import Clock
+
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 VERSION = 1
@@ -57,6 +59,7 @@ class Record:
         reason: one line for the owner.
         accepted: Unix time of receipt.
         begun: Unix time at which the ladder began, or None.
+        begun_at: the same in seconds since boot: a wall clock that is set must not lift a limit.
         cgroup: the job's, when the ladder began.
         dedicated: whether that cgroup holds nothing but the job.
         root: the job's root, or None where it was gone already.
@@ -79,6 +82,7 @@ class Record:
     reason: str
     accepted: float
     begun: float | None = None
+    begun_at: float | None = None
     cgroup: str = ""
     dedicated: bool = False
     root: Identity | None = None
@@ -258,12 +262,26 @@ class Journal:
         decision_id = self._attempts.get(job_id)
         return None if decision_id is None else self.records[decision_id]
 
-    def begun_since(self, moment: float) -> int:
-        """How many ladders were begun after a Unix time."""
-        return sum(
-            record.begun is not None and record.begun > moment and record.spends_attempt
-            for record in self.records.values()
-        )
+    def begun_within(self, seconds: float, *, boot_id: str, clock: Clock) -> int:
+        """How many ladders were begun lately, by whichever of the two clocks counts more.
+
+        Args:
+            seconds: how far back.
+            boot_id: the present boot; of another one only the Unix time is known.
+            clock: the node's.
+        """
+        wall, since_boot = clock.wall() - seconds, clock.monotonic() - seconds
+
+        def lately(record: Record) -> bool:
+            if record.begun is None or not record.spends_attempt:
+                return False
+            return record.begun > wall or (
+                record.boot_id == boot_id
+                and record.begun_at is not None
+                and record.begun_at > since_boot
+            )
+
+        return sum(map(lately, self.records.values()))
 
     def unfinished(self) -> tuple[Record, ...]:
         """Actions that are not over, in the order of their receipt."""
@@ -302,9 +320,35 @@ class Journal:
         self._write({"event": "alias", "time": time, "decision_id": decision_id, "of": of})
         self.aliases[decision_id] = of
 
-    def _write(self, event: dict[str, Any]) -> None:
+    def check(self) -> None:
+        """Go on only while the file that is written is the one that the next start will read.
+
+        Raises:
+            JournalError: it was removed, replaced, cut or written by somebody else, or could not be
+                written; nothing can be done until the agent is started anew.
+        """
         if self._broken:
-            raise JournalError(f"the journal {self.path} could not be written before; see the log")
+            raise JournalError(
+                f"the journal {self.path} could not be written, or was changed by somebody else, "
+                "before; see the log, and start the agent anew"
+            )
+        try:
+            named, held = self.path.lstat(), os.fstat(self._descriptor)
+        except OSError as error:
+            self._broken = True
+            raise JournalError(
+                f"the journal {self.path} is not there any more ({error.strerror}). What it "
+                "forgets can be ended a second time: put it back, then start the agent anew"
+            ) from error
+        if not os.path.samestat(named, held) or held.st_size != self._size:
+            self._broken = True
+            raise JournalError(
+                f"the journal {self.path} was replaced, cut or written by somebody else. What it "
+                "forgets can be ended a second time: put it back, then start the agent anew"
+            )
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self.check()
         line = _line(event)
         try:
             _write_all(self._descriptor, line)
@@ -321,6 +365,8 @@ class Journal:
                 f"the journal {self.path} cannot be written: {error.strerror}"
             ) from error
         self._size += len(line)
+        # Once more: what went to a file that was replaced meanwhile is not on disk.
+        self.check()
 
     def rotate(self, *, time: float) -> None:
         """Begin the file anew with what must be kept; the old one is put aside for the audit.

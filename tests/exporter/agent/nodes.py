@@ -204,6 +204,10 @@ class Node:
         request = self.engine.request(job_id, action, **about)
         return self.outcome(self.actions.submit(request).decision_id)
 
+    def ask_once(self, job_id: str, action: Action = Action.TERMINATE) -> ActionReport:
+        """Ask for an action that is refused at once, and known to nobody afterwards."""
+        return self.actions.submit(self.engine.request(job_id, action))
+
     def outcome(self, decision_id: str) -> ActionReport:
         """Wait for the outcome of an action."""
 

@@ -136,10 +136,33 @@ def test_the_limit_slides_and_survives_a_restart(node: Node, jobs: Jobs, cards: 
     lines = [json.loads(line) for line in text.splitlines()]
     for line in lines:
         record = line["record"]
-        record["begun"] = record["begun"] and record["begun"] - 3601
+        for clock in ("begun", "begun_at"):
+            record[clock] = record[clock] and record[clock] - 3601
     old.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     node.open()
     assert node.ask(started[1].job_id).outcome is Outcome.RECLAIMED
+
+
+def test_a_clock_set_forward_lifts_no_limit(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """An hour is an hour of the machine's, whatever is done to its wall clock meanwhile."""
+    node.close()
+    node.per_hour = 1
+    node.open()
+    first, second = jobs.start("polite"), jobs.start("polite")
+    for job in (first, second):
+        cards.hold(job.pid)
+    assert node.ask(first.job_id).outcome is Outcome.RECLAIMED
+    node.close()
+    path = node.folder / "journal"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        record = line["record"]
+        # As if the clock had been two hours behind then.
+        record["begun"] = record["begun"] and record["begun"] - 7200
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    node.open()
+    assert node.ask(second.job_id).reason == "rate_limit"
+    assert second.states()
 
 
 def test_a_limit_of_zero_is_zero(node: Node, jobs: Jobs, cards: Cards) -> None:
@@ -172,6 +195,60 @@ def test_without_a_journal_nothing_is_done(node: Node, jobs: Jobs, cards: Cards)
     assert job.states()
     os.close(node.journal._descriptor)
     node.journal._descriptor = descriptor
+
+
+@pytest.mark.parametrize("damage", ["removed", "replaced", "cut", "another agent's"])
+def test_without_its_own_journal_an_agent_ends_nobody(
+    damage: str, node: Node, jobs: Jobs, cards: Cards
+) -> None:
+    """An agent that cannot show what it did before refuses, until it is started anew."""
+    done, job = jobs.start("polite"), jobs.start("polite")
+    for item in (done, job):
+        cards.hold(item.pid)
+    first = node.ask(done.job_id)
+    path = node.folder / "journal"
+    content = path.read_bytes()
+    match damage:
+        case "removed":
+            path.unlink()
+        case "replaced":
+            path.rename(node.folder / "away")
+            path.write_bytes(content)
+        case "cut":
+            os.truncate(path, 0)
+        case _:
+            # Somebody removed the lock too, and started a second agent.
+            (node.folder / "journal.lock").unlink()
+            other = Journal(path)
+            other.alias("d-9", first.decision_id, time=0.0)
+            other.close()
+    report = node.ask_once(job.job_id)
+    assert (report.outcome, report.reason) == (Outcome.REFUSED, "journal")
+    assert "start the agent anew" in report.message
+    assert job.states()
+    # What it knows it still tells, and what is put back does not count by itself.
+    assert node.actions.find(first.decision_id) == first
+    path.write_bytes(content)
+    assert node.ask_once(job.job_id).reason == "journal"
+    node.close()
+    node.open()
+    assert node.actions.submit(node.engine.request(done.job_id)) == first
+    assert node.ask(job.job_id).outcome is Outcome.RECLAIMED
+
+
+def test_a_journal_that_is_lost_in_a_grace_ends_the_ladder(
+    node: Node, jobs: Jobs, cards: Cards
+) -> None:
+    """A journal that goes away in the grace spares what SIGTERM did not end, and that is told."""
+    job = jobs.start("stubborn")
+    cards.hold(job.pid)
+    request = node.engine.request(job.job_id, grace=1.0)
+    node.actions.submit(request)
+    node.reached(request.decision_id, "sigterm")
+    (node.folder / "journal").rename(node.folder / "away")
+    report = node.outcome(request.decision_id)
+    assert (report.outcome, report.reason) == (Outcome.INCOMPLETE, "journal")
+    assert until(lambda: job.states() == {job.pid: "S"})
 
 
 def test_a_stopping_agent_leaves_nobody_stopped(node: Node, jobs: Jobs, cards: Cards) -> None:

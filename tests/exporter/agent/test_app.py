@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -104,6 +105,74 @@ def test_the_api_ends_a_job(agent: AgentProcess, engine: Engine, jobs: Jobs, car
     report = outcome(agent, request.decision_id)
     assert report.outcome is Outcome.RECLAIMED
     assert post(agent, engine, engine.request(job.job_id)) == report
+
+
+def test_a_repeat_is_answered_however_late(
+    agent: AgentProcess, engine: Engine, jobs: Jobs, cards: Cards
+) -> None:
+    """Who lost the answer and asks again learns what became of it, and nothing is done again."""
+    job, other = jobs.start("polite"), jobs.start("polite")
+    for item in (job, other):
+        cards.hold(item.pid)
+    request = engine.request(job.job_id, expires=SystemClock().wall() + 2)
+    post(agent, engine, request)
+    report = outcome(agent, request.decision_id)
+    until(lambda: SystemClock().wall() > request.expires)
+    assert post(agent, engine, request) == report
+    # What is not known is not taken on so late, nor may an old signature ask for something else.
+    url = f"{agent.url}/v1/actions"
+    for late, error in (
+        (engine.request(other.job_id, expires=request.expires), "expired"),
+        (engine.request(job.job_id, expires=request.expires), "expired"),
+        (dataclasses.replace(request, job_id=other.job_id), "decision_reused"),
+    ):
+        body = late.encode()
+        answer = refusal(url, body, **{agent_api.SIGNATURE_HEADER: engine.sign(body)})[1]
+        assert answer["error"] == error
+    assert other.states()
+
+
+def test_an_agent_without_its_journal_is_not_ready(
+    agent: AgentProcess, engine: Engine, tmp_path: Path
+) -> None:
+    """Monitoring learns that the agent would refuse everything, and why."""
+    (tmp_path / "agent.journal").unlink()
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        fetch(f"{agent.url}/-/ready")
+    with raised.value as error:
+        assert (error.code, b"put it back" in error.read()) == (503, True)
+    report = post(agent, engine, engine.request("proc-1", Action.INSPECT))
+    assert (report.outcome, report.reason) == (Outcome.REFUSED, "journal")
+
+
+_POST = b"POST /v1/actions HTTP/1.1\r\nHost: a\r\n"
+_CHUNK = b"8000\r\n%b\r\n" % (b"a" * 0x8000)
+_SIGNATURE = agent_api.SIGNATURE_HEADER.encode()
+HOSTILE = (
+    (b"GET /" + b"a" * 1_000_000, 400),
+    (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"x: y\r\n" * 200_000, 400),
+    (_POST + b"Content-Length: -1\r\n\r\n", 400),
+    (_POST + b"Content-Length: 99999999999\r\n\r\n" + b"a" * 300_000, 413),
+    (_POST + b"Transfer-Encoding: chunked\r\n\r\n" + _CHUNK * 12, 413),
+    (_POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400),
+    (_POST + _SIGNATURE + b": \xff\xfe\r\nContent-Length: 2\r\n\r\n{}", 401),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    (b"GET /v1/actions/..%2f..%2fetc%2fpasswd HTTP/1.1\r\nHost: a\r\n\r\n", 404),
+)  # fmt: skip
+
+
+def test_hostile_requests_are_refused(agent: AgentProcess) -> None:
+    """Endless headers and bodies, wrong lengths and no HTTP at all: answered, and forgotten."""
+    host, _, port = agent.url.removeprefix("http://").rpartition(":")
+    answers = []
+    for sent, _status in HOSTILE:
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(sent)
+            with connection.makefile("rb") as answer:
+                answers.append(int(answer.readline().split()[1]))
+    assert answers == [status for _, status in HOSTILE]
+    assert fetch(f"{agent.url}/-/ready")
 
 
 def test_a_killed_agent_finishes_what_it_began(

@@ -54,7 +54,7 @@ def body_of(engine: Engine, **about) -> bytes:
 def reason(authoriser: Authoriser, body: bytes, signature: str | None) -> tuple[int, str]:
     """Status and word of a rejection."""
     with pytest.raises(Rejected) as rejected:
-        authoriser.read(body, signature)
+        authoriser.admit(authoriser.read(body, signature))
     return rejected.value.status, rejected.value.error
 
 
@@ -109,9 +109,25 @@ def test_a_captured_request_expires(
     """The same bytes that were good are refused once their time is over."""
     body = body_of(engine)
     signature = engine.sign(body)
-    authoriser.read(body, signature)
+    authoriser.admit(authoriser.read(body, signature))
     clock.now += 31
     assert reason(authoriser, body, signature) == (403, "expired")
+
+
+def test_a_clock_that_goes_back_makes_nothing_good_again(
+    authoriser: Authoriser, engine: Engine, clock: FakeClock
+) -> None:
+    """What has expired stays so when the node's clock is set back; the right time heals it."""
+    old = body_of(engine)
+    clock.now += 3600
+    young = body_of(engine, expires=clock.now + 30)
+    authoriser.admit(authoriser.read(young, engine.sign(young)))
+    clock.now -= 3600
+    assert reason(authoriser, old, engine.sign(old)) == (403, "clock")
+    clock.now += 3600 - 4
+    # So little is the work of NTP, and counts as the time that it was.
+    authoriser.admit(authoriser.read(young, engine.sign(young)))
+    assert reason(authoriser, old, engine.sign(old)) == (403, "expired")
 
 
 @pytest.mark.parametrize("run_id", ["../../etc/passwd", "a/b", ".", ""])
