@@ -7,7 +7,6 @@ keeps what must be remembered between snapshots, keyed by identities, never by p
 
 from __future__ import annotations
 
-import itertools
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from gpuwarden.exporter.cgroups import PlatformKind, platform_of
 from gpuwarden.exporter.instances import places
 from gpuwarden.exporter.jobs import GpuProcessRow, Holding, Job, NodeSnapshot, YoloCommand
 from gpuwarden.exporter.lineages import Lineages
+from gpuwarden.exporter.memories import Memories
 from gpuwarden.exporter.pods import Pods
 from gpuwarden.exporter.processes import (
     PROC,
@@ -34,6 +34,7 @@ from gpuwarden.exporter.processes import (
     read_all,
     start_time,
 )
+from gpuwarden.exporter.recollections import Recollection
 from gpuwarden.exporter.runs import FUTURE_SECONDS, RunDirectory
 from gpuwarden.exporter.users import UserNames
 
@@ -43,9 +44,8 @@ if TYPE_CHECKING:
     from gpuwarden.clock import Clock
     from gpuwarden.exporter.cgroups import Platform
     from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess
+    from gpuwarden.exporter.memories import Memory
     from gpuwarden.exporter.runs import LiveRun
-
-Identity = tuple[int, int]
 
 ACTIVE_SHARE_OF_CORE = 0.01
 """A tree that used more of a core than this since the last snapshot shows life."""
@@ -65,17 +65,6 @@ class _Facts:
     command: YoloCommand | None
     library: str = ""
     library_tries: int = 0
-
-
-@dataclass(slots=True)
-class _Memory:
-    """What is remembered of a job while it lives; `held`: card -> its processes there."""
-
-    usage: resources.Usage = field(default_factory=resources.Usage)
-    first_gpu_use: float | None = None
-    cpu_active_at: float | None = None
-    log_written_at: float | None = None
-    held: dict[str, tuple[Identity, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -129,7 +118,7 @@ class Attribution:
         self._known: dict[int, Process] = {}
         self._snapshots = 0
         self._facts: dict[tuple[int, int, str], _Facts] = {}
-        self._memories: dict[str, _Memory] = {}
+        self._memories = Memories()
         self._dropped: Counter[str] = Counter()
 
     def observe(self, devices: DeviceSnapshot | None) -> NodeSnapshot:
@@ -168,6 +157,31 @@ class Attribution:
             lost_gpu_seconds=self._pods.with_lost(self._runs.lost),
             dropped=dict(self._dropped + self._runs.dropped + self._pods.dropped),
         )
+
+    def recollect(self) -> Recollection:
+        """What an exporter that follows this one must know; called between two observations."""
+        return Recollection(
+            boot_id=self._boot,
+            written_at=self._clock.wall(),
+            roots=self._lineages.recollect(),
+            jobs=self._memories.recollect(),
+            attempts=(*self._runs.recollect(), *self._pods.recollect()),
+            lost=self._pods.with_lost(self._runs.lost),
+        )
+
+    def recall(self, known: Recollection) -> None:
+        """Take over what an earlier exporter of this boot knew; called before any observation.
+
+        Args:
+            known: its recollection.
+        """
+        now = self._clock.wall()
+        own = [attempt for attempt in known.attempts if attempt.folder is None]
+        self._lineages.recall(known.roots)
+        self._memories.recall(known.jobs, now=now)
+        self._runs.recall(own, seen_at=known.written_at)
+        self._pods.recall(known.attempts, seen_at=known.written_at, now=now)
+        self._runs.lost.update(known.lost)
 
     def close(self) -> None:
         """Let the thread for calls that may hang end."""
@@ -222,10 +236,9 @@ class Attribution:
         One that is lost or cannot be read is still held by who held it, while they live.
         """
         if gpu.processes is None:
-            remembered = (memory.held.get(gpu.uuid, ()) for memory in self._memories.values())
             return [
                 processes[pid]
-                for pid, ticks in itertools.chain.from_iterable(remembered)
+                for pid, ticks in self._memories.holders(gpu.uuid)
                 if pid in processes
                 and processes[pid].start_ticks == ticks
                 and not processes[pid].ended
@@ -299,7 +312,7 @@ class Attribution:
         jobs = []
         for job_id in sorted(groups):
             group = groups[job_id]
-            memory = self._memories.setdefault(job_id, _Memory())
+            memory = self._memories.of(job_id)
             holdings = self._holdings(group, memory, devices, tenants, by_job)
             if group.on_cards and memory.first_gpu_use is None:
                 memory.first_gpu_use = now
@@ -359,7 +372,7 @@ class Attribution:
     @staticmethod
     def _holdings(
         group: _Group,
-        memory: _Memory,
+        memory: Memory,
         devices: DeviceSnapshot | None,
         tenants: Mapping[str, set[str]],
         by_job: Mapping[tuple[str, str], list[GpuProcess]],
@@ -448,7 +461,7 @@ class Attribution:
         )
         return found or ""
 
-    def _activity(self, group: _Group, memory: _Memory, now: float) -> dict[str, float]:
+    def _activity(self, group: _Group, memory: Memory, now: float) -> dict[str, float]:
         """Signal -> last sign of life; signals that the job never had are absent."""
         found: dict[str, float] = {}
         heartbeats = []
@@ -532,8 +545,7 @@ class Attribution:
 
     def _forget(self, jobs: Iterable[Job], processes: Mapping[int, Process]) -> None:
         self._users.forget()
-        alive = {job.job_id for job in jobs}
-        self._memories = {key: value for key, value in self._memories.items() if key in alive}
+        self._memories.forget({job.job_id for job in jobs}, processes)
         self._facts = {
             key: value
             for key, value in self._facts.items()

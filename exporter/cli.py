@@ -100,6 +100,15 @@ _RELEASE_FILE = click.option(
     show_default=True,
     help="Folder of the job files; jobs/ and requests/ are made in it if they are not there.",
 )
+@click.option(
+    "--state.path",
+    "state_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where what must outlive a restart is kept: each job's root and first use of a card, its "
+    "activity and counters, lost GPU time. In a folder that only this user may write. Without it "
+    "a restart gives every job a new cold start.",
+)
 @_GPUS
 @_RELEASE_FILE
 @click.option(
@@ -155,6 +164,7 @@ def exporter(
     web_config: Path | None,
     textfile_directory: Path | None,
     jobs_directory: Path,
+    state_file: Path | None,
     gpus: str,
     interval: float,
     max_processes: int,
@@ -183,6 +193,7 @@ def exporter(
         host=host,
         port=port,
         jobs_directory=jobs_directory.absolute(),
+        state_file=None if state_file is None else state_file.absolute(),
         gpus=gpus,
         interval=interval,
         launchers=launchers,

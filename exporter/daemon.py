@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
-from gpuwarden.exporter import app
+from gpuwarden.exporter import app, state_files
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.nvml import open_gpus
 from gpuwarden.exporter.pages import Format
-from gpuwarden.exporter.processes import Launchers
+from gpuwarden.exporter.processes import Launchers, boot_id
 from gpuwarden.exporter.releases import ReleaseWatch, restart
 from gpuwarden.exporter.runs import prepare
 from gpuwarden.exporter.sampler import Sampler
@@ -41,7 +42,13 @@ def build(settings: ExporterSettings) -> Sampler:
         )
     launchers = Launchers.with_extra(settings.launchers)
     attribution = Attribution(settings.jobs_directory, launchers=launchers)
-    return Sampler(settings, nvml, attribution)
+    if settings.state_file is None:
+        return Sampler(settings, nvml, attribution)
+    known = state_files.load(settings.state_file, boot_id())
+    if known is not None:
+        attribution.recall(known)
+    state = state_files.StateFile(settings.state_file)
+    return Sampler(settings, nvml, attribution, state=state)
 
 
 def run(settings: ExporterSettings) -> None:
@@ -71,7 +78,8 @@ def once(settings: ExporterSettings) -> str:
     Raises:
         GpuwardenError: it cannot start.
     """
-    sampler = build(settings)
+    # It may run beside the one that serves, whose state is its own.
+    sampler = build(replace(settings, state_file=None))
     ReleaseWatch(settings.release_file, sampler, restart=restart).look()
     try:
         return sampler.sample().body[Format.TEXT].decode()

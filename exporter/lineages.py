@@ -31,6 +31,18 @@ class Lineages:
         self._launchers = launchers
         self._roots: dict[Identity, Process] = {}
 
+    def recollect(self) -> dict[Identity, Process]:
+        """Process -> its root, of all that are known."""
+        return dict(self._roots)
+
+    def recall(self, roots: Mapping[Identity, Process]) -> None:
+        """Take over what an earlier exporter had seen first.
+
+        Args:
+            roots: process -> its root.
+        """
+        self._roots = dict(roots)
+
     def update(self, processes: Mapping[int, Process]) -> None:
         """Learn of new processes and forget dead ones.
 

@@ -22,14 +22,18 @@ from gpuwarden.exporter.processes import PROC, read_process
 from gpuwarden.exporter.runs import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from gpuwarden.exporter.blocking_calls import BlockingCalls
     from gpuwarden.exporter.processes import Process
+    from gpuwarden.exporter.recollections import AttemptRecord
     from gpuwarden.exporter.runs import LiveRun
 
 MAX_FOLDERS = 64
 """Containers whose folders are read at a time; a node has fewer cards than that."""
+
+PATIENCE_SECONDS = 60.0
+"""After a restart of the exporter the driver may need its time to list who is on the cards."""
 
 Folder = tuple[int, int]
 """Device and inode."""
@@ -78,7 +82,32 @@ class Pods:
         self._members: dict[tuple[int, int], _Member | None] = {}
         self._folders: dict[Folder, RunDirectory] = {}
         self._lost: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._patient_until = 0.0
         self.dropped: Counter[str] = Counter()
+
+    def recollect(self) -> list[AttemptRecord]:
+        """What a later exporter must know of runs in containers."""
+        return [
+            attempt
+            for folder, directory in self._folders.items()
+            for attempt in directory.recollect(folder)
+        ]
+
+    def recall(self, attempts: Iterable[AttemptRecord], *, seen_at: float, now: float) -> None:
+        """Take over what an earlier exporter knew.
+
+        Args:
+            attempts: of containers.
+            seen_at: Unix time at which it was true.
+            now: Unix time; until the driver had its time to answer, no container is held for gone.
+        """
+        by_folder: dict[Folder, list[AttemptRecord]] = {}
+        for attempt in attempts:
+            if attempt.folder is not None:
+                by_folder.setdefault(attempt.folder, []).append(attempt)
+        for folder, found in by_folder.items():
+            self._directory(folder).recall(found, seen_at=seen_at)
+        self._patient_until = now + PATIENCE_SECONDS
 
     def with_lost(self, lost: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
         """(user, reason) -> GPU seconds that no saved state covers, since the start.
@@ -136,7 +165,7 @@ class Pods:
             runs = self._scan(folder, members, processes, now=now, booted=booted)
             live += runs or ()
         for folder in self._folders.keys() - seers.keys():
-            if not self._calls.stuck:
+            if not self._calls.stuck and now >= self._patient_until:
                 closed = self._folders.pop(folder)
                 closed.close(now)
                 for key, seconds in closed.lost.items():
@@ -196,6 +225,14 @@ class Pods:
             about = os.fstat(descriptor)
             return about.st_dev, about.st_ino
 
+    def _directory(self, folder: Folder) -> RunDirectory:
+        directory = self._folders.get(folder)
+        if directory is None:
+            directory = self._folders[folder] = RunDirectory(
+                self._inside, boot=self._boot, pid_namespace=0, user_name=self._user_name
+            )
+        return directory
+
     def _scan(
         self,
         folder: Folder,
@@ -205,11 +242,7 @@ class Pods:
         now: float,
         booted: float,
     ) -> tuple[LiveRun, ...] | None:
-        directory = self._folders.get(folder)
-        if directory is None:
-            directory = self._folders[folder] = RunDirectory(
-                self._inside, boot=self._boot, pid_namespace=0, user_name=self._user_name
-            )
+        directory = self._directory(folder)
         process = processes[members[0].pid]
         others = _by_namespace(members, processes)
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 MAX_TREE = 4096
 """Processes of one job whose I/O is read; a larger tree is a fork bomb."""
+LONGEST_GAP_SECONDS = 600.0
+"""Over a longer time without a reading, nothing is known of when a tree was at work in it."""
+LONGEST_SAMPLE_SECONDS = 60.0
+"""A state stands for no longer than this: snapshots lie no further apart."""
 PRESSURE_RESOURCES = ("cpu", "io", "memory")
 CGROUPS = Path("/sys/fs/cgroup")
 WORKER_COMM = "pt_data_worker"
@@ -71,7 +75,7 @@ class Usage:
         ticks: clock ticks of each process alone, by identity.
         read: bytes.
         io_wait: seconds.
-        measured_at: monotonic time of the last reading.
+        measured_at: monotonic time of the last reading; over a restart of the exporter too.
         trackers: processes found to be no loader worker, by identity.
     """
 
@@ -102,7 +106,7 @@ def measure(
 
     Returns:
         What it uses, and the share of one core that it used since the last reading (None for the
-        first).
+        first, and where that is too long ago).
     """
     # A tree that keeps losing members would else look idle, however busy the others are.
     alone = sum(max(0, item.cpu_ticks - usage.ticks.get(item.identity, 0)) for item in tree)
@@ -110,9 +114,9 @@ def measure(
     grown = usage.cpu.add(
         sum(item.cpu_ticks + item.children_ticks for item in tree), at_least=alone
     )
-    elapsed = None if usage.measured_at is None else now - usage.measured_at
-    share = grown / CLOCK_TICKS / elapsed if elapsed else None
-    if elapsed:
+    elapsed = None if usage.measured_at is None else max(0.0, now - usage.measured_at)
+    share = grown / CLOCK_TICKS / elapsed if elapsed and elapsed <= LONGEST_GAP_SECONDS else None
+    if elapsed and elapsed <= LONGEST_SAMPLE_SECONDS:
         usage.io_wait += elapsed * sum(1 for item in tree if item.state == "D")
     usage.measured_at = now
     read = _read_bytes(tree, proc)

@@ -20,10 +20,11 @@ import structlog
 from gpuwarden import job_files
 from gpuwarden.exporter.jobs import Run
 from gpuwarden.exporter.processes import CLOCK_TICKS
+from gpuwarden.exporter.recollections import AttemptRecord
 from gpuwarden.job_files import JobFileError, RunDescription, RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from gpuwarden.exporter.processes import Process
@@ -59,14 +60,27 @@ class _Attempt:
         uid: its owner.
         started: Unix time.
         gpus: cards that its job held when it last held any.
-        status: the newest that it wrote.
+        covered: Unix time up to which saved state covers it, by the newest status that it wrote.
+        ended_as, ended_at: why and when (Unix time) it ended, by that status.
+        watched: whether this exporter saw it alive itself.
     """
 
     identity: Identity
     uid: int
     started: float
     gpus: int = 0
-    status: RunStatus | None = None
+    covered: float | None = None
+    ended_as: str = "died"
+    ended_at: float | None = None
+    watched: bool = True
+
+    def take(self, status: RunStatus) -> None:
+        """Take over what its newest status says of what is lost if it ends."""
+        saved = status.checkpoint
+        self.covered = None if saved is None else saved.durable or saved.time
+        if status.exit is not None:
+            self.ended_as = _EXIT_REASONS.get(status.exit.code, "fault")
+            self.ended_at = max(status.exit.time, self.started)
 
 
 @dataclass(slots=True)
@@ -196,6 +210,54 @@ class RunDirectory:
         known = self._known.get(run_id)
         if gpus and known is not None and known.attempt is not None:
             known.attempt.gpus = gpus
+
+    # -----------------------------------------------------------------------------------------
+    # Over a restart of the exporter
+
+    def recollect(self, folder: Identity | None = None) -> list[AttemptRecord]:
+        """What a later exporter must know of runs that were seen alive.
+
+        Args:
+            folder: what this folder is told from others by.
+        """
+        return [
+            AttemptRecord(
+                run_id=run_id,
+                identity=known.attempt.identity,
+                uid=known.attempt.uid,
+                started=known.attempt.started,
+                gpus=known.attempt.gpus,
+                covered=known.attempt.covered,
+                ended_as=known.attempt.ended_as,
+                ended_at=known.attempt.ended_at,
+                died_at=known.died_at,
+                folder=folder,
+            )
+            for run_id, known in self._known.items()
+            if known.attempt is not None
+        ]
+
+    def recall(self, attempts: Iterable[AttemptRecord], *, seen_at: float) -> None:
+        """Take over what an earlier exporter knew.
+
+        Args:
+            attempts: of this folder.
+            seen_at: Unix time at which it was true.
+        """
+        for item in attempts:
+            attempt = _Attempt(
+                identity=item.identity,
+                uid=item.uid,
+                started=item.started,
+                gpus=item.gpus,
+                covered=item.covered,
+                ended_as=item.ended_as,
+                ended_at=item.ended_at,
+                watched=False,
+            )
+            self._known[item.run_id] = _Known(
+                seen_at=seen_at, attempt=attempt, died_at=item.died_at
+            )
 
     # -----------------------------------------------------------------------------------------
     # Reading
@@ -333,9 +395,10 @@ class RunDirectory:
                 uid=known.uid,
                 started=booted + process.start_ticks / CLOCK_TICKS,
             )
+        known.attempt.watched = True
         if status is None:
             return Run(description)
-        known.attempt.status = status
+        known.attempt.take(status)
 
         def believable(time: float | None) -> float | None:
             return time if time is not None and 0 < time <= now + FUTURE_SECONDS else None
@@ -356,10 +419,10 @@ class RunDirectory:
     def _end(self, run_id: str, known: _Known, now: float) -> None:
         if known.died_at is None:
             # An exporter that was down when the process died knows it by the last writing.
-            seen = known.attempt is not None
+            seen = known.attempt is not None and known.attempt.watched
             known.died_at = now if seen else min(now, max(known.modified, known.seen_at))
             if known.attempt is not None and known.status is not None:
-                known.attempt.status = known.status
+                known.attempt.take(known.status)
         silent = now - max(known.died_at, min(known.modified, now))
         if now - known.died_at >= REAP_SECONDS and silent >= REAP_SECONDS:
             self._account(known, now)
@@ -372,17 +435,14 @@ class RunDirectory:
         died_at, known.died_at = known.died_at, None
         if attempt is None or not attempt.gpus:
             return
-        status = attempt.status
-        ended = died_at if died_at is not None else now
-        reason, covered = "died", attempt.started
-        if status is not None:
-            if status.exit is not None:
-                reason = _EXIT_REASONS.get(status.exit.code, "fault")
-                ended = min(ended, max(status.exit.time, attempt.started))
-            if status.checkpoint is not None:
-                covered = max(covered, status.checkpoint.durable or status.checkpoint.time)
-        lost = 0.0 if reason == "done" else max(0.0, ended - covered) * attempt.gpus
-        self.lost[self._user_name(attempt.uid), reason] += lost
+        if died_at is None:
+            # One that ended while no exporter ran was last known to live when the state was kept.
+            died_at = now if attempt.watched else min(now, known.seen_at)
+        ended = died_at if attempt.ended_at is None else min(died_at, attempt.ended_at)
+        covered = max(attempt.started, attempt.covered or 0.0)
+        done = attempt.ended_as == "done"
+        lost = 0.0 if done else max(0.0, ended - covered) * attempt.gpus
+        self.lost[self._user_name(attempt.uid), attempt.ended_as] += lost
 
     def reap_leftovers(self) -> None:
         """Remove temporary files that a crashed trainer left ten minutes ago."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpuwarden.exporter.devices import DeviceSnapshot
     from gpuwarden.exporter.nvml import Nvml
     from gpuwarden.exporter.settings import ExporterSettings
+    from gpuwarden.exporter.state_files import StateFile
 
 STALE_INTERVALS = 3
 FIRST_RETRY_SECONDS = 2.0
@@ -65,6 +66,7 @@ class Sampler:
         attribution: Attribution,
         *,
         clock: Clock | None = None,
+        state: StateFile | None = None,
     ) -> None:
         """Prepare; nothing is read yet.
 
@@ -73,7 +75,9 @@ class Sampler:
             nvml: the driver, not yet open.
             attribution: from cards to jobs.
             clock: for ages and retries.
+            state: where what must outlive this process is kept, or None: nowhere.
         """
+        self._state = state
         self._settings = settings
         self._nvml = nvml
         self._attribution = attribution
@@ -136,6 +140,8 @@ class Sampler:
 
     def start(self) -> None:
         """Begin to read, and to listen to the cards' errors."""
+        if self._state is not None:
+            self._state.start()
         self._nvml.watch_xids()
         # A daemon: a driver that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
@@ -146,6 +152,10 @@ class Sampler:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS)
+        if self._state is not None:
+            if self._thread is not None and not self._thread.is_alive():
+                self._state.offer(self._attribution)
+            self._state.stop()
         self._attribution.close()
         self._nvml.close()
 
@@ -206,6 +216,8 @@ class Sampler:
         self._page = page
         self._begun.set()
         self._was_complete = self._was_complete or complete
+        if self._state is not None and not snapshot.failed:
+            self._state.offer(self._attribution, snapshot)
         return page
 
     def _bodies(self, families: Families) -> Bodies:

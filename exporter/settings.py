@@ -32,6 +32,7 @@ class ExporterSettings:
         collectors: names of `switches.SWITCHES` that are on.
         max_processes: series per card and family that they may take; those with the most memory.
         max_requests: requests that are answered at the same time.
+        state_file: where is kept what must outlive the process, or None: nowhere.
         release_file: the driver is let go as this file orders.
         textfile_directory: folder to which each page is written too, or None.
         web_config: file with TLS and basic authentication, or None for plain HTTP for everybody.
@@ -46,6 +47,7 @@ class ExporterSettings:
     collectors: frozenset[str] = DEFAULT_COLLECTORS
     max_processes: int = 256
     max_requests: int = 40
+    state_file: Path | None = None
     release_file: Path = DEFAULT_RELEASE_FILE
     textfile_directory: Path | None = None
     web_config: Path | None = None
