@@ -2,8 +2,8 @@
 
 A card cannot be reset, its MIG mode not changed and a driver not replaced while any process holds
 it. `gpuwarden exporter release` leaves a file in the runtime directory, which only root may write;
-whoever holds the driver looks for it several times a second, closes the driver while it is there
-and takes it back when it is gone or its time is over. A file and not a request over the network:
+whoever holds the driver is woken by it, closes the driver while it is there and takes it back when
+it is gone or its time is over. A file and not a request over the network:
 whoever can blind a node must be its root.
 """
 
@@ -24,6 +24,7 @@ import structlog
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import PermanentError
+from gpuwarden.exporter.file_watches import FileWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,10 @@ DEFAULT_RELEASE_FILE = Path("/run/gpuwarden/release")
 LONGEST_SECONDS = 86_400.0
 VERSION = 1
 _MAX_BYTES = 4096
-_LOOK_SECONDS = 0.2
+_STOP_SECONDS = 0.5
+_SHORTEST_SECONDS = 0.01
+LOOK_SECONDS = 5.0
+"""The file is looked at so often even if nobody tells of it, and so is a driver's upgrade."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -146,7 +150,7 @@ def read(file: Path) -> Release | None:
 
 
 class ReleaseWatch:
-    """Looks at the release file, in a thread of its own."""
+    """Looks at the release file whenever something happens to it, in a thread of its own."""
 
     def __init__(
         self,
@@ -171,18 +175,33 @@ class ReleaseWatch:
         self._restart = restart
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._stop = threading.Event()
+        self._watch: FileWatch | None = None
+        self._thread: threading.Thread | None = None
+        self._until: float | None = None
         self._released = False
         self._complaint = ""
 
     def start(self) -> None:
         """Look from now on."""
+        # Before the first look: what happens in between must not be missed.
+        self._watch = FileWatch(self._file)
         self.look()
         # A daemon: letting go waits for the driver.
-        threading.Thread(target=self._work, name="release-watch", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._work, args=(self._watch,), name="release-watch", daemon=True
+        )
+        self._thread.start()
 
     def stop(self) -> None:
         """Look no more."""
         self._stop.set()
+        if self._watch is None or self._thread is None:
+            return
+        self._watch.wake()
+        self._thread.join(_STOP_SECONDS)
+        if not self._thread.is_alive():
+            # One that still lets go, of a driver that hangs, keeps what it waits on to its end.
+            self._watch.close()
 
     def look(self) -> None:
         """Look once, and do what is ordered, or what an upgrade of the driver asks for."""
@@ -194,9 +213,11 @@ class ReleaseWatch:
             release = read(self._file)
         except OSError as error:
             # What was ordered before holds on: neither is right without knowing.
+            self._until = None
             self._complain(error.strerror or str(error))
             return
         self._complaint = ""
+        self._until = release.until if release is not None else None
         wanted = release is not None and release.covers(self._clock.wall())
         if wanted == self._released:
             return
@@ -217,13 +238,23 @@ class ReleaseWatch:
             self._complaint = complaint
             _logger.warning("release file not followed", file=str(self._file), error=complaint)
 
-    def _work(self) -> None:
-        while not self._stop.wait(_LOOK_SECONDS):
+    def _work(self, watch: FileWatch) -> None:
+        while True:
+            watch.wait(self._patience())
+            if self._stop.is_set():
+                return
             try:
                 self.look()
             except Exception:
                 # Whatever it was, the next order must be followed.
                 _logger.exception("release file not followed")
+
+    def _patience(self) -> float:
+        """Seconds until the next look if nothing happens: an order ends by the clock."""
+        if not self._released or self._until is None:
+            return LOOK_SECONDS
+        left = self._until - self._clock.wall()
+        return min(LOOK_SECONDS, max(_SHORTEST_SECONDS, left))
 
 
 def restart() -> None:

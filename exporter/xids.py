@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from gpuwarden.clock import Clock
     from gpuwarden.exporter.devices import Gpu
 
-WAIT_MILLISECONDS = 250
-"""How long one call waits for an event; `leave` must not take longer than an operator waits."""
+WAIT_MILLISECONDS = 500
+"""How long one call waits for an event, which ends it at once; `leave` must not take longer than an
+operator waits, and each call costs a tenth of a millisecond of CPU."""
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
 MAX_CODES = 64
@@ -36,7 +37,7 @@ _TIMEOUT = 10
 _NOT_HEARD = drivers.FEATURE | drivers.LOST | {drivers.NOT_FOUND}
 """Codes of a card that has no events, or is gone; the others are listened to all the same."""
 _CRITICAL = 0x8
-_LEAVE_SECONDS = 0.5
+_LEAVE_SECONDS = 0.8
 
 _logger = structlog.get_logger(__name__)
 

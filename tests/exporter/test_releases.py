@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pytest
 from tests.exporter.nodes import ManualClock, eventually
 from tests.servers import free_port
 
+from gpuwarden.clock import SystemClock
 from gpuwarden.errors import PermanentError
 from gpuwarden.exporter import releases
 from gpuwarden.exporter.releases import Release, ReleaseWatch
@@ -159,6 +161,40 @@ class TestWatch:
         file.symlink_to("nowhere")
         watch.look()
         assert holder.did == ["release"]
+
+    def test_it_is_told(self, file: Path, clock: ManualClock) -> None:
+        """An order, its end and the end of the watch are followed when they come."""
+        holder = Holder()
+        watch = self.watch(file, holder, clock)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        watch.start()
+        assert holder.did == []
+        releases.order(file, 600, clock=clock)
+        eventually(lambda: holder.did == ["release"])
+        releases.withdraw(file)
+        eventually(lambda: holder.did == ["release", "acquire"])
+        watch.stop()
+        releases.order(file, 600, clock=clock)
+        assert "release-watch" not in {thread.name for thread in threading.enumerate()}
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+    def test_an_order_that_was_there_before(self, file: Path, clock: ManualClock) -> None:
+        """Whoever starts in a release window begins without the driver."""
+        holder = Holder()
+        releases.order(file, 600, clock=clock)
+        watch = self.watch(file, holder, clock)
+        watch.start()
+        assert holder.did == ["release"]
+        watch.stop()
+
+    def test_it_ends_by_the_clock(self, file: Path) -> None:
+        """An order that nobody withdraws ends, though nothing happens to its file."""
+        holder, clock = Holder(), SystemClock()
+        releases.order(file, 0.05, clock=clock)
+        watch = ReleaseWatch(file, holder, restart=holder.restart, clock=clock)
+        watch.start()
+        eventually(lambda: holder.did[-1:] == ["acquire"] or not holder.did)
+        watch.stop()
 
 
 class Node:
