@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.trainer import captures, orders, resume
+from gpuwarden.trainer import captures, comparisons, orders, resume
 from gpuwarden.trainer.leaving import Leave, QuietWorker
 from gpuwarden.trainer.loaders import TrainLoader
 from gpuwarden.trainer.states import Position
@@ -282,23 +282,26 @@ class Hooks(_Host):
             return
         try:
             with session.watch.shielded():
-                captures.restore(self, found)
+                state = comparisons.restore(self, found)
         except (KeyError, RuntimeError, ValueError) as error:
             raise resume.other_model(error) from error
-        loop.resumed = found
-        self.start_epoch = found["epoch"]
-        if loop.mode != resume.EXACT:
+        if state is None:
+            return
+        loop.resumed = state
+        self.start_epoch = state["epoch"]
+        if loop.mode != resume.EXACT or found.kind == comparisons.EPOCH:
+            loop.last_step = state["epoch"] * len(self.train_loader) - 1
             generator = getattr(self.train_loader, "generator", None)
             if generator is not None:  # else the first epoch's order would come again
-                generator.manual_seed(self.args.seed + found["epoch"])
+                generator.manual_seed(self.args.seed + state["epoch"])
             return
-        loop.last_step = found["last_optimizer_step"]
+        loop.last_step = state["last_optimizer_step"]
         closing = bool(
             self.args.close_mosaic
-            and not found["batch"]
-            and found["epoch"] == self.epochs - self.args.close_mosaic
+            and not state["batch"]
+            and state["epoch"] == self.epochs - self.args.close_mosaic
         )
-        self.train_loader.resume_at(found, closing=closing, ready=self._go_live)
+        self.train_loader.resume_at(state, closing=closing, ready=self._go_live)
 
     def _go_live(self) -> None:
         """The data stands at the state's batch: put back what must be exact right there."""

@@ -12,6 +12,7 @@ import click
 
 from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput, MissingExtra
+from gpuwarden.trainer import comparisons
 from gpuwarden.trainer.leaving import SIGNALS, Leave, LeaveWatch
 from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import DATA_ORDERS, RESUME_CHOICES, TrainSettings
@@ -77,11 +78,76 @@ which starts the run at first and continues it ever after.
     help="Where the node's exporter and agent meet their trainings.",
 )
 @click.option(
+    "--on-mismatch",
+    type=click.Choice(comparisons.CHOICES),
+    default=comparisons.REFUSE,
+    show_default=True,
+    help="What to do where the newest state is of a training that differs from this one, by its "
+    "words, data set, classes, model or seed: refuse; go on from the beginning of the state's "
+    "epoch; or begin anew from its weights alone.",
+)
+@click.option(
+    "--extend-epochs",
+    type=click.IntRange(min=1),
+    metavar="TOTAL",
+    help="Give the run more epochs: TOTAL in all. Also continues one that stopped early; then "
+    "patience= may differ.",
+)
+@click.option(
     "--checkpoint-every",
     metavar="DURATION",
     default="5m",
     show_default=True,
-    help="Time between periodic states, such as 90s or 5m; each costs the loop one copy.",
+    help="Time between periodic states, such as 90s or 5m; each costs the loop one copy. auto: "
+    "the square root of 2 x its cost x --mtbf (Young, Daly), from 60s to 5m.",
+)
+@click.option(
+    "--mtbf",
+    metavar="DURATION",
+    default="24h",
+    show_default=True,
+    help="Mean time between interruptions of this training, for --checkpoint-every auto.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    metavar="K",
+    default=3,
+    show_default=True,
+    help="So many of the newest states stay on disk, and the best one besides.",
+)
+@click.option(
+    "--upload",
+    envvar="GPUWARDEN_UPLOAD",
+    metavar="URL",
+    help="Put each state there besides, once it is on this disk: s3://, oss://, gs://, file:// or "
+    "any other URL of fsspec (extra [upload]). A run whose folder is empty here continues from "
+    "there.",
+)
+@click.option(
+    "--upload-wait",
+    metavar="DURATION",
+    default="20s",
+    show_default=True,
+    help="How long an attempt that leaves waits for the upload of its state.",
+)
+@click.option(
+    "--gradient-norm",
+    is_flag=True,
+    help="Publish the norm of the gradients.",
+)
+@click.option(
+    "--export",
+    multiple=True,
+    metavar="FORMAT",
+    help="Export the trained model by ultralytics' own means, such as onnx or engine, before the "
+    "run is complete. May be repeated.",
+)
+@click.option(
+    "--online",
+    is_flag=True,
+    help="Let ultralytics use the network: download data sets and weights, ask for updates, send "
+    "its statistics. Without it a training opens no connection of its own.",
 )
 @click.option(
     "--checkpoint-epochs",

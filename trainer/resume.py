@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import re
 import secrets
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.errors import InvalidInput
-from gpuwarden.trainer import states
+from gpuwarden.trainer import comparisons, states
 from gpuwarden.trainer.runs import RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpuwarden.trainer.settings import TrainSettings
-    from gpuwarden.trainer.states import Manifest
 
 EXACT, EPOCH, NONE = "exact", "epoch", "none"
 
@@ -46,11 +46,13 @@ class Plan:
         save_dir: ultralytics' directory of the run.
         record: the run.
         fresh: no attempt of it was made yet.
+        words: those of this start, as text.
     """
 
     save_dir: Path
     record: RunRecord
     fresh: bool
+    words: dict[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -71,7 +73,8 @@ def plan(settings: TrainSettings, words: Mapping[str, Any], *, task: str, now: f
         now: Unix time.
 
     Raises:
-        InvalidInput: the run that is meant was started with other words.
+        InvalidInput: the run that is meant was started with other words, and that is not to be
+            passed over.
     """
     said = _said(words)
     base = _base_directory(words, task)
@@ -85,7 +88,7 @@ def plan(settings: TrainSettings, words: Mapping[str, Any], *, task: str, now: f
         words=said,
         started=now,
     )
-    return Plan(_unused(base, words), record, fresh=True)
+    return Plan(_unused(base, words), record, fresh=True, words=said)
 
 
 def _find(settings: TrainSettings, said: dict[str, str], base: Path, *, fixed: bool) -> Plan | None:
@@ -94,8 +97,8 @@ def _find(settings: TrainSettings, said: dict[str, str], base: Path, *, fixed: b
         if settings.run_id is not None:
             if found.record.run_id == settings.run_id:
                 related.append(found)
-        elif not _differences(said, found.record.words, ignore=frozenset()):
-            return found
+        elif not comparisons.word_differences(said, found.record.words, ignore=frozenset()):
+            return dataclasses.replace(found, words=said)
         elif all(
             said.get(word) == found.record.words.get(word)
             for word in ("model", "data", *_PLACE_WORDS)
@@ -105,16 +108,61 @@ def _find(settings: TrainSettings, said: dict[str, str], base: Path, *, fixed: b
         return None
     newest = related[0]
     ignore = _PLACE_WORDS if settings.run_id is not None else frozenset()
-    differences = _differences(said, newest.record.words, ignore=ignore)
-    if not differences:
-        return newest
+    if settings.extend_epochs is not None:
+        ignore |= comparisons.EXTENDABLE
+    differences = comparisons.word_differences(said, newest.record.words, ignore=ignore)
+    if not differences or (
+        settings.run_id is not None and settings.on_mismatch != comparisons.REFUSE
+    ):
+        return dataclasses.replace(newest, words=said)
     if newest.record.finished is not None and settings.run_id is None:
         return None
     raise InvalidInput(
         f"run {newest.record.run_id} in {newest.save_dir} was started with other words: "
         f"{'; '.join(differences)}. Use the same words to continue it, or start another run with "
-        "--resume never (or name=... or --run-id)"
+        f"--resume never (or name=... or --run-id){_ways(settings, differences)}"
     )
+
+
+def _ways(settings: TrainSettings, differences: list[str]) -> str:
+    """What else may be meant by other words."""
+    names = {difference.partition("=")[0] for difference in differences}
+    ways = []
+    if names <= comparisons.EXTENDABLE:
+        ways.append("--extend-epochs TOTAL gives a run more epochs")
+    if settings.run_id is not None:
+        ways.append("--on-mismatch says how to go on with other words all the same")
+    return f"; {'; '.join(ways)}" if ways else ""
+
+
+def continued(record: RunRecord, words: dict[str, str], settings: TrainSettings) -> RunRecord:
+    """A run's record under the words of this start; each state keeps those it was taken with.
+
+    Args:
+        record: as it is on disk.
+        words: of this start, which `plan` has let pass.
+        settings: gpuwarden's own choices.
+
+    Raises:
+        InvalidInput: `--extend-epochs` asks for fewer epochs than the run has.
+    """
+    places = {name: record.words[name] for name in _PLACE_WORDS & record.words.keys()}
+    said = {**{name: words[name] for name in words.keys() - _PLACE_WORDS}, **places}
+    total, finished = settings.extend_epochs, record.finished
+    extended = record.extended
+    if total is not None and total != extended:
+        planned = extended or int(record.words.get("epochs", 0))
+        if total < planned:
+            raise InvalidInput(
+                f"--extend-epochs {total}: run {record.run_id} has {planned} epochs already; "
+                "give the total that it is to have"
+            )
+        # Told again when the further epochs are done, as a job script does, it asks for nothing.
+        extended, finished = total, None
+    ignore = _PLACE_WORDS | (comparisons.EXTENDABLE if total is not None else frozenset())
+    if comparisons.word_differences(said, record.words, ignore=ignore):
+        finished = None  # `--on-mismatch` has let them pass: there is more to do
+    return dataclasses.replace(record, words=said, extended=extended, finished=finished)
 
 
 def _runs(base: Path, *, fixed: bool) -> list[Plan]:
@@ -136,17 +184,6 @@ def _runs(base: Path, *, fixed: bool) -> list[Plan]:
 def _said(words: Mapping[str, Any]) -> dict[str, str]:
     """The words that make a training this one, as text."""
     return {name: str(value) for name, value in sorted(words.items()) if name not in FREE_WORDS}
-
-
-def _differences(
-    now: Mapping[str, str], then: Mapping[str, str], *, ignore: frozenset[str]
-) -> list[str]:
-    names = sorted((set(now) | set(then)) - ignore)
-    return [
-        f"{name}={now.get(name, '(default)')} instead of {then.get(name, '(default)')}"
-        for name in names
-        if now.get(name) != then.get(name)
-    ]
 
 
 def _base_directory(words: Mapping[str, Any], task: str) -> Path:
@@ -271,33 +308,3 @@ def mode_for(trainer: Any, data_order: str) -> tuple[str, str]:
         if applies:
             return EPOCH, reason
     return EXACT, ""
-
-
-def check_fits(manifest: Manifest, trainer: Any, *, dataset: str, order: str) -> None:
-    """Refuse to continue a state in a training that is not its own.
-
-    Args:
-        manifest: of the state.
-        trainer: set up.
-        dataset: its fingerprint, see `orders.fingerprint`.
-        order: the name of its data order.
-
-    Raises:
-        InvalidInput: naming every difference.
-    """
-    wrong = []
-    if manifest.epochs != trainer.epochs and not trainer.args.time:
-        wrong.append(f"epochs={trainer.epochs} instead of {manifest.epochs}")
-    if manifest.batch_size != trainer.batch_size:
-        wrong.append(f"batch={trainer.batch_size} instead of {manifest.batch_size}")
-    elif manifest.batches != len(trainer.train_loader):
-        wrong.append(f"{len(trainer.train_loader)} batches an epoch instead of {manifest.batches}")
-    if manifest.dataset and dataset and manifest.dataset != dataset:
-        wrong.append("the data set's images or labels have changed")
-    if manifest.exact and manifest.order != order:
-        wrong.append(f"data order {order} instead of {manifest.order}")
-    if wrong:
-        raise InvalidInput(
-            f"the state of step {manifest.step} does not fit this training: {'; '.join(wrong)}. "
-            "Put it back as it was to continue, or start anew with --resume never"
-        )

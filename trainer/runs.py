@@ -40,6 +40,7 @@ class RunRecord:
         started: Unix time of the run's first start.
         finished: Unix time of its end, or None.
         answered: leave requests carried out, so that a requeued attempt does not obey them again.
+        extended: epochs in all, if it was given more than its words say.
     """
 
     run_id: str
@@ -48,6 +49,7 @@ class RunRecord:
     started: float
     finished: float | None = None
     answered: tuple[str, ...] = ()
+    extended: int | None = None
 
     FILE = "run.json"
     ANSWERS = 32

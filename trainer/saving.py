@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SHORTEST_INTERVAL, LONGEST_INTERVAL = 60.0, 300.0
+"""Bounds of `best_interval` in seconds."""
+
 
 class Saver:
     """Takes states of one training.
@@ -31,14 +35,26 @@ class Saver:
     Args:
         store: where they go.
         board: is told.
-        every: seconds between periodic states.
+        every: seconds between periodic states; 0: by what a save costs, see `best_interval`.
+        mtbf: mean seconds between interruptions.
         clock: wall for dates, monotonic for the period.
+        committed: told, on the training thread, of each state that has become durable.
     """
 
     def __init__(
-        self, store: StateStore, board: StatusBoard, *, every: float, clock: Clock
+        self,
+        store: StateStore,
+        board: StatusBoard,
+        *,
+        every: float,
+        clock: Clock,
+        mtbf: float = 86400.0,
+        committed: Callable[[Manifest], None] | None = None,
     ) -> None:
         self._store, self._board, self._every, self._clock = store, board, every, clock
+        self._mtbf = mtbf
+        self._committed = committed
+        self._overdue = False
         self._last = clock.monotonic()
         self._writing: BackgroundWrite | None = None
         self._copied = 0.0
@@ -54,9 +70,14 @@ class Saver:
         """Whether a periodic state should be taken at the next boundary."""
         return (
             self.possible
-            and self._clock.monotonic() - self._last >= self._every
+            and (self._overdue or self._clock.monotonic() - self._last >= self.interval)
             and not (self._writing and self._writing.running)
         )
+
+    @property
+    def interval(self) -> float:
+        """Seconds between periodic states."""
+        return self._every or best_interval(self._copied, self._mtbf)
 
     def save(
         self,
@@ -65,6 +86,7 @@ class Saver:
         capture: Callable[[], dict[str, Any]],
         draft: Manifest,
         background: bool,
+        later: bool = False,
     ) -> bool:
         """Take a state.
 
@@ -73,17 +95,20 @@ class Saver:
             capture: copies its state.
             draft: the manifest, without what writing adds.
             background: return after copying; else when it is durable.
+            later: a state from one of the next boundaries is as good, while one is being written.
 
         Returns:
             Whether it is durable, or on its way.
         """
-        self.collect(wait=True)
-        if position == self.newest:
+        if later and self._writing is not None and self._writing.running:
+            self._overdue = True
             return True
-        if not self.possible:
-            return False
+        self.collect(wait=True)
+        if position == self.newest or not self.possible:
+            return self.possible
         began = time.monotonic()
         self._last = self._clock.monotonic()
+        self._overdue = False
         with self._board.during("checkpoint"):
             try:
                 state = capture()
@@ -101,6 +126,11 @@ class Saver:
                 self.collect(wait=True)
                 return self.newest == position
         return True
+
+    def follow(self, store: StateStore) -> None:
+        """Put the next states into another store."""
+        self.collect(wait=True)
+        self._store, self.newest = store, None
 
     def rewound(self) -> None:
         """The training has gone back: what was saved at a position is not what will be there."""
@@ -127,3 +157,17 @@ class Saver:
             self.newest = manifest.position
             self.save_seconds = max(self.save_seconds, self._copied + writing.seconds)
             self._board.saved(Checkpoint(manifest.time, manifest.step, durable, manifest.size))
+            if self._committed is not None:
+                self._committed(manifest)
+
+
+def best_interval(cost: float, mtbf: float) -> float:
+    """Seconds between saves that lose the least time, by the formula of Young and Daly.
+
+    Args:
+        cost: seconds that the loop stands still for one save; 0: not known yet.
+        mtbf: mean seconds between interruptions.
+    """
+    if cost <= 0:
+        return LONGEST_INTERVAL
+    return min(max(math.sqrt(2 * cost * mtbf), SHORTEST_INTERVAL), LONGEST_INTERVAL)

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
+import secrets
 import threading
 import time
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from gpuwarden import job_files
 from gpuwarden.clock import Clock, SystemClock
 from gpuwarden.errors import GpuwardenError, InvalidInput
 from gpuwarden.job_files import Checkpoint, RequestState, RunDescription
-from gpuwarden.trainer import environments, resume, status
+from gpuwarden.trainer import comparisons, environments, resume, status
 from gpuwarden.trainer.leaving import Leave
 from gpuwarden.trainer.runs import RunIsLocked, RunLock, RunRecord
 from gpuwarden.trainer.saving import Saver
@@ -157,7 +158,7 @@ class Session:
                 raise
             now = RunRecord.read(plan.folder)
             if not plan.fresh:  # the attempt that had the lock may have ended the run
-                self._record = now or plan.record
+                self._record = resume.continued(now or plan.record, plan.words, settings)
                 return lock
             if now == before:
                 return lock
@@ -184,7 +185,11 @@ class Session:
             self._store.discard_others()
         record.write(folder)
         self._saver = Saver(
-            self._store, self.board, every=self.settings.checkpoint_seconds, clock=self.clock
+            self._store,
+            self.board,
+            every=self.settings.checkpoint_seconds,
+            mtbf=self.settings.mtbf_seconds,
+            clock=self.clock,
         )
         self.watch.observe(
             job_files.request_path(self.settings.jobs_directory, record.run_id),
@@ -194,6 +199,7 @@ class Session:
         base = base or model._smart_load("trainer")  # noqa: SLF001 -- as its own train does
         self.board.begin()
         words = {**words, "save_dir": str(self._plan.save_dir), "resume": self._native(native)}
+        words.update(self._further_epochs(words))
         try:
             with self.watch.interruptible(), self._whole_label_caches():
                 self.metrics = train(trainer=callbacks.trainer_class(base, self), **words)
@@ -209,6 +215,16 @@ class Session:
         self.board.enter("done")
         self.board.finish(job_files.EXIT_DONE, "complete")
         return job_files.EXIT_DONE, "complete"
+
+    def _further_epochs(self, words: dict[str, Any]) -> dict[str, Any]:
+        """What a run that was given more epochs needs said besides its words."""
+        if self._record.extended is None:
+            return {}
+        further: dict[str, Any] = {"epochs": self._record.extended}
+        manifests = self._store.manifests()
+        if words.get("optimizer", "auto") == "auto" and manifests and manifests[0].optimizer:
+            further["optimizer"] = manifests[0].optimizer  # chosen by the number of epochs
+        return further
 
     def _native(self, word: Any) -> Any:
         """Ultralytics' own `resume`, where no state of ours takes its place."""
@@ -303,8 +319,9 @@ class Session:
         if degraded:
             log.warning("resumes from whole epochs only: %s", degraded)
         self.board.set(resume_mode=trainer.gpuwarden.mode)
-        if not self._plan.fresh and (manifests := self._store.manifests()):
-            # The words are the same: another batch size was found by AutoBatch, or halved for lack
+        manifests = [] if self._plan.fresh else self._store.manifests()
+        if manifests and manifests[0].words.get("batch") == self._record.words.get("batch"):
+            # Said in the same words, another batch size was found by AutoBatch, or halved for lack
             # of memory, and is the one that the state belongs to.
             trainer.args.batch = trainer.batch_size = manifests[0].batch_size
         self._describe(trainer)
@@ -342,8 +359,8 @@ class Session:
             )
         )
 
-    def load_state(self, trainer: Any) -> dict[str, Any] | None:
-        """The state that this attempt continues, checked against the training."""
+    def load_state(self, trainer: Any) -> comparisons.Continuation | None:
+        """The state that this attempt continues, compared with the training."""
         if self._plan.fresh:
             return None
         found = self._store.newest()
@@ -358,14 +375,28 @@ class Session:
             return None
         manifest, state = found
         loop = trainer.gpuwarden
-        resume.check_fits(manifest, trainer, dataset=loop.dataset, order=loop.order)
-        if loop.mode != resume.EXACT and manifest.batch:
-            raise InvalidInput(
-                f"the newest state is in the middle of epoch {manifest.epoch + 1}, but here a "
-                "training can be resumed from whole epochs only: use the software that wrote it "
-                f"({manifest.software}), or start anew with --resume never"
-            )
-        self._saver.newest = manifest.position
+        kind = comparisons.kind_for(
+            manifest,
+            trainer,
+            dataset=loop.dataset,
+            order=loop.order,
+            record=self._record,
+            on_mismatch=self.settings.on_mismatch,
+        )
+        if kind == comparisons.WEIGHTS:
+            self._begin_anew(trainer, manifest)
+            return comparisons.Continuation(kind, state, manifest.batches)
+        if kind != comparisons.EPOCH and loop.mode != resume.EXACT and manifest.batch:
+            if self.settings.on_mismatch != comparisons.EPOCH:
+                raise InvalidInput(
+                    f"the newest state is in the middle of epoch {manifest.epoch + 1}, but here a "
+                    "training can be resumed from whole epochs only: use the software that wrote "
+                    f"it ({manifest.software}); or begin that epoch again with --on-mismatch "
+                    "epoch; or start anew with --resume never"
+                )
+            kind = comparisons.EPOCH
+        if kind == comparisons.EXACT:
+            self._saver.newest = manifest.position
         self.board.saved(Checkpoint(manifest.time, manifest.step, manifest.time, manifest.size))
         self.board.set(step=manifest.step, epoch=manifest.epoch)
         log.info(
@@ -376,7 +407,17 @@ class Session:
             manifest.batches,
             manifest.step,
         )
-        return state
+        return comparisons.Continuation(kind, state, manifest.batches)
+
+    def _begin_anew(self, trainer: Any, manifest: Manifest) -> None:
+        """The run becomes another training: what it had learnt stays beside what it will."""
+        self._record = dataclasses.replace(self._record, lineage=secrets.token_hex(8))
+        for path in (trainer.best, trainer.last):
+            if path.exists():
+                path.replace(path.with_stem(f"{path.stem}-before-{manifest.lineage}"))
+        self._store = StateStore(self._plan.folder, self._record.lineage, keep=self.settings.keep)
+        self._saver.follow(self._store)
+        self._write_record()
 
     def training_begins(self, trainer: Any) -> None:
         """Set-up is over: from here on only waits for data may be cut short."""
@@ -427,7 +468,7 @@ class Session:
         if epoch_ended and (
             loop.mode == resume.EPOCH or (every and loop.position.epoch % every == 0)
         ):
-            self._save(trainer, "epoch", background=True)
+            self._save(trainer, "epoch", background=True, later=loop.mode == resume.EXACT)
         elif self._saver.due and loop.mode == resume.EXACT:
             self._save(trainer, "periodic", background=True)
 
@@ -470,7 +511,9 @@ class Session:
         if request is not None:
             self.board.answered(request.decision_id, state)
 
-    def _save(self, trainer: Any, reason: str, *, background: bool = False) -> bool:
+    def _save(
+        self, trainer: Any, reason: str, *, background: bool = False, later: bool = False
+    ) -> bool:
         from gpuwarden.trainer import captures
 
         loop = trainer.gpuwarden
@@ -492,6 +535,10 @@ class Session:
             reason=reason,
             time=self.clock.wall(),
             software=environments.software(),
+            words=self._record.words,
+            extended=self._record.extended,
+            fitness=None if trainer.fitness is None else float(trainer.fitness),
+            **comparisons.facts(trainer),
         )
         return self._saver.save(
             position,
@@ -506,6 +553,7 @@ class Session:
             ),
             draft=draft,
             background=background,
+            later=later,
         )
 
     def _figures(self, trainer: Any) -> None:

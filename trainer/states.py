@@ -71,6 +71,11 @@ class Manifest:
         exact: whether the state may be resumed within an epoch.
         reason: what caused the save.
         software: versions that wrote it.
+        words: the user's words that make the training this one.
+        seed, optimizer, classes, model, world_size: what else it is known again by; see
+            `comparisons.facts`. None and empty: not known.
+        extended: epochs in all, if the run was given more than its words say.
+        fitness: of the newest validation, by which the best state is known; None before the first.
         time: Unix time at which it was taken.
         size, sha256: of the .pt file.
     """
@@ -89,6 +94,14 @@ class Manifest:
     time: float
     validated: bool = False
     software: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+    seed: int | None = None
+    optimizer: str = ""
+    classes: str = ""
+    model: str = ""
+    world_size: int = 1
+    extended: int | None = None
+    fitness: float | None = None
     sequence: int = 0
     size: int = 0
     sha256: str = ""
@@ -156,7 +169,7 @@ class StateStore:
     Args:
         folder: `<save_dir>/states`, which exists.
         lineage: the run's token.
-        keep: how many of its newest states stay.
+        keep: how many of its newest states stay; besides them stays the best one.
     """
 
     def __init__(self, folder: Path, lineage: str, *, keep: int = 3) -> None:
@@ -180,15 +193,12 @@ class StateStore:
             draft: its manifest without sequence, size and sum.
 
         Raises:
-            NonFiniteState: the weights are not finite.
+            NonFiniteState: weights or the optimizer's moments are not finite.
             OSError: it could not be written; older states are untouched.
         """
         import torch
 
-        for part in ("model", "ema"):
-            for name, value in state[part].items():
-                if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                    raise NonFiniteState(f"{part} {name} is not finite: the state was not saved")
+        _refuse_nonfinite(state)
         self._sequence += 1
         name = f"{self._sequence:06d}"
         temporary = self.folder / f".{name}.pt.tmp"
@@ -308,8 +318,16 @@ class StateStore:
             with contextlib.suppress(FileNotFoundError):
                 bad.replace(bad.with_name(f"{bad.name}.bad"))
 
+    def best(self) -> Manifest | None:
+        """The state with the highest fitness, the newest of equals; None without any."""
+        judged = [manifest for manifest in self.manifests() if manifest.fitness is not None]
+        return max(judged, key=lambda item: (item.fitness, item.sequence), default=None)
+
     def _prune(self) -> None:
+        best = self.best()
         for manifest in self.manifests()[self._keep :]:
+            if best is not None and manifest.sequence == best.sequence:
+                continue
             path = self.folder / f"{manifest.sequence:06d}.json"
             path.unlink(missing_ok=True)
             path.with_suffix(".pt").unlink(missing_ok=True)
@@ -337,6 +355,22 @@ class _SummingFile:
 
     def flush(self) -> None:
         self._file.flush()
+
+
+def _refuse_nonfinite(state: dict[str, Any]) -> None:
+    import torch
+
+    def check(what: str, value: Any) -> None:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if floating and not bool(torch.isfinite(value).all()):
+            raise NonFiniteState(f"{what} is not finite: the state was not saved")
+
+    for part in ("model", "ema"):
+        for name, value in state[part].items():
+            check(f"{part} {name}", value)
+    for at, moments in state.get("optimizer", {}).get("state", {}).items():
+        for name, value in moments.items():
+            check(f"optimizer {name} {at}", value)
 
 
 def _sum(path: Path) -> tuple[str, int]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Iterator
 
+    from tests.trainer.trainings import Trainings
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # 0.15 M parameters: set up, trained for 3 epochs and evaluated in under a second.
@@ -115,6 +117,14 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     model = folder / "tiny.yaml"
     model.write_text(TINY_MODEL, "utf-8")
     return Material(model, make_detection_dataset(folder / "data", images=48))
+
+
+@pytest.fixture
+def trainings(material: Material, tmp_path: Path, jobs: Path) -> Trainings:
+    """Trainings into the test's own project."""
+    from tests.trainer.trainings import Trainings  # noqa: PLC0415 -- after its environment is set
+
+    return Trainings(material, tmp_path, jobs)
 
 
 def copy_by_pickle(value: Any) -> Any:

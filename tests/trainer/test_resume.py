@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.trainer.settings import TrainSettings
-from gpuwarden.trainer.states import Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,46 +95,6 @@ def test_a_run_id_is_found_under_any_name(plan: Callable[..., Plan]) -> None:
     """The id is the run's, the folder's name only its place in the project."""
     first = plan(begin=True, options={"run_id": "exp1"}, name="a")
     assert plan(options={"run_id": "exp1"}, name="b").save_dir == first.save_dir
-
-
-def _manifest(**changes: Any) -> Manifest:
-    fitting = Manifest(
-        lineage="",
-        epoch=1,
-        batch=2,
-        step=8,
-        batches=6,
-        epochs=3,
-        batch_size=8,
-        dataset="abc",
-        order="stateless-1",
-        exact=True,
-        reason="",
-        time=0.0,
-    )
-    return dataclasses.replace(fitting, **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"epochs": 5}, "epochs=3 instead of 5"),
-        ({"batch_size": 16}, "batch=8 instead of 16"),
-        ({"batches": 7}, "6 batches an epoch instead of 7"),
-        ({"dataset": "xyz"}, "the data set's images or labels have changed"),
-        ({"order": "ultralytics-1"}, "data order stateless-1 instead of ultralytics-1"),
-    ],
-)
-def test_a_state_of_another_training_is_refused(changes: dict[str, Any], complaint: str) -> None:
-    """Each difference is named, with what to do about it."""
-    from gpuwarden.trainer.resume import check_fits  # noqa: PLC0415 -- see plan
-
-    trainer = SimpleNamespace(
-        epochs=3, batch_size=8, train_loader=range(6), args=SimpleNamespace(time=None)
-    )
-    check_fits(_manifest(), trainer, dataset="abc", order="stateless-1")
-    with pytest.raises(InvalidInput, match=complaint):
-        check_fits(_manifest(**changes), trainer, dataset="abc", order="stateless-1")
 
 
 def test_this_version_of_ultralytics_is_known() -> None:

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +22,7 @@ from gpuwarden.trainer.states import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -73,6 +74,19 @@ def test_the_newest_three_stay(store: StateStore, tmp_path: Path) -> None:
     assert StateStore(tmp_path, "mine").write(_state(), _draft(6)).sequence == 6
 
 
+def test_the_best_state_stays_too(tmp_path: Path) -> None:
+    """However long ago it was; once there is a better one, it goes."""
+    store = StateStore(tmp_path, "mine", keep=2)
+    for step, fitness in enumerate((None, 0.4, 0.1, 0.2, 0.3)):
+        store.write(_state(), dataclasses.replace(_draft(step), fitness=fitness))
+    assert [manifest.step for manifest in store.manifests()] == [4, 3, 1]
+    best = store.best()
+    assert best is not None
+    assert best.step == 1
+    store.write(_state(), dataclasses.replace(_draft(5), fitness=0.4))
+    assert [manifest.step for manifest in store.manifests()] == [5, 4]
+
+
 def _truncate(path: Path, share: float) -> None:
     os.truncate(path, int(path.stat().st_size * share))
 
@@ -88,6 +102,7 @@ def _flip(path: Path) -> None:
     [
         (lambda path: _truncate(path, 0.0), "corrupt"),
         (lambda path: _truncate(path, 0.3), "corrupt"),
+        (lambda path: _truncate(path, 0.9), "corrupt"),
         (lambda path: _truncate(path, 0.9999), "corrupt"),
         (_flip, "corrupt"),
         (lambda path: path.unlink(), "missing"),
@@ -146,6 +161,55 @@ def test_nan_never_replaces_a_finite_state(store: StateStore, tmp_path: Path) ->
             store.write(_state(float("nan")), _draft(2))
     assert [manifest.step for manifest in store.manifests()] == [1]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_moments_that_are_not_finite_are_weights_that_will_not_be(store: StateStore) -> None:
+    """The next step would carry the optimizer's NaN into the weights."""
+    state = _state()
+    state["optimizer"] = {"state": {0: {"exp_avg": torch.tensor([1.0, float("inf")])}}}
+    with pytest.raises(NonFiniteState, match="optimizer exp_avg 0"):
+        store.write(state, _draft(1))
+
+
+def _fits(store: StateStore, state: dict[str, Any], step: int) -> bool:
+    try:
+        store.write(state, _draft(step))
+    except (OSError, RuntimeError):
+        return False
+    return True
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of half a megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["/bin/mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a file system takes root")
+    yield folder
+    subprocess.run(["/bin/umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_keeps_what_it_has(small_disk: Path) -> None:
+    """What fits is whole, what does not leaves nothing, and new room is made use of."""
+    store = StateStore(small_disk, "mine", keep=100)
+    state = _state()
+    state["model"] = {"w": torch.ones(16_000)}  # 64 KiB
+    written = len(list(takewhile(lambda step: _fits(store, state, step), range(1, 20))))
+    assert 3 <= written < 8
+    found = store.newest()
+    assert found is not None
+    assert found[0].step == written
+    assert not list(small_disk.glob(".*.tmp"))
+    for path in (small_disk / "000001.pt", small_disk / "000002.pt"):
+        path.unlink()
+    store.write(state, _draft(20))
+    assert store.manifests()[0].step == 20
 
 
 def test_a_full_disk_leaves_the_old_states(store: StateStore, tmp_path: Path) -> None:
