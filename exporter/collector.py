@@ -157,6 +157,7 @@ def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
         ("gpu_memory_free_bytes", gpu.memory_free_bytes),
         ("gpu_memory_reserved_bytes", gpu.memory_reserved_bytes),
         ("gpu_memory_unattributed_bytes", _unattributed(gpu, snapshot.unattributed)),
+        ("gpu_memory_unified", gpu.memory_unified),
         ("gpu_temperature_celsius", gpu.temperature_celsius),
         ("gpu_power_watts", gpu.power_watts),
         ("gpu_power_limit_watts", gpu.power_limit_watts),

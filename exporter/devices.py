@@ -69,6 +69,8 @@ class Gpu:
         pci_bus_id: such as 00000000:3B:00.0.
         up: whether it answers; a lost card has no values.
         processes: None where the list could not be read; an empty tuple says that there is none.
+        memory_unified: whether it uses the node's memory and has none of its own, so that its sizes
+            are not known; None where that is not known either.
         *_bytes: bytes; *_ratio: 0 to 1; *_celsius, *_watts, *_joules, *_hertz: base units.
         throttle: reason -> active.
         ecc_errors: kind (corrected, uncorrected) -> count since the driver was loaded.
@@ -88,6 +90,7 @@ class Gpu:
     memory_used_bytes: int | None = None
     memory_free_bytes: int | None = None
     memory_reserved_bytes: int | None = None
+    memory_unified: bool | None = None
     temperature_celsius: float | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None

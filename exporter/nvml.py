@@ -97,6 +97,7 @@ class _Card:
     pci_bus_id: str
     tables: ProcessTables
     instances: tuple[MigInstance, ...] = ()
+    has_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class _Memory:
     used: int | None = None
     free: int | None = None
     reserved: int | None = None
+    unified: bool | None = None
 
 
 class Nvml:
@@ -390,7 +392,7 @@ class Nvml:
             return lost
         try:
             mig = self._mig_enabled(handle)
-            memory = self._memory(handle)
+            memory = self._memory_of(card, handle)
             parts = self._instances(card, handle, mig=mig)
             busy, activity = self._rates(handle)
             processes = card.tables.processes(handle)
@@ -422,6 +424,7 @@ class Nvml:
                 memory_used_bytes=memory.used,
                 memory_free_bytes=memory.free,
                 memory_reserved_bytes=memory.reserved,
+                memory_unified=memory.unified,
             )
         except drivers.Lost:
             return lost
@@ -458,6 +461,15 @@ class Nvml:
             return None
         return percent / 100
 
+    def _memory_of(self, card: _Card, handle: Any) -> _Memory:
+        memory = self._memory(handle)
+        card.has_memory = card.has_memory or memory.total is not None
+        if memory.unified and card.has_memory:
+            # What a card is does not change: this is a failure.
+            self._driver.dropped["invalid_value"] += 1
+            return _Memory()
+        return memory
+
     def _memory(self, handle: Any) -> _Memory:
         info = drivers.MEMORY_V2()
         info.version = drivers.MEMORY_V2_VERSION
@@ -466,19 +478,25 @@ class Nvml:
         if code in drivers.FEATURE:
             # Drivers before R510 have no second version; what they reserve is not known then.
             info = drivers.MEMORY_V1()
-            if not self._driver.read("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(info)):
-                return _Memory()
+            code = self._driver.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(info))
             reserved = None
-        elif code in drivers.LOST:
+        if code == drivers.NOT_SUPPORTED:
+            return _Memory(unified=True)
+        if code in drivers.FEATURE:
+            return _Memory()
+        if code in drivers.LOST:
             raise drivers.Lost
-        elif code != drivers.SUCCESS:
+        if code != drivers.SUCCESS:
             self._driver.count_failure(code)
             return _Memory()
         total, used, free = int(info.total), int(info.used), int(info.free)
+        if total == used == free == 0:
+            # So says a driver that has no word for it.
+            return _Memory(unified=True)
         if total == 0 or used > total or free > total or (reserved or 0) > total:
             self._driver.dropped["invalid_value"] += 1
             return _Memory()
-        return _Memory(total=total, used=used, free=free, reserved=reserved)
+        return _Memory(total, used, free, reserved=reserved, unified=False)
 
     def _temperature(self, handle: Any) -> float | None:
         celsius = ctypes.c_uint()

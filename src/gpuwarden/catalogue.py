@@ -106,6 +106,13 @@ _GPUS = (
     _gpu("gpu_memory_free_bytes", _G, "bytes", "Memory that can be allocated."),
     _gpu("gpu_memory_reserved_bytes", _G, "bytes", "Memory that the driver keeps for itself."),
     _gpu(
+        "gpu_memory_unified",
+        _G,
+        "",
+        "1 if the GPU uses the node's memory and has no gpu_memory_*_bytes (NVML MemoryInfo not "
+        "supported, or all zero), else 0.",
+    ),
+    _gpu(
         "gpu_memory_unattributed_bytes",
         _G,
         "bytes",

@@ -54,6 +54,7 @@ GPU = Gpu(
     memory_used_bytes=500,
     memory_free_bytes=400,
     memory_reserved_bytes=100,
+    memory_unified=False,
     temperature_celsius=50.0,
     power_watts=100.0,
     power_limit_watts=400.0,
