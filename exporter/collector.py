@@ -151,6 +151,7 @@ def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
         families.add("gpu_processes", len(gpu.processes), *at)
     for name, value in (
         ("gpu_utilization_ratio", gpu.utilization_ratio),
+        ("gpu_tensor_activity_ratio", gpu.tensor_activity_ratio),
         ("gpu_memory_activity_ratio", gpu.memory_activity_ratio),
         ("gpu_memory_total_bytes", gpu.memory_total_bytes),
         ("gpu_memory_used_bytes", gpu.memory_used_bytes),
@@ -189,6 +190,8 @@ def _instances(families: Families, gpu: Gpu) -> None:
             families.add("gpu_mig_info", 1, *at, *ids, item.profile)
         families.add("gpu_mig_memory_total_bytes", item.memory_total_bytes, *at)
         families.add("gpu_mig_memory_used_bytes", item.memory_used_bytes, *at)
+        families.add("gpu_mig_utilization_ratio", item.utilization_ratio, *at)
+        families.add("gpu_mig_tensor_activity_ratio", item.tensor_activity_ratio, *at)
 
 
 def _xids(families: Families, xids: Iterable[XidErrors]) -> None:

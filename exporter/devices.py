@@ -48,6 +48,8 @@ class MigInstance:
         gpu_instance_id, compute_instance_id: by which processes name it.
         profile: such as 1g.5gb; empty where the driver does not tell.
         memory_total_bytes, memory_used_bytes: of its GPU instance.
+        utilization_ratio: share of time that its GPU instance worked, by GPM; None before Hopper.
+        tensor_activity_ratio: likewise of its tensor cores, where it is asked for.
     """
 
     uuid: str
@@ -56,6 +58,8 @@ class MigInstance:
     profile: str = ""
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
+    utilization_ratio: float | None = None
+    tensor_activity_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class Gpu:
         memory_unified: whether it uses the node's memory and has none of its own, so that its sizes
             are not known; None where that is not known either.
         *_bytes: bytes; *_ratio: 0 to 1; *_celsius, *_watts, *_joules, *_hertz: base units.
+        tensor_activity_ratio: share of time that its tensor cores worked, where it is asked for and
+            the card has GPM.
         throttle: reason -> active.
         ecc_errors: kind (corrected, uncorrected) -> count since the driver was loaded.
         traffic_bytes: pcie_receive, pcie_transmit, nvlink_receive, nvlink_transmit -> bytes since
@@ -85,6 +91,7 @@ class Gpu:
     pci_bus_id: str = ""
     up: bool = True
     utilization_ratio: float | None = None
+    tensor_activity_ratio: float | None = None
     memory_activity_ratio: float | None = None
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None

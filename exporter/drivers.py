@@ -33,6 +33,7 @@ INSUFFICIENT_SIZE = 7
 FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 NO_LIBRARY = 12
+NO_DATA = 21
 VERSIONS_DIFFER = 18
 LIFE_CYCLE = frozenset({1, 9, 12, 18, 28})
 """Uninitialised, no driver, no library, versions differ, no GPU: nothing is known."""

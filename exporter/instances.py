@@ -1,7 +1,8 @@
 """MIG: instances of a card, each a card of its own for whoever runs on it.
 
 The driver lists processes on the card, with the ids of the instance they run on; memory and
-identity are the instance's. Utilization exists neither for an instance nor for its processes.
+identity are the instance's. Utilization exists for no process on an instance, and for the instance
+itself only by GPM (`gpm.py`), where the card has it.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def places(devices: DeviceSnapshot | None) -> tuple[Gpu, ...]:
     """Where processes run: the cards, with an instance of MIG as a card of its own.
 
     A card with instances is there as well, with what runs on none of them. What is known of the
-    memory is on the instance; where two share one GPU instance, nobody knows whose it is.
+    memory is on the instance; where two share one GPU instance, nobody knows whose that is, nor
+    which of them is at work.
 
     Args:
         devices: the node's cards.
@@ -128,6 +130,7 @@ def _parts(gpu: Gpu) -> list[Gpu]:
                 up=gpu.up,
                 memory_total_bytes=item.memory_total_bytes if sole else None,
                 memory_used_bytes=item.memory_used_bytes if sole else None,
+                utilization_ratio=item.utilization_ratio if sole else None,
                 mig_enabled=True,
                 processes=None
                 if gpu.processes is None

@@ -27,6 +27,7 @@ from gpuwarden.clock import SystemClock
 from gpuwarden.errors import DriverUnavailable, InvalidInput
 from gpuwarden.exporter import drivers, instances
 from gpuwarden.exporter.devices import DeviceSnapshot, Gpu
+from gpuwarden.exporter.gpm import Gpm
 from gpuwarden.exporter.process_tables import ProcessTables
 from gpuwarden.exporter.switches import DEFAULT_COLLECTORS
 from gpuwarden.exporter.traffic import NVLINK, PCIE, Traffic
@@ -141,6 +142,7 @@ class Nvml:
             *(NVLINK if "nvlink" in self._collectors else ()),
         )
         self._traffic = Traffic()
+        self._gpm = Gpm(self._driver, clock=clock, tensor="tensor" in self._collectors)
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._lock = threading.Lock()
         self._released = False
@@ -188,6 +190,7 @@ class Nvml:
         if not self._lock.acquire(timeout=_CLOSE_SECONDS):
             return False
         try:
+            self._gpm.close()
             self._driver.close()
             return self._xids is None or self._xids.leave()
         finally:
@@ -238,6 +241,7 @@ class Nvml:
         with self._session():
             taken_at = self._clock.wall()
             gpus = [self._gpu(*place) for place in self._enumerate()]
+            self._gpm.follow(gpus)
             if self._xids is not None:
                 self._xids.follow(gpus)
             return DeviceSnapshot(
@@ -301,6 +305,7 @@ class Nvml:
             try:
                 yield
             except DriverUnavailable:
+                self._gpm.close()
                 self._driver.close()
                 # The driver is not gone while somebody is still in it.
                 if self._xids is not None:
@@ -404,6 +409,7 @@ class Nvml:
                 name=card.name,
                 pci_bus_id=card.pci_bus_id,
                 utilization_ratio=busy,
+                tensor_activity_ratio=None if mig else self._gpm.of_card(card.uuid, handle).tensor,
                 memory_activity_ratio=activity,
                 temperature_celsius=self._temperature(handle),
                 power_watts=self._scaled("nvmlDeviceGetPowerUsage", handle),
@@ -444,10 +450,11 @@ class Nvml:
             return found.total, found.used
 
         found = instances.read(self._driver, handle, memory)
+        # As a lost card has them: without values.
         card.instances = tuple(
             replace(item, memory_total_bytes=None, memory_used_bytes=None) for item in found
         )
-        return found
+        return self._gpm.of_instances(card.uuid, handle, found)
 
     def _rates(self, handle: Any) -> tuple[float | None, float | None]:
         rates = drivers.UTILIZATION()

@@ -62,6 +62,7 @@ typedef struct {
     long utilization, activity, power; /* -1: follows from the processes */
     unsigned pcie_bits;
     unsigned temperature, limit, minor, mig, persistence, sm_clock, memory_clock;
+    unsigned gpm, tensor;
 } card_t;
 
 typedef struct {
@@ -87,6 +88,7 @@ typedef struct {
     char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
     char profile[32];
     unsigned long long memory, used;
+    unsigned tensor;
 } instance_t;
 
 /* How often an error has happened on a card. */
@@ -290,6 +292,8 @@ static void add_card(const word_t *words, int count) {
     card->pcie_receive = (unsigned long long)number(words, count, "pcie_receive", 0);
     card->pcie_transmit = (unsigned long long)number(words, count, "pcie_transmit", 0);
     card->pcie_bits = (unsigned)number(words, count, "pcie_bits", 64);
+    card->gpm = (unsigned)number(words, count, "gpm", 0);
+    card->tensor = (unsigned)number(words, count, "tensor", 0);
     card->nvlink_receive = (unsigned long long)number(words, count, "nvlink_receive", 0);
     card->nvlink_transmit = (unsigned long long)number(words, count, "nvlink_transmit", 0);
     card_count++;
@@ -331,6 +335,7 @@ static void add_instance(const word_t *words, int count) {
     copy(instance->profile, sizeof instance->profile, profile != NULL ? profile : "1g.5gb");
     instance->memory = (unsigned long long)number(words, count, "memory", 4864LL << 20);
     instance->used = (unsigned long long)number(words, count, "used", 0);
+    instance->tensor = (unsigned)number(words, count, "tensor", 0);
 }
 
 static void add_xid(const word_t *words, int count) {
@@ -1270,6 +1275,98 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count,
                                              nvmlFieldValue_t *values) {
     ENTER_CARD(device)
     for (int i = 0; i < count; i++) values[i].nvmlReturn = field(card, &values[i]);
+    LEAVE
+}
+
+/* ------------------------------------------------------------------------------------------- */
+/* GPM: what happened between two samples */
+
+struct nvmlGpmSample_st {
+    int64_t taken; /* CLOCK_BOOTTIME ns, 0 while nothing was sampled */
+    unsigned card, gi;
+    double graphics, tensor;
+};
+
+/* Samples closer together than this tell nothing. */
+static const int64_t GPM_PERIOD_NS = 100 * 1000 * 1000;
+
+EXPORT nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support) {
+    ENTER_CARD(device)
+    if (support->version != NVML_GPM_SUPPORT_VERSION) {
+        answer = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+        break;
+    }
+    support->isSupportedDevice = card->gpm;
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample) {
+    ENTER_SYSTEM
+    *sample = calloc(1, sizeof **sample);
+    if (*sample == NULL) answer = NVML_ERROR_MEMORY;
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample) {
+    ENTER_SYSTEM
+    free(sample);
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample) {
+    ENTER_CARD(device)
+    if (!card->gpm) {
+        answer = NVML_ERROR_NOT_SUPPORTED;
+        break;
+    }
+    *sample = (struct nvmlGpmSample_st){boottime(), card->index, NO_INSTANCE, busy(card, 0),
+                                        card->tensor};
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned gpu_instance,
+                                        nvmlGpmSample_t sample) {
+    ENTER_CARD(device)
+    answer = card->gpm ? NVML_ERROR_NOT_FOUND : NVML_ERROR_NOT_SUPPORTED;
+    for (unsigned i = 0; i < instance_count && card->gpm; i++) {
+        if (instances[i].card != card->index || instances[i].gi != gpu_instance) continue;
+        unsigned sum = 0;
+        for (unsigned p = 0; p < process_count; p++)
+            if (processes[p].card == card->index && processes[p].gi == gpu_instance &&
+                processes[p].alive)
+                sum += processes[p].sm;
+        *sample = (struct nvmlGpmSample_st){boottime(), card->index, gpu_instance,
+                                            sum < 100 ? sum : 100, instances[i].tensor};
+        answer = NVML_SUCCESS;
+        break;
+    }
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *wanted) {
+    ENTER_SYSTEM
+    if (wanted->version != NVML_GPM_METRICS_GET_VERSION) {
+        answer = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+        break;
+    }
+    const nvmlGpmSample_t first = wanted->sample1, second = wanted->sample2;
+    if (first->taken == 0 || second->taken < first->taken || first->card != second->card ||
+        first->gi != second->gi) {
+        answer = NVML_ERROR_INVALID_ARGUMENT;
+        break;
+    }
+    for (unsigned i = 0; i < wanted->numMetrics; i++) {
+        nvmlGpmMetric_t *metric = &wanted->metrics[i];
+        metric->nvmlReturn = NVML_SUCCESS;
+        if (second->taken - first->taken < GPM_PERIOD_NS)
+            metric->nvmlReturn = NVML_ERROR_NO_DATA;
+        else if (metric->metricId == NVML_GPM_METRIC_GRAPHICS_UTIL)
+            metric->value = (first->graphics + second->graphics) / 2;
+        else if (metric->metricId == NVML_GPM_METRIC_ANY_TENSOR_UTIL)
+            metric->value = (first->tensor + second->tensor) / 2;
+        else
+            metric->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
+    }
     LEAVE
 }
 

@@ -65,6 +65,8 @@ class Card:
         minor: minor number of its device file, or None: the index.
         persistence: 1 for persistence mode.
         sm_clock, memory_clock: MHz.
+        gpm: 1: the card has GPM, as Hopper and what came after it.
+        tensor: per cent of time that its tensor cores work, for GPM.
     """
 
     index: int
@@ -93,6 +95,8 @@ class Card:
     pcie_bits: int = 64
     nvlink_receive: int = 0
     nvlink_transmit: int = 0
+    gpm: int = 0
+    tensor: int = 0
 
     def __post_init__(self) -> None:
         if not self.uuid:
@@ -180,6 +184,7 @@ class SimulatedInstance:
         profile: such as 1g.5gb.
         memory: bytes in all.
         used: bytes used by no process.
+        tensor: per cent of time that its tensor cores work, for GPM.
     """
 
     card: int
@@ -189,6 +194,7 @@ class SimulatedInstance:
     profile: str = "1g.5gb"
     memory: int = 4864 * 2**20
     used: int = 0
+    tensor: int = 0
 
 
 @dataclass(frozen=True, slots=True)

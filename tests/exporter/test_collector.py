@@ -50,6 +50,7 @@ GPU = Gpu(
     pci_bus_id="00000000:3B:00.0",
     utilization_ratio=0.0,
     memory_activity_ratio=0.5,
+    tensor_activity_ratio=0.25,
     memory_total_bytes=1000,
     memory_used_bytes=500,
     memory_free_bytes=400,
@@ -69,7 +70,7 @@ GPU = Gpu(
         "nvlink_transmit": 6,
     },
     processes=(GpuProcess(20, ProcessKind.COMPUTE, 500, 0.0),),
-    instances=(MigInstance("MIG-a", 1, 0, "1g.5gb", 300, 200),),
+    instances=(MigInstance("MIG-a", 1, 0, "1g.5gb", 300, 200, 0.5, 0.25),),
 )
 DESCRIPTION = RunDescription(
     run_id="run-1",
