@@ -75,7 +75,7 @@ def collect(
         for gpu in devices.gpus:
             _gpu(families, gpu, snapshot)
             _instances(families, gpu)
-        _xids(families, devices.xids or ())
+        _xids(families, devices.xids)
     if "process" in collectors:
         dropped["process_limit"] += _processes(families, snapshot.processes, max_processes)
     said = vocabularies if vocabularies is not None else Vocabularies()
@@ -97,7 +97,7 @@ def collect(
         families.add("gpuwarden_snapshot_timestamp_seconds", snapshot.taken_at)
     dropped["duplicate_series"] = families.duplicates
     failed = set(snapshot.failed)
-    if devices is None or devices.xids is None:
+    if devices is None or not devices.xids_heard:
         # Nobody is judged by these: without them the snapshot is complete.
         failed.add("xid")
     own(families, up=devices is not None, failed=failed, totals=totals, collectors=collectors)
@@ -136,7 +136,7 @@ def own(
 def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
     at = (str(gpu.index), gpu.uuid)
     devices = snapshot.devices
-    if devices is not None and gpu.name:
+    if devices is not None and gpu.uuid:
         families.add(
             "gpu_info",
             1,

@@ -141,7 +141,8 @@ class DeviceSnapshot:
         gpus: by index; lost ones included.
         dropped: reason -> how many values were read but not believed in this snapshot.
         complete: False if an unexpected error hid part of the node.
-        xids: errors of cards, also of those that are gone; None while they are not heard.
+        xids: errors of cards, also of those that are gone.
+        xids_heard: whether every card that could report an error is listened to.
     """
 
     taken_at: float
@@ -150,4 +151,5 @@ class DeviceSnapshot:
     gpus: tuple[Gpu, ...]
     dropped: dict[str, int] = field(default_factory=dict)
     complete: bool = True
-    xids: tuple[XidErrors, ...] | None = ()
+    xids: tuple[XidErrors, ...] = ()
+    xids_heard: bool = True

@@ -42,18 +42,17 @@ def read(
         Lost: the card is lost.
         DriverUnavailable: the driver is gone.
     """
-    count = driver.number("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+    count = driver.number("nvmlDeviceGetMaxMigDeviceCount", handle, vital=True) or 0
     found = []
     for index in range(min(count, MAX_INSTANCES)):
         part = ctypes.c_void_p()
         code = driver.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, ctypes.byref(part))
-        if code == drivers.NOT_FOUND:
+        if code in (drivers.NOT_FOUND, drivers.GPU_NOT_FOUND):
             # Places of instances need not be used without gaps.
             continue
-        if code in drivers.LOST:
-            raise drivers.Lost
         if code != drivers.SUCCESS:
-            driver.count_failure(code)
+            # Who runs on it would be said to run on the whole card.
+            driver.note(code, vital=True)
             continue
         instance = _instance(driver, part, memory)
         if instance is not None:
@@ -66,9 +65,9 @@ def _instance(
     handle: Any,
     memory: Callable[[Any], tuple[int | None, int | None]],
 ) -> MigInstance | None:
-    uuid = driver.text("nvmlDeviceGetUUID", handle, 96)
-    gpu_instance = driver.number("nvmlDeviceGetGpuInstanceId", handle)
-    compute_instance = driver.number("nvmlDeviceGetComputeInstanceId", handle)
+    uuid = driver.text("nvmlDeviceGetUUID", handle, 96, vital=True)
+    gpu_instance = driver.number("nvmlDeviceGetGpuInstanceId", handle, vital=True)
+    compute_instance = driver.number("nvmlDeviceGetComputeInstanceId", handle, vital=True)
     if not uuid or gpu_instance is None or compute_instance is None:
         # It went while it was looked at, or cannot be told from the others.
         driver.dropped["enumeration"] += 1

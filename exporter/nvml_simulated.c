@@ -60,6 +60,7 @@ typedef struct {
     unsigned long long memory, reserved, used, energy, throttle, corrected, uncorrected;
     unsigned long long pcie_receive, pcie_transmit, nvlink_receive, nvlink_transmit;
     long utilization, activity, power; /* -1: follows from the processes */
+    long long told_used;               /* -1: what adds up */
     unsigned pcie_bits;
     unsigned temperature, limit, minor, mig, persistence, sm_clock, memory_clock;
     unsigned gpm, tensor;
@@ -101,7 +102,8 @@ typedef struct {
     char call[MAX_CALL];
     int card; /* -1: every card, and calls that concern none */
     int code;
-    long times; /* -1: always */
+    unsigned count; /* with code 0, of rows that are not there */
+    long times;     /* -1: always */
     double milliseconds;
 } rule_t;
 
@@ -279,6 +281,7 @@ static void add_card(const word_t *words, int count) {
     card->throttle = (unsigned long long)number(words, count, "throttle", 0);
     card->corrected = (unsigned long long)number(words, count, "ecc_corrected", 0);
     card->uncorrected = (unsigned long long)number(words, count, "ecc_uncorrected", 0);
+    card->told_used = number(words, count, "told_used", -1);
     card->utilization = (long)number(words, count, "utilization", -1);
     card->activity = (long)number(words, count, "activity", -1);
     card->power = (long)number(words, count, "power", -1);
@@ -354,6 +357,7 @@ static void add_rule(rule_t *rules, unsigned *rule_count, const word_t *words, i
     copy(rule->call, sizeof rule->call, call != NULL ? call : "*");
     rule->card = (int)number(words, count, "card", -1);
     rule->code = (int)number(words, count, "code", NVML_ERROR_FUNCTION_NOT_FOUND);
+    rule->count = (unsigned)number(words, count, "count", 0);
     rule->times = (long)number(words, count, "times", -1);
     rule->milliseconds = real(words, count, "milliseconds", 0.0);
 }
@@ -568,6 +572,8 @@ static int applies(const rule_t *rule, const char *call, const card_t *card) {
 
 static const nvmlReturn_t GO_ON = (nvmlReturn_t)-1;
 
+static unsigned claimed; /* rows, by a fault of code 0 */
+
 /* With the lock held: whether the call may go on, or what it returns instead. */
 static nvmlReturn_t begin(const char *call, const card_t *card) {
     double milliseconds = 0.0;
@@ -579,6 +585,7 @@ static nvmlReturn_t begin(const char *call, const card_t *card) {
         if (!applies(&faults[i], call, card) || faults[i].times == 0) continue;
         if (faults[i].times > 0) faults[i].times--;
         answer = (nvmlReturn_t)faults[i].code;
+        claimed = faults[i].count;
     }
     if (milliseconds > 0.0) {
         struct timespec rest = {(time_t)(milliseconds / 1e3),
@@ -764,7 +771,13 @@ EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned 
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) {
-    ENTER_SYSTEM
+    ENTER
+    if ((answer = begin(__func__, NULL)) == NVML_SUCCESS) {
+        *count = claimed;
+        break;
+    }
+    if (answer != GO_ON) break;
+    answer = NVML_SUCCESS;
     *count = card_count;
     LEAVE
 }
@@ -981,6 +994,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *m
     memory->total = card->memory;
     memory->used = used_memory(card) + card->reserved;
     memory->free = memory->total - memory->used;
+    if (card->told_used >= 0) memory->used = (unsigned long long)card->told_used;
     LEAVE
 }
 
@@ -1002,6 +1016,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
     memory->reserved = card->reserved;
     memory->used = used_memory(card);
     memory->free = memory->total - memory->used - memory->reserved;
+    if (card->told_used >= 0) memory->used = (unsigned long long)card->told_used;
     LEAVE
 }
 
@@ -1041,7 +1056,7 @@ static nvmlReturn_t list(const char *call, nvmlDevice_t device, kind_t kind, uns
     else if ((card = card_of(device)) == NULL)
         answer = NVML_ERROR_GPU_IS_LOST;
     else if ((answer = begin(call, card)) == NVML_SUCCESS)
-        *count = 0; /* a fault with code 0: success with nothing */
+        *count = claimed; /* a fault with code 0: success with nothing */
     else if (answer == GO_ON && (card = card_of(device)) == NULL)
         answer = NVML_ERROR_GPU_IS_LOST;
     else if (answer == GO_ON) {
@@ -1100,7 +1115,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
     else if ((card = card_of(device)) == NULL)
         answer = NVML_ERROR_GPU_IS_LOST;
     else if ((answer = begin(__func__, card)) == NVML_SUCCESS)
-        *count = 0;
+        *count = claimed;
     else if (answer == GO_ON && (card = card_of(device)) == NULL)
         answer = NVML_ERROR_GPU_IS_LOST;
     else if (answer == GO_ON && card->mig)
@@ -1114,7 +1129,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
             if (process->card != card->index || (process->sm == 0 && process->mem == 0)) continue;
             /* Samples outlive their process in the driver's buffer: with an age they stay. */
             if (!process->alive && !(process->listed && process->sample_age > 0.0)) continue;
-            unsigned long long taken = now - (unsigned long long)(process->sample_age * 1e6);
+            unsigned long long taken =
+                now - (unsigned long long)(long long)(process->sample_age * 1e6);
             taken -= taken % SAMPLE_US;
             if (taken <= last_seen) continue;
             if (samples != NULL && found < *count)
@@ -1454,10 +1470,12 @@ static int event(nvmlEventSet_t set, nvmlEventData_t *data) {
     return 0;
 }
 
-EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data,
-                                        unsigned milliseconds) {
+static nvmlReturn_t wait_for(const char *call, nvmlEventSet_t set, nvmlEventData_t *data,
+                             unsigned milliseconds) {
     const int64_t deadline = boottime() + (int64_t)milliseconds * 1000000;
-    ENTER_SYSTEM
+    ENTER
+    if ((answer = begin(call, NULL)) != GO_ON) break;
+    answer = NVML_SUCCESS;
     for (;;) {
         if (event(set, data)) break;
         if (boottime() >= deadline) {
@@ -1482,7 +1500,12 @@ EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *dat
     LEAVE
 }
 
+EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data,
+                                        unsigned milliseconds) {
+    return wait_for(__func__, set, data, milliseconds);
+}
+
 EXPORT nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data,
                                      unsigned milliseconds) {
-    return nvmlEventSetWait_v2(set, data, milliseconds);
+    return wait_for(__func__, set, data, milliseconds);
 }

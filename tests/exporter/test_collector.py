@@ -300,7 +300,7 @@ def test_a_metric_that_the_catalogue_does_not_have() -> None:
 
 def test_errors_that_are_not_heard() -> None:
     """While XID errors are not heard it is said; nobody is judged by them, so all else counts."""
-    devices = DeviceSnapshot(1.0, "1", simulated=False, gpus=(GPU,), xids=None)
+    devices = DeviceSnapshot(1.0, "1", simulated=False, gpus=(GPU,), xids_heard=False)
     samples = _samples(NodeSnapshot(1.0, devices))
     assert samples["gpuwarden_collector_success", (("collector", "xid"),)] == 0.0
     assert samples["gpuwarden_collector_success", (("collector", "nvml"),)] == 1.0
