@@ -57,8 +57,8 @@ VERSIONS = {
 }
 MIG_CARD = 2
 
-# Energy grows by itself, identity has what is known of it, and `gpu_up` tells of a loss.
-CHANGING = {"gpu_energy_joules_total", "gpu_info", "gpu_up"}
+# Energy grows by itself, identity is as far as it is known, the others tell what is not there.
+CHANGING = {"gpu_energy_joules_total", "gpu_info", "gpu_memory_unified", "gpu_up"}
 
 _NAME = re.compile(r'"(nvml(?:Device|System|Event|Gpm)\w+)"')
 

@@ -41,7 +41,9 @@ class Node:
         Scenario(marked, faults=faults).write(self._file)
         return eventually(
             self.nvml.snapshot,
-            until=lambda seen: self._mark in {gpu.temperature_celsius for gpu in seen.gpus},
+            until=lambda seen: (
+                {gpu.temperature_celsius for gpu in seen.gpus if gpu.up} == {self._mark}
+            ),
         )
 
 
