@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
 from gpuwarden import __version__
+from gpuwarden.exporter.connections import ReadersConnection
 from gpuwarden.exporter.pages import Format
 from gpuwarden.exporter.servers import (
     Bounded,
@@ -21,16 +19,17 @@ from gpuwarden.exporter.servers import (
     listening,
     raise_open_files,
 )
+from gpuwarden.exporter.sites import HTML, Answer, Site
 from gpuwarden.exporter.supervision import Supervision
 from gpuwarden.exporter.textfiles import Textfile
 from gpuwarden.exporter.web_configs import Guarded, Web
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
     from starlette.types import ASGIApp
 
     from gpuwarden.exporter.sampler import Sampler
     from gpuwarden.exporter.settings import ExporterSettings
+    from gpuwarden.exporter.sites import Headers
 
 METRICS_PATH = "/metrics"
 _SHUTDOWN_SECONDS = 1
@@ -52,47 +51,37 @@ _LANDING = f"""<!doctype html>
 _logger = structlog.get_logger(__name__)
 
 
-def application(sampler: Sampler) -> Starlette:
+_HEADERS = (("cache-control", "no-store"), ("vary", "accept, accept-encoding"))
+_COMPRESSED_HEADERS = (*_HEADERS, ("content-encoding", "gzip"))
+
+
+def application(sampler: Sampler) -> Site:
     """The web application.
 
     Args:
         sampler: where pages come from.
     """
 
-    async def metrics(request: Request) -> Response:
-        await _first_page(sampler, patience_of(request.headers.get(_DEADLINE_HEADER, "")))
-        form = wanted_format(request.headers.get("accept", ""))
-        compressed = takes_gzip(request.headers.get("accept-encoding", ""))
-        headers = {
-            "content-type": form.value,
-            "cache-control": "no-store",
-            "vary": "accept, accept-encoding",
-        }
-        if compressed:
-            headers["content-encoding"] = "gzip"
+    async def metrics(headers: Headers) -> Answer:
+        await _first_page(sampler, patience_of(headers.get(_DEADLINE_HEADER)))
+        form = wanted_format(headers.get("accept"))
+        compressed = takes_gzip(headers.get("accept-encoding"))
         body = sampler.page().body.get_encoded(form, compressed=compressed)
-        return Response(body, headers=headers)
+        return Answer(body, form.value, headers=_COMPRESSED_HEADERS if compressed else _HEADERS)
 
-    async def healthy(_request: Request) -> Response:
-        return PlainTextResponse("healthy\n")
+    async def healthy(_headers: Headers) -> Answer:
+        return Answer(b"healthy\n")
 
-    async def ready(_request: Request) -> Response:
+    async def ready(_headers: Headers) -> Answer:
         if sampler.ready and not sampler.released:
-            return PlainTextResponse("ready\n")
+            return Answer(b"ready\n")
         reason = sampler.problem or "the node has not been read completely yet"
-        return PlainTextResponse(f"not ready: {reason}\n", status_code=503)
+        return Answer(f"not ready: {reason}\n".encode(), status=503)
 
-    async def landing(_request: Request) -> Response:
-        return HTMLResponse(_LANDING)
+    async def landing(_headers: Headers) -> Answer:
+        return Answer(_LANDING.encode(), HTML)
 
-    return Starlette(
-        routes=[
-            Route("/", landing),
-            Route(METRICS_PATH, metrics),
-            Route("/-/healthy", healthy),
-            Route("/-/ready", ready),
-        ]
-    )
+    return Site({"/": landing, METRICS_PATH: metrics, "/-/healthy": healthy, "/-/ready": ready})
 
 
 async def _first_page(sampler: Sampler, seconds: float) -> None:
@@ -194,7 +183,8 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
         Bounded(served, settings.max_requests),
         access_log=False,
         callback_notify=supervision.alive,
-        http="h11",
+        date_header=False,
+        http=ReadersConnection,
         lifespan="off",
         log_config=None,
         server_header=False,

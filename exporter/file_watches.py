@@ -1,8 +1,9 @@
 """Waiting for what happens to one file, without looking at it all the time (inotify(7)).
 
-Python has no inotify of its own, so the three calls are made on the C library. What is watched is
-the file's folder, because the file comes and goes. Where the kernel does not let itself be asked
-(no folder yet, too many watches), waiting ends often enough to look at the file instead.
+Python has no inotify of its own, so its calls are made on the C library. What is watched is the
+file's folder, because the file comes and goes, or the nearest one above it while there is none.
+Where the kernel does not let itself be asked (too many watches), waiting ends often enough to look
+at the file instead.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import os
 import select
 import struct
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 UNWATCHED_SECONDS = 0.2
-"""Longest wait while the folder cannot be watched."""
+"""Longest wait while nothing can be watched."""
 
 _EVENT = struct.Struct("iIII")
 _READ_BYTES = 64 * 1024
@@ -31,6 +33,16 @@ _MASK = 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800 | 0x1000000
 _FOLDER_GONE = 0x400 | 0x800 | 0x2000 | 0x8000 | 0x4000
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A folder as it is now, and what in it is waited for."""
+
+    folder: Path
+    name: bytes
+    device: int
+    inode: int
+
+
 class FileWatch:
     """Wakes one waiting thread; `wake` and only that may be called by others."""
 
@@ -40,14 +52,13 @@ class FileWatch:
         Args:
             file: need not be there, nor its folder.
         """
-        self._folder = file.parent
-        self._name = os.fsencode(file.name)
+        self._file = file
         self._library = ctypes.CDLL(None, use_errno=True)
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
         self._events: int | None = None
-        self._watched: tuple[int, int] | None = None
+        self._watched: _Place | None = None
         self._renew()
 
     @property
@@ -62,7 +73,7 @@ class FileWatch:
             seconds: the longest time.
         """
         deadline = time.monotonic() + seconds
-        if self._folder_now() != self._watched:
+        if self._nearest() != self._watched:
             self._renew()
             if self.watching:
                 # Whatever happened before the watch began has not been told.
@@ -90,26 +101,31 @@ class FileWatch:
 
     # -----------------------------------------------------------------------------------------
 
-    def _folder_now(self) -> tuple[int, int] | None:
-        try:
-            about = self._folder.stat()
-        except OSError:
-            return None
-        return about.st_dev, about.st_ino
+    def _nearest(self) -> _Place | None:
+        """The folder that the file is in, or will be somewhere below."""
+        name = self._file
+        for folder in self._file.parents:
+            try:
+                about = folder.stat()
+            except OSError:
+                name = folder
+                continue
+            return _Place(folder, os.fsencode(name.name), about.st_dev, about.st_ino)
+        return None
 
     def _renew(self) -> None:
         self._forget()
-        before = self._folder_now()
-        if before is None:
+        place = self._nearest()
+        if place is None:
             return
         descriptor = self._library.inotify_init1(_NONBLOCK_CLOEXEC)
         if descriptor < 0:
             return
-        folder = os.fsencode(self._folder)
+        folder = os.fsencode(place.folder)
         if self._library.inotify_add_watch(descriptor, folder, ctypes.c_uint32(_MASK)) < 0:
             os.close(descriptor)
             return
-        self._events, self._watched = descriptor, before
+        self._events, self._watched = descriptor, place
         self._poll.register(descriptor, select.POLLIN)
 
     def _forget(self) -> None:
@@ -120,7 +136,7 @@ class FileWatch:
 
     def _concerned(self) -> bool:
         """Take the events that have come; whether the file, or the watch itself, is among them."""
-        if self._events is None:
+        if self._events is None or self._watched is None:
             return True
         try:
             content = os.read(self._events, _READ_BYTES)
@@ -135,5 +151,5 @@ class FileWatch:
             if mask & _FOLDER_GONE:
                 self._forget()
                 return True
-            found = found or name == self._name
+            found = found or name == self._watched.name
         return found

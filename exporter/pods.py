@@ -192,8 +192,7 @@ class Pods:
             return None
         if self._own in (None, (pid_namespace, mount_namespace)):
             return None
-        # A name may hold carriage returns: only the kernel's own line feeds end a line.
-        for line in status.split(b"\n"):
+        for line in status.splitlines():
             if line.startswith(b"NSpid:"):
                 return _Member(process.pid, int(line.split()[-1]), pid_namespace, mount_namespace)
         return None

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 _BACKLOG = 128
 _OPEN_FILES = 65536
-_TICK_SECONDS = 1.0
+_TICK_SECONDS = 5.0
+_DATED_TICK_SECONDS = 1.0
+"""Where uvicorn itself dates the answers: it does so with each tick."""
 _ADDRESS = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})"
 )
@@ -96,7 +98,7 @@ class QuietServer(uvicorn.Server):
     """A server that sleeps while nobody asks for anything.
 
     uvicorn's own looks ten times a second whether it should end, which is a third of what an idle
-    node costs. This one is woken by the signal, and else looks once a second.
+    node costs. This one is woken by the signal, and else looks every few seconds.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -112,10 +114,14 @@ class QuietServer(uvicorn.Server):
     async def main_loop(self) -> None:
         """Serve until it should end."""
         self._loop = asyncio.get_running_loop()
+        # A supervisor must hear of it within twice the time that it is told after.
+        tick = min(_TICK_SECONDS, self.config.timeout_notify / 2)
+        if self.config.date_header:
+            tick = min(tick, _DATED_TICK_SECONDS)
         # Each tenth of uvicorn's ticks does what is to be done every second.
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_SECONDS):
+                async with asyncio.timeout(tick):
                     await self._woken.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from starlette.concurrency import run_in_threadpool
 
 from gpuwarden.diagnostics import Diagnostic, Severity, Span, did_you_mean, render_text
 from gpuwarden.errors import InvalidInput, MissingExtra
@@ -226,7 +225,7 @@ class Web:
         if mark in self._verified:
             return True
         async with self._checking:
-            matches = await run_in_threadpool(_matches, password, wanted)
+            matches = await asyncio.to_thread(_matches, password, wanted)
         if not matches or name not in users:
             return False
         # A hash that changes gives another mark: what was right once is not so for ever.

@@ -176,6 +176,8 @@ class Service:
             self.app,
             host=web.host,
             port=web.port,
+            # The other parser bounds no header; the exporter, in the same environment, has it.
+            http="h11",
             ssl_certfile=_optional(self._settings, web.tls_cert_file),
             ssl_keyfile=_optional(self._settings, web.tls_key_file),
             log_config=None,

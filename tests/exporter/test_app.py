@@ -199,7 +199,8 @@ class TestProcess:
         """A node's exporter carries neither torch nor servers' libraries that it does not use."""
         program = (
             "import sys, gpuwarden.exporter.daemon;"
-            "print(sorted({'torch','numpy','pydantic','cryptography','ultralytics','httpx'}"
+            "print(sorted({'torch','numpy','pydantic','cryptography','ultralytics','httpx',"
+            "'starlette','anyio','prometheus_client'}"
             "&sys.modules.keys()))"
         )
         answer = subprocess.run(

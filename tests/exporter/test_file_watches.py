@@ -115,18 +115,16 @@ def test_it_is_woken(watch: Callable[[Path], FileWatch], tmp_path: Path) -> None
     eventually(lambda: waiter.over)
 
 
-def test_a_folder_that_comes_later(watch: Callable[[Path], FileWatch], tmp_path: Path) -> None:
-    """While there is no folder the wait ends by itself; once there is one, it is watched."""
-    folder = tmp_path / "run"
+def test_folders_that_come_later(watch: Callable[[Path], FileWatch], tmp_path: Path) -> None:
+    """While the folder is not there, the nearest one is watched for what leads to the file."""
+    folder = tmp_path / "run" / "gpuwarden"
     one = watch(folder / "release")
-    assert not one.watching
-    one.wait(LONG)
-    folder.mkdir()
-    one.wait(LONG)
-    assert one.watching
-    waiter = Waiter(one)
-    (folder / "release").touch()
-    eventually(lambda: waiter.over)
+    for make in (folder.parent.mkdir, folder.mkdir, (folder / "release").touch):
+        assert one.watching
+        waiter = Waiter(one)
+        make()
+        eventually(lambda waiter=waiter: waiter.over)
+        one.wait(0)
 
 
 def test_a_folder_that_is_replaced(watch: Callable[[Path], FileWatch], tmp_path: Path) -> None:
@@ -134,12 +132,22 @@ def test_a_folder_that_is_replaced(watch: Callable[[Path], FileWatch], tmp_path:
     folder = tmp_path / "run"
     folder.mkdir()
     one = watch(folder / "release")
-    waiter = Waiter(one)
-    folder.rmdir()
-    eventually(lambda: waiter.over)
+    for make in (folder.rmdir, folder.mkdir, (folder / "release").touch):
+        waiter = Waiter(one)
+        make()
+        eventually(lambda waiter=waiter: waiter.over)
+        one.wait(0)
+        assert one.watching
+
+
+def test_what_cannot_be_watched(watch: Callable[[Path], FileWatch], tmp_path: Path) -> None:
+    """Without a watch the wait ends by itself, soon enough to look; it begins when it can."""
+    folder = tmp_path / "run"
+    folder.touch()
+    one = watch(folder / "release")
     assert not one.watching
+    one.wait(LONG)
+    folder.unlink()
     folder.mkdir()
     one.wait(LONG)
     assert one.watching
-    (folder / "release").touch()
-    one.wait(LONG)

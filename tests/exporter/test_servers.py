@@ -82,13 +82,14 @@ def test_a_signal_before_the_server_serves_is_not_lost(number: signal.Signals) -
 
 def test_a_server_that_sleeps_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal wakes a server that has nothing to do, long before it would look by itself."""
+    monkeypatch.setattr(servers, "_DATED_TICK_SECONDS", 3600.0)
     monkeypatch.setattr(servers, "_TICK_SECONDS", 3600.0)
 
     async def nothing(_scope: Any, _receive: Any, _send: Any) -> None:
         raise NotImplementedError
 
     async def serve() -> None:
-        config = uvicorn.Config(nothing, log_config=None)
+        config = uvicorn.Config(nothing, log_config=None, timeout_notify=7200)
         config.load()
         program = QuietServer(config)
         serving = asyncio.create_task(program.main_loop())

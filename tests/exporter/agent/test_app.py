@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from tests.exporter.agent.nodes import AgentProcess
-from tests.servers import fetch, until
+from tests.exporter.agent.nodes import LAUNCHER, AgentProcess
+from tests.servers import fetch, free_port, until
 
 from gpuwarden import agent_api
 from gpuwarden.agent_api import (
     Action,
     ActionReport,
+    ActionRequest,
     ActionState,
     NodeInfo,
     Outcome,
@@ -42,13 +43,47 @@ if TYPE_CHECKING:
 @pytest.fixture
 def agent(tmp_path: Path, cards: Cards, engine: Engine) -> Iterator[AgentProcess]:
     """An agent process that obeys the engine."""
-    made = AgentProcess.beside(tmp_path, cards, engine)
+    port = free_port()
+    arguments = {
+        "--web.listen-address": f"127.0.0.1:{port}",
+        "--node": engine.node,
+        "--keys": engine.private.parent,
+        "--journal": tmp_path / "agent.journal",
+        "--jobs.directory": tmp_path / "jobs",
+        "--gpus": f"simulated:{cards.path}",
+        "--kill-switch": tmp_path / "halt",
+        "--release-file": tmp_path / "release",
+        "--attribution.launcher": LAUNCHER,
+    }
+    made = AgentProcess(
+        [f"{name}={value}" for name, value in arguments.items()],
+        f"http://127.0.0.1:{port}",
+        tmp_path / "agent.log",
+    )
     made.start()
     try:
         yield made
     finally:
-        if made.running:
+        if made.process is not None and made.process.poll() is None:
             made.stop()
+
+
+def post(agent: AgentProcess, engine: Engine, request: ActionRequest) -> ActionReport:
+    """Sign and send a request."""
+    body = request.encode()
+    headers = {agent_api.SIGNATURE_HEADER: engine.sign(body)}
+    return ActionReport.decode(fetch(f"{agent.url}/v1/actions", body, **headers))
+
+
+def outcome(agent: AgentProcess, decision_id: str, step: str = "") -> ActionReport:
+    """Wait until an action has come to a step, or to its end."""
+
+    def there() -> ActionReport | None:
+        report = ActionReport.decode(fetch(f"{agent.url}/v1/actions/{decision_id}"))
+        done = step in report.steps if step else report.state is ActionState.FINISHED
+        return report if done else None
+
+    return until(there)
 
 
 def refusal(url: str, body: bytes | None = None, **headers: str) -> tuple[int, dict]:
@@ -66,10 +101,10 @@ def test_the_api_ends_a_job(agent: AgentProcess, engine: Engine, jobs: Jobs, car
     info = NodeInfo.decode(fetch(f"{agent.url}/v1/node"))
     assert info == NodeInfo(engine.node, boot_id(), (engine.key_id,))
     request = engine.request(job.job_id)
-    assert agent.post(engine, request).decision_id == request.decision_id
-    report = agent.outcome(request.decision_id)
+    assert post(agent, engine, request).decision_id == request.decision_id
+    report = outcome(agent, request.decision_id)
     assert report.outcome is Outcome.RECLAIMED
-    assert agent.post(engine, engine.request(job.job_id)) == report
+    assert post(agent, engine, engine.request(job.job_id)) == report
 
 
 def test_a_repeat_is_answered_however_late(
@@ -80,10 +115,10 @@ def test_a_repeat_is_answered_however_late(
     for item in (job, other):
         cards.hold(item.pid)
     request = engine.request(job.job_id, expires=SystemClock().wall() + 2)
-    agent.post(engine, request)
-    report = agent.outcome(request.decision_id)
+    post(agent, engine, request)
+    report = outcome(agent, request.decision_id)
     until(lambda: SystemClock().wall() > request.expires)
-    assert agent.post(engine, request) == report
+    assert post(agent, engine, request) == report
     # What is not known is not taken on so late, nor may an old signature ask for something else.
     url = f"{agent.url}/v1/actions"
     for late, error in (
@@ -106,7 +141,7 @@ def test_an_agent_without_its_journal_is_not_ready(
         fetch(f"{agent.url}/-/ready")
     with raised.value as error:
         assert (error.code, b"put it back" in error.read()) == (503, True)
-    report = agent.post(engine, engine.request("proc-1", Action.INSPECT))
+    report = post(agent, engine, engine.request("proc-1", Action.INSPECT))
     assert (report.outcome, report.reason) == (Outcome.REFUSED, "journal")
 
 
@@ -147,13 +182,13 @@ def test_a_killed_agent_finishes_what_it_began(
     job = jobs.start("family")
     cards.hold(job.pid)
     request = engine.request(job.job_id, grace=3.0)
-    agent.post(engine, request)
-    agent.outcome(request.decision_id, "sigterm")
+    post(agent, engine, request)
+    outcome(agent, request.decision_id, "sigterm")
     assert agent.stop(signal.SIGKILL) == -signal.SIGKILL
     assert set(job.states()) == set(job.pids)
     agent.start()
-    assert agent.post(engine, engine.request(job.job_id)).decision_id == request.decision_id
-    report = agent.outcome(request.decision_id)
+    assert post(agent, engine, engine.request(job.job_id)).decision_id == request.decision_id
+    report = outcome(agent, request.decision_id)
     assert report.outcome is Outcome.RECLAIMED
     assert {item.pid: item.ended_by for item in report.processes} == dict.fromkeys(
         job.pids, "SIGKILL"
@@ -168,12 +203,12 @@ def test_sigterm_ends_an_agent_in_the_middle_of_a_grace(
     job = jobs.start("stubborn")
     cards.hold(job.pid)
     request = engine.request(job.job_id, grace=600.0)
-    agent.post(engine, request)
-    agent.outcome(request.decision_id, "sigterm")
+    post(agent, engine, request)
+    outcome(agent, request.decision_id, "sigterm")
     assert agent.stop() == 0, agent.log.read_text()
     until(lambda: job.states() == {job.pid: "S"})
     agent.start()
-    assert agent.outcome(request.decision_id, "sigterm").state is ActionState.ACTING
+    assert outcome(agent, request.decision_id, "sigterm").state is ActionState.ACTING
 
 
 def test_an_agent_that_cannot_start_leaves_nobody_stopped(
@@ -183,8 +218,8 @@ def test_an_agent_that_cannot_start_leaves_nobody_stopped(
     job = jobs.start("stubborn")
     cards.hold(job.pid)
     request = engine.request(job.job_id, grace=600.0)
-    agent.post(engine, request)
-    agent.outcome(request.decision_id, "sigterm")
+    post(agent, engine, request)
+    outcome(agent, request.decision_id, "sigterm")
     agent.stop(signal.SIGKILL)
     os.kill(job.pid, signal.SIGSTOP)
     until(lambda: job.states() == {job.pid: "T"})
@@ -350,8 +385,8 @@ def test_inspect_over_the_api(
     job = jobs.start("family")
     cards.hold(job.pid)
     request = engine.request(job.job_id, Action.INSPECT)
-    agent.post(engine, request)
-    report = agent.outcome(request.decision_id)
+    post(agent, engine, request)
+    report = outcome(agent, request.decision_id)
     assert report.outcome is Outcome.DONE
     assert {item.pid for item in report.processes} == set(job.pids) == set(job.states())
 
@@ -367,8 +402,8 @@ def test_released_cards_are_let_go_and_nothing_is_done(
 
     def ask(action: Action) -> ActionReport:
         request = engine.request(job.job_id, action)
-        agent.post(engine, request)
-        return agent.outcome(request.decision_id)
+        post(agent, engine, request)
+        return outcome(agent, request.decision_id)
 
     def holds() -> bool:
         assert agent.process is not None
