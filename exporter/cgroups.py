@@ -70,7 +70,9 @@ def own_cgroup(content: bytes) -> str:
     is `/`, and no line at all gives an empty string.
     """
     unified, others = "", []
-    for line in content.decode(errors="replace").splitlines():
+    # Only what ends a line for the kernel: a cgroup's name may hold whatever else Unicode ends one
+    # with, and what follows would be read as the path of another cgroup.
+    for line in content.decode(errors="replace").split("\n"):
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if hierarchy == "0" and not controllers:

@@ -75,7 +75,7 @@ def collect(
         for gpu in devices.gpus:
             _gpu(families, gpu, snapshot)
             _instances(families, gpu)
-        _xids(families, devices.xids or ())
+        _xids(families, devices.xids)
     if "process" in collectors:
         dropped["process_limit"] += _processes(families, snapshot.processes, max_processes)
     said = vocabularies if vocabularies is not None else Vocabularies()
@@ -97,7 +97,7 @@ def collect(
         families.add("gpuwarden_snapshot_timestamp_seconds", snapshot.taken_at)
     dropped["duplicate_series"] = families.duplicates
     failed = set(snapshot.failed)
-    if devices is None or devices.xids is None:
+    if devices is None or not devices.xids_heard:
         # Nobody is judged by these: without them the snapshot is complete.
         failed.add("xid")
     own(families, up=devices is not None, failed=failed, totals=totals, collectors=collectors)
@@ -136,7 +136,7 @@ def own(
 def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
     at = (str(gpu.index), gpu.uuid)
     devices = snapshot.devices
-    if devices is not None and gpu.name:
+    if devices is not None and gpu.uuid:
         families.add(
             "gpu_info",
             1,
@@ -151,12 +151,14 @@ def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:
         families.add("gpu_processes", len(gpu.processes), *at)
     for name, value in (
         ("gpu_utilization_ratio", gpu.utilization_ratio),
+        ("gpu_tensor_activity_ratio", gpu.tensor_activity_ratio),
         ("gpu_memory_activity_ratio", gpu.memory_activity_ratio),
         ("gpu_memory_total_bytes", gpu.memory_total_bytes),
         ("gpu_memory_used_bytes", gpu.memory_used_bytes),
         ("gpu_memory_free_bytes", gpu.memory_free_bytes),
         ("gpu_memory_reserved_bytes", gpu.memory_reserved_bytes),
         ("gpu_memory_unattributed_bytes", _unattributed(gpu, snapshot.unattributed)),
+        ("gpu_memory_unified", gpu.memory_unified),
         ("gpu_temperature_celsius", gpu.temperature_celsius),
         ("gpu_power_watts", gpu.power_watts),
         ("gpu_power_limit_watts", gpu.power_limit_watts),
@@ -188,6 +190,8 @@ def _instances(families: Families, gpu: Gpu) -> None:
             families.add("gpu_mig_info", 1, *at, *ids, item.profile)
         families.add("gpu_mig_memory_total_bytes", item.memory_total_bytes, *at)
         families.add("gpu_mig_memory_used_bytes", item.memory_used_bytes, *at)
+        families.add("gpu_mig_utilization_ratio", item.utilization_ratio, *at)
+        families.add("gpu_mig_tensor_activity_ratio", item.tensor_activity_ratio, *at)
 
 
 def _xids(families: Families, xids: Iterable[XidErrors]) -> None:

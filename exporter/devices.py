@@ -48,6 +48,8 @@ class MigInstance:
         gpu_instance_id, compute_instance_id: by which processes name it.
         profile: such as 1g.5gb; empty where the driver does not tell.
         memory_total_bytes, memory_used_bytes: of its GPU instance.
+        utilization_ratio: share of time that its GPU instance worked, by GPM; None before Hopper.
+        tensor_activity_ratio: likewise of its tensor cores, where it is asked for.
     """
 
     uuid: str
@@ -56,6 +58,8 @@ class MigInstance:
     profile: str = ""
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
+    utilization_ratio: float | None = None
+    tensor_activity_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,11 @@ class Gpu:
         pci_bus_id: such as 00000000:3B:00.0.
         up: whether it answers; a lost card has no values.
         processes: None where the list could not be read; an empty tuple says that there is none.
+        memory_unified: whether it uses the node's memory and has none of its own, so that its sizes
+            are not known; None where that is not known either.
         *_bytes: bytes; *_ratio: 0 to 1; *_celsius, *_watts, *_joules, *_hertz: base units.
+        tensor_activity_ratio: share of time that its tensor cores worked, where it is asked for and
+            the card has GPM.
         throttle: reason -> active.
         ecc_errors: kind (corrected, uncorrected) -> count since the driver was loaded.
         traffic_bytes: pcie_receive, pcie_transmit, nvlink_receive, nvlink_transmit -> bytes since
@@ -83,11 +91,13 @@ class Gpu:
     pci_bus_id: str = ""
     up: bool = True
     utilization_ratio: float | None = None
+    tensor_activity_ratio: float | None = None
     memory_activity_ratio: float | None = None
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     memory_free_bytes: int | None = None
     memory_reserved_bytes: int | None = None
+    memory_unified: bool | None = None
     temperature_celsius: float | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
@@ -131,7 +141,8 @@ class DeviceSnapshot:
         gpus: by index; lost ones included.
         dropped: reason -> how many values were read but not believed in this snapshot.
         complete: False if an unexpected error hid part of the node.
-        xids: errors of cards, also of those that are gone; None while they are not heard.
+        xids: errors of cards, also of those that are gone.
+        xids_heard: whether every card that could report an error is listened to.
     """
 
     taken_at: float
@@ -140,4 +151,5 @@ class DeviceSnapshot:
     gpus: tuple[Gpu, ...]
     dropped: dict[str, int] = field(default_factory=dict)
     complete: bool = True
-    xids: tuple[XidErrors, ...] | None = ()
+    xids: tuple[XidErrors, ...] = ()
+    xids_heard: bool = True

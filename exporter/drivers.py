@@ -27,19 +27,26 @@ if TYPE_CHECKING:
 
 SUCCESS = 0
 INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
 NOT_FOUND = 6
 INSUFFICIENT_SIZE = 7
 FUNCTION_NOT_FOUND = 13
-GPU_IS_LOST = 15
 NO_LIBRARY = 12
+GPU_IS_LOST = 15
+NO_DATA = 21
 VERSIONS_DIFFER = 18
-LIFE_CYCLE = frozenset({1, 9, 12, 18, 28})
-"""Uninitialised, no driver, no library, versions differ, no GPU: nothing is known."""
-LOST = frozenset({15, 16})
-"""Off the bus, or in need of a reset: concerns one card."""
+GPU_NOT_FOUND = 28
+LIFE_CYCLE = frozenset({1, 9, VERSIONS_DIFFER})
+"""Uninitialised, no driver, versions differ: nothing is known."""
+LOST = frozenset({GPU_IS_LOST, 16, GPU_NOT_FOUND})
+"""Off the bus, in need of a reset, or not found: concerns one card."""
 FEATURE = frozenset({3, 13, 25, 26})
 """Not supported, function missing, struct version unknown, deprecated: the value does not exist."""
+OTHER_VERSION = FEATURE | {INVALID_ARGUMENT}
+"""What a driver answers to a version of a call that it does not have; some call it an argument."""
 PERMISSION = frozenset({4})
+ALL_BITS = 2**32 - 1
+_ALL_BITS_WIDE = 2**64 - 1
 
 DEVICE_ATTRIBUTES: Any = pynvml.c_nvmlDeviceAttributes
 
@@ -61,6 +68,8 @@ UTILIZATION: Any = _plain(pynvml.c_nvmlUtilization_t)
 
 SONAME = "libnvidia-ml.so.1"
 _SIMULATION_MARK = "gpuwarden_simulated_scenario"
+_MAX_SUSPECTS = 8
+"""More calls than these do not fail in a driver that is there."""
 
 
 class PciInfo(ctypes.Structure):
@@ -107,6 +116,7 @@ class Driver:
         self._scenario = scenario
         self._handle: int | None = None
         self._functions: dict[str, Callable[..., int] | None] = {}
+        self._suspects: set[str] = set()
         self.opened = False
         self.simulated = False
         self.version = ""
@@ -123,6 +133,8 @@ class Driver:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
+            # It is gone indeed: no call is to blame.
+            self._suspects.clear()
             self._unload()
             code = int(error.value)
             raise DriverUnavailable(remedy(code, str(error)), code) from error
@@ -178,41 +190,86 @@ class Driver:
         _ctypes.dlclose(handle)
 
     def call(self, name: str, *arguments: Any) -> int:
-        """Return code of a call; a function that this driver does not have counts as such."""
+        """Return code of a call; a function that this driver does not have counts as such.
+
+        A code that says that the driver is gone is believed, and the driver is opened anew. If that
+        succeeds and the same call says the same again, the call is at fault: one that a card does
+        not get right must not blind the node for ever.
+
+        Raises:
+            DriverUnavailable: the driver is gone.
+        """
         if name not in self._functions:
             self._functions[name] = getattr(pynvml.nvmlLib, name, None)
         function = self._functions[name]
         code = FUNCTION_NOT_FOUND if function is None else int(function(*arguments))
-        if code in LIFE_CYCLE:
+        if code in LIFE_CYCLE and name not in self._suspects:
+            if len(self._suspects) >= _MAX_SUSPECTS:
+                self._suspects.clear()
+            self._suspects.add(name)
             raise DriverUnavailable(remedy(code, f"{name} failed"), code)
         return code
 
-    def read(self, name: str, *arguments: Any) -> bool:
-        """Whether a call on a card gave its value; failures that are no missing feature count."""
+    def read(self, name: str, *arguments: Any, vital: bool = False) -> bool:
+        """Whether a call on a card gave its value; failures that are no missing feature count.
+
+        Args:
+            name: the function.
+            arguments: of the call.
+            vital: whether a failure hides who is where, so that the node is not whole.
+
+        Raises:
+            Lost: the card is lost.
+            DriverUnavailable: the driver is gone.
+        """
         code = self.call(name, *arguments)
         if code == SUCCESS:
             return True
+        self.note(code, vital=vital)
+        return False
+
+    def note(self, code: int, *, vital: bool = False) -> None:
+        """Draw the consequence of a return code that is not success.
+
+        Args:
+            code: of a call on a card.
+            vital: as of `read`.
+
+        Raises:
+            Lost: the card is lost.
+        """
         if code in LOST:
             raise Lost
         if code not in FEATURE:
             self.count_failure(code)
-        return False
+            if vital:
+                self.whole = False
 
     def count_failure(self, code: int) -> None:
         """Count a value that was not had, by why."""
         self.dropped["permission" if code in PERMISSION else "nvml_error"] += 1
 
-    def number(self, name: str, handle: Any, *arguments: Any, wide: bool = False) -> int | None:
-        """The number that a call puts behind its last pointer, or None; wide: 64 bits."""
-        value: Any = ctypes.c_ulonglong() if wide else ctypes.c_uint()
-        if not self.read(name, handle, *arguments, ctypes.byref(value)):
-            return None
-        return int(value.value)
+    def number(
+        self, name: str, handle: Any, *arguments: Any, wide: bool = False, vital: bool = False
+    ) -> int | None:
+        """The number that a call puts behind its last pointer, or None; wide: 64 bits.
 
-    def text(self, name: str, handle: Any, size: int) -> str:
+        All bits set is how NVML writes that it does not know. They are set before the call as well,
+        so that a driver which says success and writes nothing is not taken for one that says 0.
+        """
+        value: Any = ctypes.c_ulonglong(-1) if wide else ctypes.c_uint(-1)
+        if not self.read(name, handle, *arguments, ctypes.byref(value), vital=vital):
+            return None
+        number = int(value.value)
+        if number == (_ALL_BITS_WIDE if wide else ALL_BITS):
+            self.dropped["invalid_value"] += 1
+            return None
+        return number
+
+    def text(self, name: str, handle: Any, size: int, *, vital: bool = False) -> str:
         """The text of at most `size` bytes that a call on a card gives, or an empty string."""
         buffer = ctypes.create_string_buffer(size)
-        if not self.read(name, handle, buffer, ctypes.c_uint(size)):
+        if not self.read(name, handle, buffer, ctypes.c_uint(size), vital=vital):
             return ""
         return printable(buffer.value)
 

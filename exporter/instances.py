@@ -1,7 +1,8 @@
 """MIG: instances of a card, each a card of its own for whoever runs on it.
 
 The driver lists processes on the card, with the ids of the instance they run on; memory and
-identity are the instance's. Utilization exists neither for an instance nor for its processes.
+identity are the instance's. Utilization exists for no process on an instance, and for the instance
+itself only by GPM (`gpm.py`), where the card has it.
 """
 
 from __future__ import annotations
@@ -41,18 +42,17 @@ def read(
         Lost: the card is lost.
         DriverUnavailable: the driver is gone.
     """
-    count = driver.number("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+    count = driver.number("nvmlDeviceGetMaxMigDeviceCount", handle, vital=True) or 0
     found = []
     for index in range(min(count, MAX_INSTANCES)):
         part = ctypes.c_void_p()
         code = driver.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, ctypes.byref(part))
-        if code == drivers.NOT_FOUND:
+        if code in (drivers.NOT_FOUND, drivers.GPU_NOT_FOUND):
             # Places of instances need not be used without gaps.
             continue
-        if code in drivers.LOST:
-            raise drivers.Lost
         if code != drivers.SUCCESS:
-            driver.count_failure(code)
+            # Who runs on it would be said to run on the whole card.
+            driver.note(code, vital=True)
             continue
         instance = _instance(driver, part, memory)
         if instance is not None:
@@ -65,9 +65,9 @@ def _instance(
     handle: Any,
     memory: Callable[[Any], tuple[int | None, int | None]],
 ) -> MigInstance | None:
-    uuid = driver.text("nvmlDeviceGetUUID", handle, 96)
-    gpu_instance = driver.number("nvmlDeviceGetGpuInstanceId", handle)
-    compute_instance = driver.number("nvmlDeviceGetComputeInstanceId", handle)
+    uuid = driver.text("nvmlDeviceGetUUID", handle, 96, vital=True)
+    gpu_instance = driver.number("nvmlDeviceGetGpuInstanceId", handle, vital=True)
+    compute_instance = driver.number("nvmlDeviceGetComputeInstanceId", handle, vital=True)
     if not uuid or gpu_instance is None or compute_instance is None:
         # It went while it was looked at, or cannot be told from the others.
         driver.dropped["enumeration"] += 1
@@ -100,7 +100,8 @@ def places(devices: DeviceSnapshot | None) -> tuple[Gpu, ...]:
     """Where processes run: the cards, with an instance of MIG as a card of its own.
 
     A card with instances is there as well, with what runs on none of them. What is known of the
-    memory is on the instance; where two share one GPU instance, nobody knows whose it is.
+    memory is on the instance; where two share one GPU instance, nobody knows whose that is, nor
+    which of them is at work.
 
     Args:
         devices: the node's cards.
@@ -128,6 +129,7 @@ def _parts(gpu: Gpu) -> list[Gpu]:
                 up=gpu.up,
                 memory_total_bytes=item.memory_total_bytes if sole else None,
                 memory_used_bytes=item.memory_used_bytes if sole else None,
+                utilization_ratio=item.utilization_ratio if sole else None,
                 mig_enabled=True,
                 processes=None
                 if gpu.processes is None

@@ -27,7 +27,8 @@ from gpuwarden.clock import SystemClock
 from gpuwarden.errors import DriverUnavailable, InvalidInput
 from gpuwarden.exporter import drivers, instances
 from gpuwarden.exporter.devices import DeviceSnapshot, Gpu
-from gpuwarden.exporter.process_tables import ProcessTables
+from gpuwarden.exporter.gpm import Gpm
+from gpuwarden.exporter.rosters import Roster
 from gpuwarden.exporter.switches import DEFAULT_COLLECTORS
 from gpuwarden.exporter.traffic import NVLINK, PCIE, Traffic
 from gpuwarden.exporter.xids import XidWatcher
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.clock import Clock
     from gpuwarden.exporter.devices import GpuProcess, MigInstance
+    from gpuwarden.exporter.rosters import Card, Place
 
 _logger = structlog.get_logger(__name__)
 
@@ -59,6 +61,9 @@ _THROTTLE = (
     ("display_clocks", 0x100),
 )
 _ECC = (("corrected", 0), ("uncorrected", 1))
+_NO_TEMPERATURE = -1000
+_TOO_MUCH = 2**60
+"""Wide counters beyond this are the trace of a value that is not available."""
 
 
 def open_gpus(specification: str, collectors: Collection[str] = DEFAULT_COLLECTORS) -> Nvml:
@@ -88,23 +93,13 @@ def open_gpus(specification: str, collectors: Collection[str] = DEFAULT_COLLECTO
     return Nvml(simulated.build(), scenario=scenario, collectors=collectors)
 
 
-@dataclass(slots=True)
-class _Card:
-    """What is kept of a card between two snapshots."""
-
-    uuid: str
-    name: str
-    pci_bus_id: str
-    tables: ProcessTables
-    instances: tuple[MigInstance, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class _Memory:
     total: int | None = None
     used: int | None = None
     free: int | None = None
     reserved: int | None = None
+    unified: bool | None = None
 
 
 class Nvml:
@@ -139,13 +134,13 @@ class Nvml:
             *(NVLINK if "nvlink" in self._collectors else ()),
         )
         self._traffic = Traffic()
+        self._gpm = Gpm(self._driver, clock=clock, tensor="tensor" in self._collectors)
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._lock = threading.Lock()
         self._released = False
         self._was_open = False
         self._stale = False
-        self._cards: dict[str, _Card] = {}
-        self._uuids: dict[int, str] = {}
+        self._roster = Roster(self._driver, self._clock)
 
     @property
     def simulated(self) -> bool:
@@ -167,8 +162,6 @@ class Nvml:
             if self._released:
                 raise DriverUnavailable(RELEASED)
             if not self._driver.opened:
-                self._cards = {}
-                self._uuids = {}
                 try:
                     self._driver.open()
                 except DriverUnavailable as error:
@@ -186,6 +179,7 @@ class Nvml:
         if not self._lock.acquire(timeout=_CLOSE_SECONDS):
             return False
         try:
+            self._gpm.close()
             self._driver.close()
             return self._xids is None or self._xids.leave()
         finally:
@@ -213,7 +207,10 @@ class Nvml:
             As `close`.
         """
         self._released = True
-        return self.close()
+        if not self.close():
+            return False
+        self._roster.forget()
+        return True
 
     def acquire(self) -> None:
         """Allow the driver to be opened again."""
@@ -235,7 +232,8 @@ class Nvml:
         """
         with self._session():
             taken_at = self._clock.wall()
-            gpus = [self._gpu(*place) for place in self._enumerate()]
+            gpus = [self._gpu(place) for place in self._roster.read()]
+            self._gpm.follow(gpus)
             if self._xids is not None:
                 self._xids.follow(gpus)
             return DeviceSnapshot(
@@ -246,6 +244,7 @@ class Nvml:
                 dropped=dict(self._driver.dropped),
                 complete=self._driver.whole,
                 xids=self._xids.errors() if self._xids is not None else (),
+                xids_heard=self._xids is None or self._xids.hears,
             )
 
     def process_list(self) -> dict[str, tuple[GpuProcess, ...]]:
@@ -259,15 +258,15 @@ class Nvml:
         """
         with self._session():
             found = {}
-            for _, card, handle in self._enumerate():
-                if handle is None:
+            for place in self._roster.read():
+                if place.handle is None:
                     continue
                 try:
-                    processes = card.tables.processes(handle)
+                    processes = place.card.tables.processes(place.handle)
                 except drivers.Lost:
                     continue
                 if processes is not None:
-                    found[card.uuid] = processes
+                    found[place.card.uuid] = processes
             return found
 
     def memory_used(self) -> dict[str, int]:
@@ -278,15 +277,15 @@ class Nvml:
         """
         with self._session():
             found = {}
-            for _, card, handle in self._enumerate():
-                if handle is None:
+            for place in self._roster.read():
+                if place.handle is None:
                     continue
                 try:
-                    used = self._memory(handle).used
+                    used = self._memory(place.handle).used
                 except drivers.Lost:
                     continue
                 if used is not None:
-                    found[card.uuid] = used
+                    found[place.card.uuid] = used
             return found
 
     @contextmanager
@@ -299,6 +298,7 @@ class Nvml:
             try:
                 yield
             except DriverUnavailable:
+                self._gpm.close()
                 self._driver.close()
                 # The driver is not gone while somebody is still in it.
                 if self._xids is not None:
@@ -308,76 +308,8 @@ class Nvml:
     # -----------------------------------------------------------------------------------------
     # Cards
 
-    def _enumerate(self) -> list[tuple[int, _Card, Any]]:
-        """(index, card, handle) of every card; the handle is None for one that is lost.
-
-        Done anew each time: cards come, go and change their index under a running exporter.
-        """
-        count = ctypes.c_uint()
-        code = self._driver.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        if code != drivers.SUCCESS:
-            raise DriverUnavailable(drivers.remedy(code, "cards cannot be counted"), code)
-        found: list[tuple[int, _Card, Any]] = []
-        for index in range(min(count.value, 1024)):
-            handle = ctypes.c_void_p()
-            code = self._driver.call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
-            if code in drivers.PERMISSION:
-                # The count includes cards that this container may not use; they are not ours.
-                continue
-            try:
-                if code != drivers.SUCCESS:
-                    found.append((index, self._lost_card(index, code), None))
-                    continue
-                found.append((index, self._card(index, handle), handle))
-            except drivers.Lost:
-                found.append((index, self._lost_card(index, drivers.GPU_IS_LOST), None))
-        return found
-
-    def _lost_card(self, index: int, code: int) -> _Card:
-        if code not in drivers.LOST:
-            self._driver.dropped["enumeration"] += 1
-            self._driver.whole = False
-        known = self._cards.get(self._uuids.get(index, ""))
-        return known if known is not None else _Card("", "", "", self._tables())
-
-    def _card(self, index: int, handle: Any) -> _Card:
-        uuid = self._driver.text("nvmlDeviceGetUUID", handle, 96)
-        if not uuid:
-            self._driver.dropped["enumeration"] += 1
-            self._driver.whole = False
-        known = self._cards.get(uuid)
-        if known is None:
-            known = _Card(
-                uuid=uuid,
-                name=self._driver.text("nvmlDeviceGetName", handle, 96),
-                pci_bus_id=self._pci_bus_id(handle),
-                tables=self._tables(),
-            )
-            self._cards[uuid] = known
-            self._warn_of(handle, known)
-        self._uuids[index] = uuid
-        return known
-
-    def _warn_of(self, handle: Any, card: _Card) -> None:
-        mode = ctypes.c_uint()
-        code = self._driver.call("nvmlDeviceGetPersistenceMode", handle, ctypes.byref(mode))
-        if code == drivers.SUCCESS and mode.value == 0:
-            _logger.warning(
-                "persistence mode is off: whenever nobody uses the card it is shut down, its "
-                "counters begin anew, and opening it takes seconds; run nvidia-persistenced",
-                uuid=card.uuid,
-            )
-
-    def _tables(self) -> ProcessTables:
-        return ProcessTables(self._driver, self._clock)
-
-    def _pci_bus_id(self, handle: Any) -> str:
-        info = drivers.PciInfo()
-        if not self._driver.read("nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(info)):
-            return ""
-        return drivers.printable(info.busId)
-
-    def _gpu(self, index: int, card: _Card, handle: Any) -> Gpu:
+    def _gpu(self, place: Place) -> Gpu:
+        index, card, handle = place.index, place.card, place.handle
         lost = Gpu(
             index=index,
             uuid=card.uuid,
@@ -389,12 +321,13 @@ class Nvml:
         if handle is None:
             return lost
         try:
-            mig = self._mig_enabled(handle)
-            memory = self._memory(handle)
+            mig = card.mig = self._mig_enabled(card, handle)
+            memory = self._memory_of(card, handle)
             parts = self._instances(card, handle, mig=mig)
             busy, activity = self._rates(handle)
             processes = card.tables.processes(handle)
             if processes:
+                processes = self._plausible(processes, memory.total)
                 processes = card.tables.with_utilization(handle, processes, busy=busy, mig=mig)
             return Gpu(
                 index=index,
@@ -402,10 +335,11 @@ class Nvml:
                 name=card.name,
                 pci_bus_id=card.pci_bus_id,
                 utilization_ratio=busy,
+                tensor_activity_ratio=None if mig else self._gpm.of_card(card.uuid, handle).tensor,
                 memory_activity_ratio=activity,
                 temperature_celsius=self._temperature(handle),
                 power_watts=self._scaled("nvmlDeviceGetPowerUsage", handle),
-                power_limit_watts=self._scaled("nvmlDeviceGetEnforcedPowerLimit", handle),
+                power_limit_watts=self._power_limit(handle),
                 energy_joules=self._scaled(
                     "nvmlDeviceGetTotalEnergyConsumption", handle, wide=True
                 ),
@@ -419,19 +353,27 @@ class Nvml:
                 processes=processes,
                 instances=parts,
                 memory_total_bytes=memory.total,
-                memory_used_bytes=memory.used,
+                # The first version's sum has what the driver keeps for itself in it.
+                memory_used_bytes=None if memory.reserved is None else memory.used,
                 memory_free_bytes=memory.free,
                 memory_reserved_bytes=memory.reserved,
+                memory_unified=memory.unified,
             )
         except drivers.Lost:
             return lost
 
-    def _mig_enabled(self, handle: Any) -> bool:
-        now, pending = ctypes.c_uint(), ctypes.c_uint()
-        arguments = (handle, ctypes.byref(now), ctypes.byref(pending))
-        return self._driver.read("nvmlDeviceGetMigMode", *arguments) and now.value == 1
+    def _mig_enabled(self, card: Card, handle: Any) -> bool:
+        now, pending = ctypes.c_uint(drivers.ALL_BITS), ctypes.c_uint()
+        code = self._driver.call(
+            "nvmlDeviceGetMigMode", handle, ctypes.byref(now), ctypes.byref(pending)
+        )
+        if code == drivers.SUCCESS and now.value in (0, 1):
+            return now.value == 1
+        # Whose the card is depends on it: what it was is likely, and nobody is judged by it.
+        self._driver.note(code, vital=True)
+        return card.mig and code not in drivers.FEATURE
 
-    def _instances(self, card: _Card, handle: Any, *, mig: bool) -> tuple[MigInstance, ...]:
+    def _instances(self, card: Card, handle: Any, *, mig: bool) -> tuple[MigInstance, ...]:
         if not mig or "mig" not in self._collectors:
             card.instances = ()
             return ()
@@ -441,72 +383,103 @@ class Nvml:
             return found.total, found.used
 
         found = instances.read(self._driver, handle, memory)
+        # As a lost card has them: without values.
         card.instances = tuple(
             replace(item, memory_total_bytes=None, memory_used_bytes=None) for item in found
         )
-        return found
+        return self._gpm.of_instances(card.uuid, handle, found)
 
     def _rates(self, handle: Any) -> tuple[float | None, float | None]:
-        rates = drivers.UTILIZATION()
+        rates = drivers.UTILIZATION(drivers.ALL_BITS, drivers.ALL_BITS)
         if not self._driver.read("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates)):
             return None, None
         return self._ratio(rates.gpu), self._ratio(rates.memory)
 
     def _ratio(self, percent: int) -> float | None:
-        if percent > 100:
+        return self._if_valid(percent / 100, valid=percent <= 100)
+
+    def _memory_of(self, card: Card, handle: Any) -> _Memory:
+        memory = self._memory(handle)
+        card.has_memory = card.has_memory or memory.total is not None
+        if memory.unified and card.has_memory:
+            # What a card is does not change: this is a failure.
             self._driver.dropped["invalid_value"] += 1
-            return None
-        return percent / 100
+            return _Memory()
+        return memory
 
     def _memory(self, handle: Any) -> _Memory:
         info = drivers.MEMORY_V2()
         info.version = drivers.MEMORY_V2_VERSION
         code = self._driver.call("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(info))
         reserved: int | None = int(info.reserved)
-        if code in drivers.FEATURE:
+        if code in drivers.OTHER_VERSION:
             # Drivers before R510 have no second version; what they reserve is not known then.
             info = drivers.MEMORY_V1()
-            if not self._driver.read("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(info)):
-                return _Memory()
+            code = self._driver.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(info))
             reserved = None
-        elif code in drivers.LOST:
-            raise drivers.Lost
-        elif code != drivers.SUCCESS:
-            self._driver.count_failure(code)
+        if code == drivers.NOT_SUPPORTED:
+            return _Memory(unified=True)
+        if code != drivers.SUCCESS:
+            self._driver.note(code)
             return _Memory()
         total, used, free = int(info.total), int(info.used), int(info.free)
+        if total == used == free == 0:
+            # So says a driver that has no word for it.
+            return _Memory(unified=True)
         if total == 0 or used > total or free > total or (reserved or 0) > total:
             self._driver.dropped["invalid_value"] += 1
             return _Memory()
-        return _Memory(total=total, used=used, free=free, reserved=reserved)
+        return _Memory(total, used, free, reserved=reserved, unified=False)
+
+    def _plausible(
+        self, processes: tuple[GpuProcess, ...], total: int | None
+    ) -> tuple[GpuProcess, ...]:
+        """The processes without memory that is more than their card has."""
+        if total is None or all((item.memory_bytes or 0) <= total for item in processes):
+            return processes
+        return tuple(
+            item
+            if item.memory_bytes is None
+            or self._if_valid(item.memory_bytes, valid=item.memory_bytes <= total) is not None
+            else replace(item, memory_bytes=None)
+            for item in processes
+        )
 
     def _temperature(self, handle: Any) -> float | None:
-        celsius = ctypes.c_uint()
+        celsius = ctypes.c_int(_NO_TEMPERATURE)
         # Deprecated since R580, but all older drivers have only this one.
         code = self._driver.call("nvmlDeviceGetTemperature", handle, 0, ctypes.byref(celsius))
-        if code == drivers.SUCCESS:
-            value = int(celsius.value)
-        else:
+        value = int(celsius.value)
+        if code in drivers.OTHER_VERSION:
             reading = drivers.TEMPERATURE()
             reading.version = drivers.TEMPERATURE_VERSION
             reading.sensorType = 0
+            reading.temperature = _NO_TEMPERATURE
             if not self._driver.read("nvmlDeviceGetTemperatureV", handle, ctypes.byref(reading)):
                 return None
             value = int(reading.temperature)
-        if not -50 < value < 200:
-            self._driver.dropped["invalid_value"] += 1
+        elif code != drivers.SUCCESS:
+            self._driver.note(code)
             return None
-        return float(value)
+        return self._if_valid(float(value), valid=-50 < value < 200)
+
+    def _if_valid(self, value: float, *, valid: bool) -> float | None:
+        """The value, or None for one that cannot be; that is counted."""
+        if not valid:
+            self._driver.dropped["invalid_value"] += 1
+        return value if valid else None
 
     def _scaled(self, name: str, handle: Any, *, wide: bool = False) -> float | None:
         """A value that NVML gives in thousandths."""
         value = self._driver.number(name, handle, wide=wide)
         if value is None:
             return None
-        if value >= (2**62 if wide else 2**31 - 16):
-            self._driver.dropped["invalid_value"] += 1
-            return None
-        return value / 1000
+        return self._if_valid(value / 1000, valid=value < (_TOO_MUCH if wide else 2**31 - 16))
+
+    def _power_limit(self, handle: Any) -> float | None:
+        watts = self._scaled("nvmlDeviceGetEnforcedPowerLimit", handle)
+        # A card that may use nothing has no limit that the driver knows.
+        return None if watts is None else self._if_valid(watts, valid=watts > 0)
 
     def _clocks(self, handle: Any) -> dict[str, float]:
         if "clock" not in self._collectors:
@@ -514,8 +487,11 @@ class Nvml:
         found = {}
         for name, kind in _CLOCKS:
             megahertz = self._driver.number("nvmlDeviceGetClockInfo", handle, kind)
-            if megahertz is not None and megahertz < 100_000:
-                found[name] = megahertz * 1e6
+            if megahertz is None:
+                continue
+            hertz = self._if_valid(megahertz * 1e6, valid=megahertz < 100_000)
+            if hertz is not None:
+                found[name] = hertz
         return found
 
     def _throttle(self, handle: Any) -> dict[str, bool]:
@@ -533,8 +509,8 @@ class Nvml:
             return {}
         found = {}
         for name, kind in _ECC:
+            # A card may count one kind and not the other.
             count = self._driver.number("nvmlDeviceGetTotalEccErrors", handle, kind, 0, wide=True)
-            if count is None:
-                break
-            found[name] = count
+            if count is not None and self._if_valid(count, valid=count < _TOO_MUCH) is not None:
+                found[name] = count
         return found

@@ -60,8 +60,10 @@ typedef struct {
     unsigned long long memory, reserved, used, energy, throttle, corrected, uncorrected;
     unsigned long long pcie_receive, pcie_transmit, nvlink_receive, nvlink_transmit;
     long utilization, activity, power; /* -1: follows from the processes */
+    long long told_used;               /* -1: what adds up */
     unsigned pcie_bits;
     unsigned temperature, limit, minor, mig, persistence, sm_clock, memory_clock;
+    unsigned gpm, tensor;
 } card_t;
 
 typedef struct {
@@ -87,6 +89,7 @@ typedef struct {
     char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
     char profile[32];
     unsigned long long memory, used;
+    unsigned tensor;
 } instance_t;
 
 /* How often an error has happened on a card. */
@@ -99,7 +102,8 @@ typedef struct {
     char call[MAX_CALL];
     int card; /* -1: every card, and calls that concern none */
     int code;
-    long times; /* -1: always */
+    unsigned count; /* with code 0, of rows that are not there */
+    long times;     /* -1: always */
     double milliseconds;
 } rule_t;
 
@@ -277,6 +281,7 @@ static void add_card(const word_t *words, int count) {
     card->throttle = (unsigned long long)number(words, count, "throttle", 0);
     card->corrected = (unsigned long long)number(words, count, "ecc_corrected", 0);
     card->uncorrected = (unsigned long long)number(words, count, "ecc_uncorrected", 0);
+    card->told_used = number(words, count, "told_used", -1);
     card->utilization = (long)number(words, count, "utilization", -1);
     card->activity = (long)number(words, count, "activity", -1);
     card->power = (long)number(words, count, "power", -1);
@@ -290,6 +295,8 @@ static void add_card(const word_t *words, int count) {
     card->pcie_receive = (unsigned long long)number(words, count, "pcie_receive", 0);
     card->pcie_transmit = (unsigned long long)number(words, count, "pcie_transmit", 0);
     card->pcie_bits = (unsigned)number(words, count, "pcie_bits", 64);
+    card->gpm = (unsigned)number(words, count, "gpm", 0);
+    card->tensor = (unsigned)number(words, count, "tensor", 0);
     card->nvlink_receive = (unsigned long long)number(words, count, "nvlink_receive", 0);
     card->nvlink_transmit = (unsigned long long)number(words, count, "nvlink_transmit", 0);
     card_count++;
@@ -331,6 +338,7 @@ static void add_instance(const word_t *words, int count) {
     copy(instance->profile, sizeof instance->profile, profile != NULL ? profile : "1g.5gb");
     instance->memory = (unsigned long long)number(words, count, "memory", 4864LL << 20);
     instance->used = (unsigned long long)number(words, count, "used", 0);
+    instance->tensor = (unsigned)number(words, count, "tensor", 0);
 }
 
 static void add_xid(const word_t *words, int count) {
@@ -349,6 +357,7 @@ static void add_rule(rule_t *rules, unsigned *rule_count, const word_t *words, i
     copy(rule->call, sizeof rule->call, call != NULL ? call : "*");
     rule->card = (int)number(words, count, "card", -1);
     rule->code = (int)number(words, count, "code", NVML_ERROR_FUNCTION_NOT_FOUND);
+    rule->count = (unsigned)number(words, count, "count", 0);
     rule->times = (long)number(words, count, "times", -1);
     rule->milliseconds = real(words, count, "milliseconds", 0.0);
 }
@@ -563,6 +572,8 @@ static int applies(const rule_t *rule, const char *call, const card_t *card) {
 
 static const nvmlReturn_t GO_ON = (nvmlReturn_t)-1;
 
+static unsigned claimed; /* rows, by a fault of code 0 */
+
 /* With the lock held: whether the call may go on, or what it returns instead. */
 static nvmlReturn_t begin(const char *call, const card_t *card) {
     double milliseconds = 0.0;
@@ -574,6 +585,7 @@ static nvmlReturn_t begin(const char *call, const card_t *card) {
         if (!applies(&faults[i], call, card) || faults[i].times == 0) continue;
         if (faults[i].times > 0) faults[i].times--;
         answer = (nvmlReturn_t)faults[i].code;
+        claimed = faults[i].count;
     }
     if (milliseconds > 0.0) {
         struct timespec rest = {(time_t)(milliseconds / 1e3),
@@ -759,7 +771,13 @@ EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned 
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) {
-    ENTER_SYSTEM
+    ENTER
+    if ((answer = begin(__func__, NULL)) == NVML_SUCCESS) {
+        *count = claimed;
+        break;
+    }
+    if (answer != GO_ON) break;
+    answer = NVML_SUCCESS;
     *count = card_count;
     LEAVE
 }
@@ -976,6 +994,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *m
     memory->total = card->memory;
     memory->used = used_memory(card) + card->reserved;
     memory->free = memory->total - memory->used;
+    if (card->told_used >= 0) memory->used = (unsigned long long)card->told_used;
     LEAVE
 }
 
@@ -997,6 +1016,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
     memory->reserved = card->reserved;
     memory->used = used_memory(card);
     memory->free = memory->total - memory->used - memory->reserved;
+    if (card->told_used >= 0) memory->used = (unsigned long long)card->told_used;
     LEAVE
 }
 
@@ -1036,7 +1056,7 @@ static nvmlReturn_t list(const char *call, nvmlDevice_t device, kind_t kind, uns
     else if ((card = card_of(device)) == NULL)
         answer = NVML_ERROR_GPU_IS_LOST;
     else if ((answer = begin(call, card)) == NVML_SUCCESS)
-        *count = 0; /* a fault with code 0: success with nothing */
+        *count = claimed; /* a fault with code 0: success with nothing */
     else if (answer == GO_ON && (card = card_of(device)) == NULL)
         answer = NVML_ERROR_GPU_IS_LOST;
     else if (answer == GO_ON) {
@@ -1095,7 +1115,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
     else if ((card = card_of(device)) == NULL)
         answer = NVML_ERROR_GPU_IS_LOST;
     else if ((answer = begin(__func__, card)) == NVML_SUCCESS)
-        *count = 0;
+        *count = claimed;
     else if (answer == GO_ON && (card = card_of(device)) == NULL)
         answer = NVML_ERROR_GPU_IS_LOST;
     else if (answer == GO_ON && card->mig)
@@ -1109,7 +1129,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
             if (process->card != card->index || (process->sm == 0 && process->mem == 0)) continue;
             /* Samples outlive their process in the driver's buffer: with an age they stay. */
             if (!process->alive && !(process->listed && process->sample_age > 0.0)) continue;
-            unsigned long long taken = now - (unsigned long long)(process->sample_age * 1e6);
+            unsigned long long taken =
+                now - (unsigned long long)(long long)(process->sample_age * 1e6);
             taken -= taken % SAMPLE_US;
             if (taken <= last_seen) continue;
             if (samples != NULL && found < *count)
@@ -1274,6 +1295,98 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count,
 }
 
 /* ------------------------------------------------------------------------------------------- */
+/* GPM: what happened between two samples */
+
+struct nvmlGpmSample_st {
+    int64_t taken; /* CLOCK_BOOTTIME ns, 0 while nothing was sampled */
+    unsigned card, gi;
+    double graphics, tensor;
+};
+
+/* Samples closer together than this tell nothing. */
+static const int64_t GPM_PERIOD_NS = 100 * 1000 * 1000;
+
+EXPORT nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support) {
+    ENTER_CARD(device)
+    if (support->version != NVML_GPM_SUPPORT_VERSION) {
+        answer = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+        break;
+    }
+    support->isSupportedDevice = card->gpm;
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample) {
+    ENTER_SYSTEM
+    *sample = calloc(1, sizeof **sample);
+    if (*sample == NULL) answer = NVML_ERROR_MEMORY;
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample) {
+    ENTER_SYSTEM
+    free(sample);
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample) {
+    ENTER_CARD(device)
+    if (!card->gpm) {
+        answer = NVML_ERROR_NOT_SUPPORTED;
+        break;
+    }
+    *sample = (struct nvmlGpmSample_st){boottime(), card->index, NO_INSTANCE, busy(card, 0),
+                                        card->tensor};
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned gpu_instance,
+                                        nvmlGpmSample_t sample) {
+    ENTER_CARD(device)
+    answer = card->gpm ? NVML_ERROR_NOT_FOUND : NVML_ERROR_NOT_SUPPORTED;
+    for (unsigned i = 0; i < instance_count && card->gpm; i++) {
+        if (instances[i].card != card->index || instances[i].gi != gpu_instance) continue;
+        unsigned sum = 0;
+        for (unsigned p = 0; p < process_count; p++)
+            if (processes[p].card == card->index && processes[p].gi == gpu_instance &&
+                processes[p].alive)
+                sum += processes[p].sm;
+        *sample = (struct nvmlGpmSample_st){boottime(), card->index, gpu_instance,
+                                            sum < 100 ? sum : 100, instances[i].tensor};
+        answer = NVML_SUCCESS;
+        break;
+    }
+    LEAVE
+}
+
+EXPORT nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *wanted) {
+    ENTER_SYSTEM
+    if (wanted->version != NVML_GPM_METRICS_GET_VERSION) {
+        answer = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+        break;
+    }
+    const nvmlGpmSample_t first = wanted->sample1, second = wanted->sample2;
+    if (first->taken == 0 || second->taken < first->taken || first->card != second->card ||
+        first->gi != second->gi) {
+        answer = NVML_ERROR_INVALID_ARGUMENT;
+        break;
+    }
+    for (unsigned i = 0; i < wanted->numMetrics; i++) {
+        nvmlGpmMetric_t *metric = &wanted->metrics[i];
+        metric->nvmlReturn = NVML_SUCCESS;
+        if (second->taken - first->taken < GPM_PERIOD_NS)
+            metric->nvmlReturn = NVML_ERROR_NO_DATA;
+        else if (metric->metricId == NVML_GPM_METRIC_GRAPHICS_UTIL)
+            metric->value = (first->graphics + second->graphics) / 2;
+        else if (metric->metricId == NVML_GPM_METRIC_ANY_TENSOR_UTIL)
+            metric->value = (first->tensor + second->tensor) / 2;
+        else
+            metric->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
+    }
+    LEAVE
+}
+
+/* ------------------------------------------------------------------------------------------- */
 /* Events: a change of an xid line's count is as many errors */
 
 static unsigned long long *delivered(nvmlEventSet_t set, nvmlDevice_t device, unsigned code) {
@@ -1357,10 +1470,12 @@ static int event(nvmlEventSet_t set, nvmlEventData_t *data) {
     return 0;
 }
 
-EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data,
-                                        unsigned milliseconds) {
+static nvmlReturn_t wait_for(const char *call, nvmlEventSet_t set, nvmlEventData_t *data,
+                             unsigned milliseconds) {
     const int64_t deadline = boottime() + (int64_t)milliseconds * 1000000;
-    ENTER_SYSTEM
+    ENTER
+    if ((answer = begin(call, NULL)) != GO_ON) break;
+    answer = NVML_SUCCESS;
     for (;;) {
         if (event(set, data)) break;
         if (boottime() >= deadline) {
@@ -1385,7 +1500,12 @@ EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *dat
     LEAVE
 }
 
+EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data,
+                                        unsigned milliseconds) {
+    return wait_for(__func__, set, data, milliseconds);
+}
+
 EXPORT nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data,
                                      unsigned milliseconds) {
-    return nvmlEventSetWait_v2(set, data, milliseconds);
+    return wait_for(__func__, set, data, milliseconds);
 }

@@ -192,7 +192,8 @@ class Pods:
             return None
         if self._own in (None, (pid_namespace, mount_namespace)):
             return None
-        for line in status.splitlines():
+        # A name may hold carriage returns: only the kernel's own line feeds end a line.
+        for line in status.split(b"\n"):
             if line.startswith(b"NSpid:"):
                 return _Member(process.pid, int(line.split()[-1]), pid_namespace, mount_namespace)
         return None

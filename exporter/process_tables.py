@@ -23,9 +23,13 @@ MAX_PID = 2**22
 SAMPLE_PERIOD_SECONDS = 1.0
 """Longest time between two samples of a process; a shorter window may hold none of a busy one."""
 FIRST_WINDOW_SECONDS = 2.0
+LONGEST_WINDOW_SECONDS = 10.0
+"""After a driver that hung, what was busy long before is not busy now."""
 CLOCK_TOLERANCE_SECONDS = 5.0
 BUSY_RATIO = 0.1
 """A card busier than this, while its processes are said to be idle, cannot tell who is."""
+UNACCOUNTED_RATIO = 0.5
+"""Of a card so much busier than the samples of its processes add up to, some are missing."""
 
 _MAX_TRIES = 4
 _MAX_ROWS = 65536
@@ -108,22 +112,22 @@ class ProcessTables:
             rows = self._lists[kind] = _Rows(64)
         for _ in range(_MAX_TRIES):
             code, wide = self._ask(handle, name, rows)
-            if code == drivers.SUCCESS:
+            if code == drivers.SUCCESS and rows.count.value <= rows.size:
                 return rows.filled()
-            if code != drivers.INSUFFICIENT_SIZE:
+            if code not in (drivers.SUCCESS, drivers.INSUFFICIENT_SIZE):
                 break
             # Processes may start between two tries: ask for more than there were.
             rows = self._lists[kind] = _Rows(min(max(rows.count.value, rows.size) * 2, _MAX_ROWS))
-        if code in drivers.LOST:
-            raise drivers.Lost
         if code in drivers.FEATURE and wide:
             self._refuse()
             return None
         if code in drivers.FEATURE:
             # A card may have no list of graphics or MPS; without the first one it has none at all.
             return None if kind is ProcessKind.COMPUTE else ()
-        self._driver.count_failure(code)
-        self._driver.whole = False
+        if code in (drivers.SUCCESS, drivers.INSUFFICIENT_SIZE):
+            # As many as never fit are none that can be: next time it begins small again.
+            del self._lists[kind]
+        self._driver.note(code, vital=True)
         return None
 
     def _ask(self, handle: Any, name: str, rows: _Rows) -> tuple[int, bool]:
@@ -142,7 +146,7 @@ class ProcessTables:
                 wide = True
                 continue
             code = asked
-            if code not in drivers.FEATURE:
+            if code not in drivers.OTHER_VERSION:
                 break
         return code, wide
 
@@ -158,8 +162,9 @@ class ProcessTables:
 
         A listed process without a sample did nothing: NVML keeps samples of busy ones only, and
         says NOT_FOUND where it has none. That holds only where samples work, so: not with MIG, not
-        after any other error, not for clients of MPS, whose load may be booked on their server, and
-        not on a card that is busy while no listed process was.
+        after any other error, not for clients of MPS, whose load may be booked on their server, not
+        for one whose sample could not be believed, and not on a card that is far busier than the
+        samples add up to.
 
         Args:
             handle: NVML's, of the card.
@@ -176,37 +181,53 @@ class ProcessTables:
             self._driver.dropped["unsupported"] += len(processes)
         if samples is None:
             return processes
-        idle = not any(samples.get(process.pid) for process in processes)
-        if busy is not None and busy >= BUSY_RATIO and idle:
+        told = sum(samples.get(process.pid) or 0.0 for process in processes)
+        if busy is not None and busy >= BUSY_RATIO and told == 0:
             self._driver.dropped["contradiction"] += len(processes)
             return processes
+        missing = busy is not None and busy - told >= UNACCOUNTED_RATIO
         return tuple(
-            replace(
-                process,
-                utilization_ratio=samples.get(
-                    process.pid, None if process.kind is ProcessKind.MPS else 0.0
-                ),
-            )
+            replace(process, utilization_ratio=self._load(process, samples, missing=missing))
             for process in processes
         )
 
-    def _newest(self, handle: Any) -> tuple[dict[int, float] | None, bool]:
-        """Utilization by pid since the last snapshot, None where that failed; whether it exists."""
+    def _load(
+        self, process: GpuProcess, samples: dict[int, float | None], *, missing: bool
+    ) -> float | None:
+        """The load of a process; `missing`: whether samples of some are."""
+        if process.pid in samples:
+            return samples[process.pid]
+        if process.kind is ProcessKind.MPS:
+            return None
+        if missing:
+            self._driver.dropped["contradiction"] += 1
+            return None
+        return 0.0
+
+    def _newest(self, handle: Any) -> tuple[dict[int, float | None] | None, bool]:
+        """Utilization by pid since the last snapshot, None where that failed; whether it exists.
+
+        Of a process whose samples cannot be believed it is not known.
+        """
         now = self._clock.wall()
         since = self._last_sample or round((now - FIRST_WINDOW_SECONDS) * 1e6)
         # However short ago the last snapshot was: a window holds at least one sample period.
         since = min(since, round((now - SAMPLE_PERIOD_SECONDS) * 1e6))
+        since = max(since, round((now - LONGEST_WINDOW_SECONDS) * 1e6))
         rows, code = self._sample_rows(handle, since)
         if rows is None:
             return None, code not in drivers.FEATURE
-        newest: dict[int, tuple[int, float]] = {}
+        newest: dict[int, tuple[int, float | None]] = {}
         latest = round((now + CLOCK_TOLERANCE_SECONDS) * 1e6)
         for row in rows:
             taken, percent = int(row.timeStamp), int(row.smUtil)
+            if taken == 0 and row.pid == 0:
+                continue  # room that was not used
             if taken <= since:
                 self._driver.dropped["stale_sample"] += 1
             elif taken > latest or percent > 100 or not 0 < row.pid <= MAX_PID:
                 self._driver.dropped["invalid_sample"] += 1
+                newest.setdefault(int(row.pid), (0, None))
             else:
                 self._last_sample = max(self._last_sample, taken)
                 if taken >= newest.get(int(row.pid), (0, 0.0))[0]:
@@ -225,18 +246,17 @@ class ProcessTables:
                 ctypes.byref(count),
                 ctypes.c_ulonglong(since),
             )
-            if code == drivers.SUCCESS:
-                return self._samples[: min(count.value, len(self._samples))], code
+            if code == drivers.SUCCESS and count.value <= len(self._samples):
+                return self._samples[: count.value], code
             if code == drivers.NOT_FOUND:
                 return (), code
-            if code != drivers.INSUFFICIENT_SIZE:
+            if code not in (drivers.SUCCESS, drivers.INSUFFICIENT_SIZE):
                 break
             size = min(max(count.value, len(self._samples)) * 2, _MAX_ROWS)
             self._samples = (drivers.PROCESS_SAMPLE * size)()
-        if code in drivers.LOST:
-            raise drivers.Lost
-        if code not in drivers.FEATURE:
-            self._driver.count_failure(code)
+        if code in (drivers.SUCCESS, drivers.INSUFFICIENT_SIZE):
+            self._samples = None
+        self._driver.note(code)
         return None, code
 
 

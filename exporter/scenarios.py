@@ -49,6 +49,7 @@ class Card:
         memory: bytes in all.
         reserved: bytes that the driver keeps for itself.
         used: bytes used by no process.
+        told_used: bytes that the driver says are used, whatever they add up to, or None.
         utilization: per cent, or None: the sum of its live processes, at most 100.
         activity: memory activity in per cent, or None: likewise.
         power: watts, or None: follows the utilization.
@@ -65,6 +66,8 @@ class Card:
         minor: minor number of its device file, or None: the index.
         persistence: 1 for persistence mode.
         sm_clock, memory_clock: MHz.
+        gpm: 1: the card has GPM, as Hopper and what came after it.
+        tensor: per cent of time that its tensor cores work, for GPM.
     """
 
     index: int
@@ -73,6 +76,7 @@ class Card:
     memory: int = 40 * GIB
     reserved: int = GIB // 2
     used: int = 0
+    told_used: int | None = None
     utilization: int | None = None
     activity: int | None = None
     power: int | None = None
@@ -93,6 +97,8 @@ class Card:
     pcie_bits: int = 64
     nvlink_receive: int = 0
     nvlink_transmit: int = 0
+    gpm: int = 0
+    tensor: int = 0
 
     def __post_init__(self) -> None:
         if not self.uuid:
@@ -115,7 +121,7 @@ class SimulatedProcess:
             line is bound to whatever has the pid when the driver first looks.
         after: the line counts only once this other pid has left the card.
         kind: compute, graphics or mps: the list that it is in.
-        sample_age: age of its utilization samples in seconds.
+        sample_age: age of its utilization samples in seconds; negative: they are of the future.
         ghost: 1: listed whether or not there is such a process.
         gi, ci: the GPU instance and compute instance that it runs on, or None: the card itself.
     """
@@ -145,12 +151,14 @@ class Fault:
         code: NVML's return code; 0 lets a list succeed with nothing in it.
         card: index of the card, or None: every card, and calls that concern none.
         times: how many calls fail, counted by each process for itself; None: all.
+        count: with code 0: how many rows a list claims to have, though none is written.
     """
 
     call: str
     code: int
     card: int | None = None
     times: int | None = None
+    count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +188,7 @@ class SimulatedInstance:
         profile: such as 1g.5gb.
         memory: bytes in all.
         used: bytes used by no process.
+        tensor: per cent of time that its tensor cores work, for GPM.
     """
 
     card: int
@@ -189,6 +198,7 @@ class SimulatedInstance:
     profile: str = "1g.5gb"
     memory: int = 4864 * 2**20
     used: int = 0
+    tensor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +458,7 @@ def _converted(key: str, text: str, wanted: str) -> Any:
         value = float(text) if wanted.startswith("float") else int(text, 0)
     except ValueError:
         raise ValueError(f"{text!r} is not a number") from None
-    if not 0 <= value < 2**62:
+    if not -(2**62) < value < 2**62 or (value < 0 and key != "sample_age"):
         raise ValueError(f"{text} is outside 0 to 2^62")
     return value
 

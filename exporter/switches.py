@@ -21,13 +21,21 @@ class Switch:
 SWITCHES = {
     "clock": Switch("gpu_clock_hertz: four driver calls per card."),
     "ecc": Switch("gpu_ecc_errors_total: two driver calls per card."),
-    "mig": Switch("gpu_mig_*, and a job's card is its instance: six driver calls per instance."),
+    "mig": Switch(
+        "gpu_mig_*, and a job's card is its instance: six driver calls per instance, "
+        "and two more for its utilization on Hopper and later."
+    ),
     "nvlink": Switch(
         "gpu_nvlink_*_bytes_total, of the few cards that have links: in the call of pcie.",
         default=False,
     ),
     "pcie": Switch("gpu_pcie_*_bytes_total: one driver call per card."),
     "process": Switch("gpu_process_*: one series per process, card and family."),
+    "tensor": Switch(
+        "gpu_tensor_activity_ratio and gpu_mig_tensor_activity_ratio, on Hopper and later: two "
+        "driver calls per card.",
+        default=False,
+    ),
     "throttle": Switch("gpu_throttle_active: one driver call per card."),
     "xid": Switch("gpu_xid_*: a thread that waits for events of the driver."),
 }

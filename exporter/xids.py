@@ -8,6 +8,7 @@ card's UUID, also when the card that had it is gone from the bus: that is when i
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ WAIT_MILLISECONDS = 500
 operator waits, and each call costs a tenth of a millisecond of CPU."""
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
+FLOOD = 100
+"""Events one after another, after which the thread rests as long as one wait may last."""
 MAX_CODES = 64
 """Different errors that are kept of one card; NVIDIA lists some 150, a card has a handful."""
 
@@ -79,10 +82,13 @@ class XidWatcher:
         self._retry = FIRST_RETRY_SECONDS
         self._working = True
 
-    def errors(self) -> tuple[XidErrors, ...] | None:
-        """What was heard since the start, by card and code; None while nothing can be heard."""
-        if not self._working:
-            return None
+    @property
+    def hears(self) -> bool:
+        """Whether every card that has events is listened to now."""
+        return self._working
+
+    def errors(self) -> tuple[XidErrors, ...]:
+        """What was heard since the start, by card and code; also of cards that are gone."""
         with self._lock:
             return tuple(self._found[key] for key in sorted(self._found))
 
@@ -154,38 +160,58 @@ class XidWatcher:
             DriverUnavailable: the driver is gone, or does not let itself be listened to.
         """
         self._changed.clear()
-        cards = self._register()
-        self._working = True
+        cards, deaf = self._register()
+        self._working = not deaf
+        again = self._clock.monotonic() + LAST_RETRY_SECONDS if deaf else math.inf
+        heard = 0
         while self._wanted.is_set() and not self._changed.is_set():
+            if self._clock.monotonic() >= again:
+                return
             if not cards:
                 self._changed.wait(WAIT_MILLISECONDS / 1000)
                 continue
-            event = _Event()
-            code = self._driver.call(
-                "nvmlEventSetWait_v2",
-                self._set,
-                ctypes.byref(event),
-                ctypes.c_uint(WAIT_MILLISECONDS),
-            )
-            if code == drivers.SUCCESS:
+            event, began = _Event(), self._clock.monotonic()
+            code = self._wait(event)
+            if code in drivers.FEATURE:
+                cards = {}
+            elif code == drivers.SUCCESS:
                 self._note(cards, event)
+                heard += 1
             elif code != _TIMEOUT:
                 # A card may have left while it was waited for: what is left gets a new set.
                 raise DriverUnavailable(drivers.remedy(code, "events cannot be waited for"), code)
             self._retry = FIRST_RETRY_SECONDS
+            waited = self._clock.monotonic() - began
+            if heard >= FLOOD or (code == _TIMEOUT and waited < WAIT_MILLISECONDS / 2000):
+                # Neither a flood nor a driver that does not wait takes a core of the node.
+                heard = 0
+                self._changed.wait(WAIT_MILLISECONDS / 1000)
 
-    def _register(self) -> dict[int, str]:
-        """Make a set of all cards that have events; handle -> UUID."""
+    def _wait(self, event: _Event) -> int:
+        arguments = (self._set, ctypes.byref(event), ctypes.c_uint(WAIT_MILLISECONDS))
+        code = self._driver.call("nvmlEventSetWait_v2", *arguments)
+        if code not in drivers.FEATURE:
+            return code
+        # Drivers before R450 have only this one; it does not tell of MIG instances.
+        return self._driver.call("nvmlEventSetWait", *arguments)
+
+    def _register(self) -> tuple[dict[int, str], bool]:
+        """Make a set of all cards that have events.
+
+        Returns:
+            Handle -> UUID, and whether there is a card that should be heard and is not.
+        """
         created = ctypes.c_void_p()
         code = self._driver.call("nvmlEventSetCreate", ctypes.byref(created))
         if code in drivers.FEATURE:
-            return {}
+            return {}, False
         if code != drivers.SUCCESS:
             raise DriverUnavailable(drivers.remedy(code, "no set of events can be made"), code)
         self._set = created
         with self._lock:
             wanted = dict(self._cards)
-        found = {}
+        found: dict[int, str] = {}
+        deaf = False
         for uuid in wanted:
             handle = ctypes.c_void_p()
             code = self._driver.call(
@@ -198,10 +224,10 @@ class XidWatcher:
             if code == drivers.SUCCESS and handle.value is not None:
                 found[handle.value] = uuid
             elif code not in _NOT_HEARD:
-                raise DriverUnavailable(
-                    drivers.remedy(code, f"card {uuid} cannot be listened to"), code
-                )
-        return found
+                deaf = True
+                message = drivers.remedy(code, "it cannot be listened to")
+                _logger.warning("XID errors of a card are not heard", uuid=uuid, error=message)
+        return found, deaf
 
     def _note(self, cards: dict[int, str], event: _Event) -> None:
         uuid = cards.get(event.device or 0)

@@ -155,6 +155,7 @@ def _inventory_queries(scrape_interval: float) -> dict[str, str]:
     current = (
         "gpu_job_executable",
         "gpu_memory_total_bytes",
+        "gpu_mig_memory_total_bytes",
         "gpu_job_start_time_seconds",
         "gpu_job_first_gpu_use_timestamp_seconds",
         "gpu_job_activity_timestamp_seconds",
@@ -164,7 +165,7 @@ def _inventory_queries(scrape_interval: float) -> dict[str, str]:
         "yolo_checkpoint_timestamp_seconds",
         "yolo_checkpoint_durable_timestamp_seconds",
     )
-    remembered = ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info")
+    remembered = ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info", "gpu_mig_info")
     switches = ("yolo_phase", "yolo_resume_mode", "gpu_throttle_active")
     return {
         **{metric: _FRESH.format(metric=metric, fresh=fresh) for metric in current},
@@ -312,10 +313,15 @@ class _Fleet:
             for card in draft.cards:
                 tenants[card] += 1
         total = {_card(row): row.value for row in self.rows["gpu_memory_total_bytes"]}
+        total |= {_part(row): row.value for row in self.rows["gpu_mig_memory_total_bytes"]}
         throttle: dict[_Card, set[str]] = defaultdict(set)
         for row in self.rows["gpu_throttle_active"]:
             throttle[_card(row)].add(row.labels.get("reason", ""))
         info = {_card(row): row.labels for row in self.rows["gpu_info"]}
+        info |= {
+            _part(row): _part_labels(row, info.get(_card(row), {}))
+            for row in self.rows["gpu_mig_info"]
+        }
         index = {_card(row): row.labels.get("gpu", "") for row in self.rows["gpu_job_holds_gpu"]}
         return {
             card: GpuFacts(
@@ -445,6 +451,18 @@ def _problems(expected: int, lit: int, skew: float) -> Iterable[str]:
 
 def _card(row: Sample) -> _Card:
     return (row.labels.get("instance", ""), row.labels.get("uuid", ""))
+
+
+def _part(row: Sample) -> _Card:
+    """A MIG instance: a card of its own."""
+    return (row.labels.get("instance", ""), row.labels.get("mig_uuid", ""))
+
+
+def _part_labels(row: Sample, card: Mapping[str, str]) -> Mapping[str, str]:
+    """What an instance is called, as NVML calls it: such as NVIDIA H100 80GB HBM3 MIG 1g.10gb."""
+    name, profile = card.get("name", ""), row.labels.get("profile", "")
+    both = f"{name} MIG {profile}" if name and profile else ""
+    return {"gpu": row.labels.get("gpu", ""), "name": both}
 
 
 def _self_report(key: SignalKey) -> bool:

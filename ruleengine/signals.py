@@ -56,14 +56,17 @@ class SignalSpec:
     training: bool = False
 
 
-_MEMORY_TOTAL = "max by (instance, uuid) (gpu_memory_total_bytes)"
+MIG_MEMORY_TOTAL = 'label_replace(gpu_mig_memory_total_bytes, "uuid", "$1", "mig_uuid", "(.+)")'
+"""A MIG instance is a card of its own, under its own UUID."""
+_CARD_MEMORY = "max by (instance, uuid) (gpu_memory_total_bytes)"
+_MEMORY_TOTAL = f"({_CARD_MEMORY} or max by (instance, uuid) ({MIG_MEMORY_TOTAL}))"
 
 _ALL = (
     SignalSpec(
         "gpu_utilization",
         Unit.RATIO,
         "gpu_job_utilization_ratio",
-        "Utilization of a card by the job; absent where it cannot be measured (MIG).",
+        "Utilization of a card by the job; absent where it cannot be measured (MIG before Hopper).",
         per_gpu=True,
     ),
     SignalSpec(
@@ -77,7 +80,7 @@ _ALL = (
         "gpu_memory_share",
         Unit.RATIO,
         "gpu_job_memory_bytes",
-        "Memory of a card that the job holds, as a share of the card's.",
+        "Memory of a card that the job holds, as a share of the card's or the MIG instance's.",
         per_gpu=True,
         divisor=_MEMORY_TOTAL,
     ),
@@ -96,7 +99,7 @@ _ALL = (
         "Memory used on the card, whoever uses it, as a share of the card's.",
         per_gpu=True,
         device=True,
-        divisor=_MEMORY_TOTAL,
+        divisor=_CARD_MEMORY,
     ),
     SignalSpec(
         "card_memory_activity",

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.trainer import captures, comparisons, orders, resume
-from gpuwarden.trainer.leaving import Leave, QuietWorker
+from gpuwarden.trainer import captures, comparisons, orders, parallel, resume
+from gpuwarden.trainer.leaving import QuietWorker
 from gpuwarden.trainer.loaders import TrainLoader
 from gpuwarden.trainer.states import Position
 
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         def get_dataset(self) -> Any: ...
         def build_dataset(self, *args: Any, **kwargs: Any) -> Any: ...
         def get_dataloader(self, *args: Any, **kwargs: Any) -> Any: ...
+        def _setup_train(self) -> None: ...
         def _build_train_pipeline(self) -> None: ...
         def resume_training(self, ckpt: Any) -> None: ...
         def preprocess_batch(self, batch: Any) -> Any: ...
@@ -109,7 +110,10 @@ class Hooks(_Host):
         session = self.gpuwarden_session
         session.adopt(self)
         super().__init__(*args, **kwargs)
-        if self.world_size > 1:
+        world = session.team.place.world
+        if world > 1:
+            parallel.prepare(self, world)
+        elif self.world_size > 1:
             raise resume.several_devices(f"device={self.args.device}")
         self.gpuwarden.mode, reason = resume.mode_for(self, session.settings.data_order)
         self.wdir, self.last, self.best = (
@@ -184,7 +188,8 @@ class Hooks(_Host):
             loop.position = Position(self.epoch, loop.batch + 1)
             if loop.batch + 1 == batches and loop.mode == resume.EXACT:
                 loop.ended = captures.after_last_batch(self)
-            self.gpuwarden_session.trained(self, images=loop.images)
+            world = self.gpuwarden_session.team.place.world
+            self.gpuwarden_session.trained(self, images=loop.images * world)
             return False
         state = loop.resumed
         if state is not None and loop.batch + 1 == state["batch"]:
@@ -200,18 +205,16 @@ class Hooks(_Host):
             return  # comes once more, from the final evaluation
         session = self.gpuwarden_session
         session.validated(self)
-        if self.stop:
+        agreed = session.epoch_ended(self)  # which rank 0 alone knows
+        if agreed.stop:
             loop.position = Position(self.epoch, len(self.train_loader), validated=True)
         else:
             loop.position = Position(self.epoch + 1, 0)
             loop.ended = None
-            session.boundary(self, epoch_ended=True)
+            session.after_epoch(self, agreed)
 
-    def _after_val_batch(self, _validator: Any) -> None:
-        session = self.gpuwarden_session
-        session.board.beat()
-        if session.must_leave():
-            raise Leave
+    def _after_val_batch(self, validator: Any) -> None:
+        self.gpuwarden_session.in_validation(validator.batch_i)
 
     # -- data
 
@@ -252,6 +255,7 @@ class Hooks(_Host):
             board=session.board,
             watch=session.watch,
             settle=session.settle,
+            place=session.team.place,
         )
         loop.order = ""
         if loop.mode == resume.EXACT:
@@ -266,6 +270,13 @@ class Hooks(_Host):
                 wrapped.follow_recorded()
                 loop.order = orders.ULTRALYTICS
         return wrapped
+
+    def _setup_ddp(self) -> None:
+        parallel.use_device(self)
+
+    def _setup_train(self) -> None:
+        with parallel.on_cpu_too(self):
+            super()._setup_train()
 
     def _build_train_pipeline(self) -> None:
         self.gpuwarden.last_step = -1  # as the loop's own: also after a batch size was halved
@@ -383,7 +394,8 @@ class Hooks(_Host):
         loop, session = self.gpuwarden, self.gpuwarden_session
         loop.final = True
         session.before_final(self)
-        with session.board.during("validate"), _atomic_stripping():
+        on_its_device = parallel.evaluated_on_cpu(self)
+        with session.board.during("validate"), _atomic_stripping(), on_its_device:
             super().final_eval()
 
 

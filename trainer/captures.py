@@ -16,6 +16,8 @@ from gpuwarden.trainer import orders
 from gpuwarden.trainer.states import NotStorable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpuwarden.trainer.states import Position
 
 _CRITERION = ("updates", "o2m", "o2o")
@@ -103,6 +105,7 @@ def capture(
     earlier: dict[str, Any] | None = None,
     stream: dict[str, Any] | None = None,
     elapsed: float = 0.0,
+    peers: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Copy the training's whole state.
 
@@ -114,6 +117,7 @@ def capture(
         earlier: see `after_last_batch`, if the training has moved on from `position` since.
         stream: state of ultralytics' own data order, or None.
         elapsed: seconds trained so far, for the time column of results.csv.
+        peers: `peer_part` of every other rank, in order.
 
     Raises:
         NotStorable: see `plain`.
@@ -151,6 +155,72 @@ def capture(
         **(after_last_batch(trainer) if earlier is None else earlier),
         "stream": stream,
         "elapsed": elapsed,
+        "peers": list(peers),
+    }
+
+
+_PEERS_OWN = ("tloss", "loss_items", "loss", "random", "stream")
+"""What of a state each rank has for itself, besides its buffers."""
+
+
+def peer_part(
+    trainer: Any,
+    *,
+    earlier: dict[str, Any] | None = None,
+    stream: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a rank other than the first adds to a state; all else is the same on every rank.
+
+    Weights and gradients are: the ranks average them. Buffers are not: each normalises its own
+    batches.
+
+    Args:
+        trainer: as for `capture`.
+        earlier: likewise.
+        stream: likewise, of this rank.
+    """
+    return {
+        "buffers": _buffers(unwrapped(trainer.model)),
+        "ema_buffers": _buffers(trainer.ema.ema),
+        "tloss": plain(trainer.tloss),
+        "loss_items": plain(trainer.loss_items if hasattr(trainer, "loss_items") else None),
+        "loss": plain(trainer.loss),
+        "random": (after_last_batch(trainer) if earlier is None else earlier)["random"],
+        "stream": stream,
+    }
+
+
+def _buffers(model: Any) -> dict[str, Any]:
+    own = {name for name, _buffer in model.named_buffers()}
+    return {name: plain(value) for name, value in model.state_dict().items() if name in own}
+
+
+def for_peer(state: dict[str, Any], rank: int) -> dict[str, Any]:
+    """A state as a rank other than the first continues it.
+
+    A state that was written by fewer ranks has no part of this one, which then starts from rank
+    0's buffers; what it draws is set apart from the others' by its number.
+
+    Args:
+        state: as `capture` made it.
+        rank: from 1.
+    """
+    peers = state.get("peers") or []
+    if rank > len(peers):
+        generator = torch.Generator().manual_seed(rank)
+        random_state = {
+            **state["random"],
+            "python": plain(random.Random(rank).getstate()),  # noqa: S311 -- augmentation
+            "torch": generator.get_state(),
+        }
+        return {**state, "random": random_state, "results": None}
+    part = peers[rank - 1]
+    return {
+        **state,
+        **{name: part[name] for name in _PEERS_OWN},
+        "results": None,  # rank 0 writes the file
+        "model": {**state["model"], **part["buffers"]},
+        "ema": {**state["ema"], **part["ema_buffers"]},
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import click
 
 from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput, MissingExtra
-from gpuwarden.trainer import comparisons
+from gpuwarden.trainer import agreement, comparisons, launching, ranks
 from gpuwarden.trainer.leaving import SIGNALS, Leave, LeaveWatch
 from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import DATA_ORDERS, RESUME_CHOICES, TrainSettings
@@ -174,8 +175,30 @@ which starts the run at first and continues it ever after.
     help="The file that this output goes to: its growth shows the node that the job is alive. "
     "Default: the file behind standard output, if it is one.",
 )
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1, max=launching.MAX_RANKS),
+    metavar="N",
+    help="Train with N processes, one per card, together on each batch. Default: one for each "
+    "card that the word device names, such as device=0,1. With device=cpu, on the CPU.",
+)
+@click.option(
+    "--grace",
+    metavar="DURATION",
+    default="5m",
+    show_default=True,
+    help="With several processes: how long those that were told to leave may take, before what "
+    "is left of them is killed. A little less than the scheduler's own patience is right.",
+)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...")
-def train(words: tuple[str, ...], **options: Any) -> int:
+@click.pass_context
+def train(
+    context: click.Context,
+    /,
+    words: tuple[str, ...],
+    nproc: int | None,
+    **options: Any,
+) -> int:
     r"""Train as `yolo train` does, and never lose work.
 
     Takes the words of `yolo train` after its own options, so that only one word changes:
@@ -191,10 +214,14 @@ def train(words: tuple[str, ...], **options: Any) -> int:
     """
     settings = TrainSettings.from_options(**options)
     _log_to_stderr()
+    if not ranks.is_launched() and (devices := launching.devices_of(words, nproc)):
+        command = launching.rank_command(list(launching.options_said(context)), words)
+        return launching.Launcher(command, devices, settings.grace_seconds).run()
     watch = LeaveWatch()
     watch.install()
     try:
         with watch.interruptible():  # importing torch takes seconds
+            ranks.bind()
             overrides = parse_words(words)
             model = load_model(overrides)
         code, _reason = Session(settings, watch=watch).run(model, overrides, train=model.train)
@@ -208,6 +235,9 @@ def train(words: tuple[str, ...], **options: Any) -> int:
     # A second signal that arrives while the interpreter ends must not kill it, for a scheduler
     # would then see a crash instead of the status.
     watch.ignore()
+    if not agreement.leave():
+        logging.shutdown()
+        os._exit(code)  # a communicator waits for good for ranks that are gone
     return code
 
 

@@ -242,6 +242,15 @@ class LeaveWatch:
             decision_id=request.decision_id,
         )
 
+    def hear(self, number: int) -> None:
+        """Another rank was signalled: it counts as if this one had been.
+
+        Args:
+            number: of the signal; 0 for none.
+        """
+        if number and self._signal is None:
+            self._signal, self._signal_time = number, self.clock.monotonic()
+
     @property
     def signalled(self) -> int | None:
         """The first signal that came, if any."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gpuwarden.trainer.leaving import LeaveWatch
+    from gpuwarden.trainer.ranks import Place
     from gpuwarden.trainer.status import StatusBoard
 
 
@@ -25,6 +26,7 @@ class TrainLoader:
         board: is told how long the loop waited and worked.
         watch: may interrupt the wait, where a batch lost in it is not missed.
         settle: called before loader workers are forked.
+        place: of this rank. Of several, none may give up a wait that the others do not.
     """
 
     def __init__(
@@ -35,14 +37,15 @@ class TrainLoader:
         board: StatusBoard,
         watch: LeaveWatch,
         settle: Callable[[], None],
+        place: Place,
     ) -> None:
-        self.inner = inner
+        self.inner, self._place = inner, place
         self._epoch, self._board, self._watch = epoch, board, watch
         self._settle = settle
         self._batches: orders.EpochBatches | None = None
         self._recorded: orders.RecordedSampler | None = None
         self._next_epoch = -1
-        self._interruptible = True
+        self._interruptible = place.world == 1
         self._resume: _Resume | None = None
 
     def __len__(self) -> int:
@@ -57,7 +60,7 @@ class TrainLoader:
 
     def follow_stateless(self) -> None:
         """Take the order of the loader's `StatelessDataset`."""
-        self._batches = orders.use_stateless(self.inner)
+        self._batches = orders.use_stateless(self.inner, self._place)
 
     def follow_recorded(self) -> None:
         """Keep ultralytics' order, and record it. Drawing a batch then changes state."""

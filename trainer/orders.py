@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from gpuwarden.trainer.ranks import Place
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -67,10 +69,20 @@ class EpochBatches:
 
     Stands in for a DataLoader's `batch_sampler`, and for the `.sampler` whose length ultralytics
     takes for the number of batches.
+
+    Several ranks share each batch: together they see the positions that one process with the
+    whole batch would see. So that all have equally many, an epoch's last positions may run over
+    its end, into its first images again.
+
+    Args:
+        order: of the epochs.
+        batch: images per batch of this rank.
+        place: this rank among the training's.
     """
 
-    def __init__(self, order: EpochOrder, batch: int) -> None:
-        self._order, self._batch = order, batch
+    def __init__(self, order: EpochOrder, batch: int, place: Place | None = None) -> None:
+        self._order, self._batch, self._place = order, batch, place or Place()
+        self._count = math.ceil(order.count / self._place.world)
         self.start = (0, 0)
 
     @property
@@ -79,18 +91,19 @@ class EpochBatches:
         return self
 
     def __len__(self) -> int:
-        return math.ceil(self._order.count / self._batch)
+        return math.ceil(self._count / self._batch)
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
         epoch, first = self.start
+        rank, world = self._place.rank, self._place.world
         while True:
             indices = self._order.indices(epoch)
             for batch in range(first, len(self)):
                 low = batch * self._batch
-                yield [
-                    (epoch, low + offset, index)
-                    for offset, index in enumerate(indices[low : low + self._batch])
-                ]
+                positions = (
+                    own * world + rank for own in range(low, min(low + self._batch, self._count))
+                )
+                yield [(epoch, at, indices[at % self._order.count]) for at in positions]
             epoch, first = epoch + 1, 0
 
 
@@ -174,12 +187,14 @@ def set_randomness(state: tuple[Any, ...]) -> None:
     torch.set_rng_state(state[2])
 
 
-def use_stateless(loader: Any) -> EpochBatches:
+def use_stateless(loader: Any, place: Place) -> EpochBatches:
     """Make a loader over a `StatelessDataset` follow its order; returns the batches to position.
 
-    The loader must not have been iterated yet.
+    Args:
+        loader: not iterated yet.
+        place: this rank among the training's.
     """
-    batches = EpochBatches(loader.dataset.order, loader.batch_size)
+    batches = EpochBatches(loader.dataset.order, loader.batch_size, place)
     # DataLoader refuses to change this attribute after construction; ultralytics does the same.
     object.__setattr__(loader, "batch_sampler", batches)
     return batches
@@ -189,19 +204,22 @@ class RecordedSampler:
     """Stands before ultralytics' shuffling sampler and keeps the generator's state of each pass.
 
     Args:
-        inner: the loader's RandomSampler.
+        inner: the loader's RandomSampler, or a rank's DistributedSampler, whose permutation
+            follows from the epoch's number alone.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        self._generator = getattr(inner, "generator", None)
         self.pass_state: Any = None
-        """State right before the current pass's permutation was drawn."""
+        """State right before the current pass's permutation was drawn; None without a generator."""
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def __iter__(self) -> Iterator[int]:
-        self.pass_state = self._inner.generator.get_state()
+        if self._generator is not None:
+            self.pass_state = self._generator.get_state()
         yield from self._inner
 
 
@@ -233,7 +251,7 @@ def position_recorded(loader: Any, state: dict[str, Any], *, closing: bool) -> N
             "the images kept for mosaics could not be put back: resume with --data-order stateless "
             "from a state that was trained so, or start anew with --resume never"
         )
-    if batch:
+    if batch and state["pass"] is not None:
         loader.generator.set_state(state["pass"])
     elif epoch and not closing:
         loader.generator.set_state(state["generator"])

@@ -100,11 +100,7 @@ class Saver:
         Returns:
             Whether it is durable, or on its way.
         """
-        if later and self._writing is not None and self._writing.running:
-            self._overdue = True
-            return True
-        self.collect(wait=True)
-        if position == self.newest or not self.possible:
+        if not self.wants(position, later=later):
             return self.possible
         began = time.monotonic()
         self._last = self._clock.monotonic()
@@ -131,6 +127,19 @@ class Saver:
         """Put the next states into another store."""
         self.collect(wait=True)
         self._store, self.newest = store, None
+
+    def wants(self, position: Position, *, later: bool = False) -> bool:
+        """Whether a state of this position is to be taken: it can be, and is not on disk yet.
+
+        Args:
+            position: of the training.
+            later: see `save`.
+        """
+        if later and self._writing is not None and self._writing.running:
+            self._overdue = True
+            return False
+        self.collect(wait=True)
+        return self.possible and position != self.newest
 
     def rewound(self) -> None:
         """The training has gone back: what was saved at a position is not what will be there."""

@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,19 @@ from gpuwarden import job_files
 from gpuwarden.clock import Clock, SystemClock
 from gpuwarden.errors import GpuwardenError, InvalidInput
 from gpuwarden.job_files import Checkpoint, RequestState, RunDescription
-from gpuwarden.trainer import comparisons, environments, resume, status
+from gpuwarden.trainer import (
+    agreement,
+    comparisons,
+    environments,
+    parallel,
+    peers,
+    ranks,
+    resume,
+    status,
+)
+from gpuwarden.trainer.agreement import Alone, Wish
 from gpuwarden.trainer.leaving import Leave
+from gpuwarden.trainer.ranks import Place
 from gpuwarden.trainer.runs import RunIsLocked, RunLock, RunRecord
 from gpuwarden.trainer.saving import Saver
 from gpuwarden.trainer.states import Manifest, Position, StateStore
@@ -26,6 +37,7 @@ from gpuwarden.trainer.states import Manifest, Position, StateStore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpuwarden.trainer.agreement import Team
     from gpuwarden.trainer.leaving import LeaveWatch
     from gpuwarden.trainer.settings import TrainSettings
 
@@ -42,6 +54,15 @@ _SETTLE_SECONDS = 2.0
 def _kill(workers: list[Any]) -> None:
     for worker in workers:
         worker.kill()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Beginning:
+    """What rank 0 has found out, for the others: the run, or why there is nothing to do."""
+
+    plan: Any = None
+    record: Any = None
+    ended: tuple[int, str] | None = None
 
 
 class Session:
@@ -65,6 +86,10 @@ class Session:
         self._record: RunRecord
         self._store: StateStore
         self._saver: Saver
+        self.team: Team = Alone()
+        self._shared_batches = 0
+        self._save_wished = self._save_owed = False
+        self._durable_told = False
 
     # -- the attempt
 
@@ -91,38 +116,62 @@ class Session:
         base = base or environments.named_class(self.settings.trainer)
         if isinstance(words.get("data"), list | tuple):
             raise InvalidInput("one run trains on one data set: give data= a single data.yaml")
-        devices = words.get("device")
-        if (isinstance(devices, str) and "," in devices) or (
-            isinstance(devices, list | tuple) and len(devices) > 1
-        ):
-            raise resume.several_devices(f"device={devices}")
-        if os.environ.get("RANK", "-1") not in ("", "-1"):  # ultralytics takes it for a launcher's
-            raise resume.several_devices(f"$RANK is {os.environ['RANK']}")
+        words.update(self._meet(words))
         settings, native = self._resume_choice(words)
         name = str(model.overrides.get("model", ""))
         checkpoint = Path(name if native is True else str(native or "")).resolve()
         if checkpoint.is_file() and checkpoint.parent.name == "weights":
             words.setdefault("save_dir", str(checkpoint.parent.parent))
+        lock: RunLock | None = None
+        told: _Beginning | None = None
         try:
-            with self.watch.interruptible():  # not even the run is known
-                lock = self._claim(settings, {"model": name, **words}, task=model.task)
+            if self.team.place.leads:
+                with self.watch.interruptible():  # not even the run is known
+                    lock = self._claim(settings, {"model": name, **words}, task=model.task)
+                former = RunRecord.read(self._plan.folder) if self._plan.fresh else None
+                if native is not None and former is not None:
+                    raise resume.native_of_ours(str(checkpoint), former)
+                told = self._beginning()
         except Leave:
             notice = self.watch.notice()
-            return self.watch.leaving_status(), notice.reason if notice else "left"
-        try:
-            if self._record.finished is not None:
-                reason = f"run {self._record.run_id} in {self._plan.save_dir} is already complete"
-                log.info("%s; for another, use --resume never or another name", reason)
-                return job_files.EXIT_DONE, reason
-            former = RunRecord.read(self._plan.folder) if self._plan.fresh else None
-            if native is not None and former is not None:
-                raise resume.native_of_ours(str(checkpoint), former)
-            self.board = status.StatusBoard(
-                settings.jobs_directory, self._record.run_id, clock=self.clock
+            told = _Beginning(
+                ended=(self.watch.leaving_status(), notice.reason if notice else "left")
             )
+        finally:
+            told = self.team.tell(told)  # also that there will be none
+        try:
+            if told is None:
+                return job_files.EXIT_FAULT, "rank 0 could not begin"
+            if told.ended is not None:
+                return told.ended
+            self._plan, self._record = told.plan, told.record
+            board = status.StatusBoard if self.team.place.leads else peers.PeerBoard
+            self.board = board(settings.jobs_directory, self._record.run_id, clock=self.clock)
             return self._attempt(model, words, native=native, train=train, base=base)
         finally:
-            lock.release()
+            if lock is not None:
+                lock.release()
+
+    def _meet(self, words: dict[str, Any]) -> dict[str, Any]:
+        """Join the other ranks, if a launcher started some; returns words of this rank's own."""
+        place = Place.of()
+        if place.world == 1:
+            devices = words.get("device")
+            if (isinstance(devices, str) and "," in devices) or (
+                isinstance(devices, list | tuple) and len(devices) > 1
+            ):
+                raise resume.several_devices(f"device={devices}")
+            return {}
+        device = parallel.choose_device(words, place, os.environ.get(ranks.DEVICE_VARIABLE))
+        self.team = agreement.join(cuda=device != "cpu")
+        return {"device": device}
+
+    def _beginning(self) -> _Beginning:
+        if self._record.finished is None:
+            return _Beginning(plan=self._plan, record=self._record)
+        reason = f"run {self._record.run_id} in {self._plan.save_dir} is already complete"
+        log.info("%s; for another, use --resume never or another name", reason)
+        return _Beginning(ended=(job_files.EXIT_DONE, reason))
 
     def _claim(self, settings: TrainSettings, words: dict[str, Any], *, task: str) -> RunLock:
         """Choose the run and lock its folder, also against others that choose meanwhile.
@@ -180,32 +229,42 @@ class Session:
 
         record, folder = self._record, self._plan.folder
         self._store = StateStore(folder, record.lineage, keep=self.settings.keep)
-        self._store.remove_leftovers()
-        if self._plan.fresh:
-            self._store.discard_others()
-        record.write(folder)
-        self._saver = Saver(
+        leads, words = self.team.place.leads, {**words, "resume": self._native(native)}
+        if leads:
+            self._store.remove_leftovers()
+            if self._plan.fresh:
+                self._store.discard_others()
+            record.write(folder)
+            if self.team.place.world > 1 and not words["resume"]:
+                # Ultralytics' ranks would all delete it, and the second fail. A state has it too.
+                (self._plan.save_dir / "results.csv").unlink(missing_ok=True)
+        self._saver = (Saver if leads else peers.PeerSaver)(
             self._store,
             self.board,
             every=self.settings.checkpoint_seconds,
             mtbf=self.settings.mtbf_seconds,
             clock=self.clock,
         )
-        self.watch.observe(
-            job_files.request_path(self.settings.jobs_directory, record.run_id),
-            answered=set(record.answered),
-            since=self.clock.wall(),
-        )
+        if leads:
+            self.watch.observe(
+                job_files.request_path(self.settings.jobs_directory, record.run_id),
+                answered=set(record.answered),
+                since=self.clock.wall(),
+            )
         base = base or model._smart_load("trainer")  # noqa: SLF001 -- as its own train does
         self.board.begin()
-        words = {**words, "save_dir": str(self._plan.save_dir), "resume": self._native(native)}
+        words = {**words, "save_dir": str(self._plan.save_dir)}
         words.update(self._further_epochs(words))
         try:
-            with self.watch.interruptible(), self._whole_label_caches():
+            # The others learn of a signal from rank 0, or at the first batch.
+            early = self.watch.interruptible() if leads else nullcontext()
+            with early, self._whole_label_caches():
                 self.metrics = train(trainer=callbacks.trainer_class(base, self), **words)
         except Leave:
             return self._leave()
         except BaseException as error:
+            if not leads and isinstance(error, RuntimeError) and self.watch.must_leave():
+                return self.watch.leaving_status(), "rank 0 left"  # and its connection with it
             code = error.exit_code if isinstance(error, GpuwardenError) else job_files.EXIT_FAULT
             self.board.finish(code, f"{type(error).__name__}: {error}")
             raise
@@ -237,10 +296,12 @@ class Session:
         notice = self.watch.notice()
         loop = self._trainer.gpuwarden if self._trainer is not None else None
         saved = True
+        if notice and notice.then == "hold":
+            ranks.tell(ranks.HOLD)
         self._answer(RequestState.SAVING)
         if loop is not None and loop.mode == resume.EXACT and loop.live and not loop.final:
             saved = self._save(self._trainer, f"left: {notice.reason if notice else '?'}")
-        self._saver.collect(wait=True)
+        self._collect(wait=True)
         saved = (saved or self._saver.newest is not None) and self._saver.possible
         # The ladder's signal may come before its request was read: the last word counts.
         self.watch.reread()
@@ -257,7 +318,8 @@ class Session:
         self._answer(RequestState.LEAVING)
         self.board.finish(code, reason)
         at = self._saver.newest
-        log.info(
+        log.log(
+            logging.INFO if self.team.place.leads else logging.DEBUG,
             "left (%s) with exit status %d; %s",
             reason,
             code,
@@ -271,6 +333,8 @@ class Session:
         self._write_record()
 
     def _write_record(self) -> None:
+        if not self.team.place.leads:
+            return
         try:
             self._record.write(self._plan.folder)
         except OSError as error:
@@ -352,7 +416,7 @@ class Session:
                 imgsz=int(max(args.imgsz) if isinstance(args.imgsz, list | tuple) else args.imgsz),
                 amp=bool(amp) and amp != "fp32" and trainer.device.type != "cpu",
                 epochs=int(trainer.epochs),
-                world_size=1,
+                world_size=self.team.place.world,
                 project=str(args.project or "")[:128],
                 log=str(output.absolute()) if output else None,
                 checkpoints=str(self._plan.folder),
@@ -360,7 +424,19 @@ class Session:
         )
 
     def load_state(self, trainer: Any) -> comparisons.Continuation | None:
-        """The state that this attempt continues, compared with the training."""
+        """The state that this attempt continues, as this rank continues it."""
+        leads = self.team.place.leads
+        found = self.team.tell(self._load_state(trainer) if leads else None)
+        if found is None or leads:
+            return found
+        from gpuwarden.trainer import captures
+
+        return dataclasses.replace(
+            found, state=captures.for_peer(found.state, self.team.place.rank)
+        )
+
+    def _load_state(self, trainer: Any) -> comparisons.Continuation | None:
+        """The newest good state, compared with the training."""
         if self._plan.fresh:
             return None
         found = self._store.newest()
@@ -422,14 +498,15 @@ class Session:
     def training_begins(self, trainer: Any) -> None:
         """Set-up is over: from here on only waits for data may be cut short."""
         self.watch.disarm()
+        self._shared_batches = self.team.fewest(len(trainer.test_loader))
         self._describe(trainer)
         self.board.enter("train")
         self._figures(trainer)
 
     def trained(self, trainer: Any, *, images: int) -> None:
         """One batch was trained on."""
-        # The progress bar has just read the losses: the device is in step already.
-        finite = bool(trainer.loss.isfinite())
+        # The progress bar has just read the losses: rank 0's device is in step already.
+        finite = not self.team.place.leads or bool(trainer.loss.isfinite())
         self.board.trained(images=images, finite=finite, step=trainer.gpuwarden_step() + 1)
 
     def validated(self, trainer: Any) -> None:
@@ -443,34 +520,99 @@ class Session:
         self.board.figures(metrics=metrics)
         self._figures(trainer)
 
-    def boundary(self, trainer: Any, *, epoch_ended: bool = False) -> None:
-        """Between two batches, or two epochs: publish, save, leave.
+    def boundary(self, trainer: Any) -> None:
+        """Between two batches: publish, save, leave.
 
         Raises:
-            Leave: a notice stands.
+            Leave: a notice stands, and all ranks know of it.
         """
-        self._saver.collect()
+        self._between(trainer)
+        wish = self._wish(trainer)
+        self._act(trainer, self.team.exchange(wish))
+
+    def epoch_ended(self, trainer: Any) -> Wish:
+        """The epoch is validated: what all ranks agree to do now.
+
+        Args:
+            trainer: whose `stop` only rank 0 knows.
+        """
+        self._between(trainer)
+        wish = self._wish(trainer, epoch_ended=True)
+        return self.team.settle(dataclasses.replace(wish, stop=int(bool(trainer.stop))))
+
+    def after_epoch(self, trainer: Any, agreed: Wish) -> None:
+        """Between two epochs: save, leave.
+
+        Raises:
+            Leave: as `boundary`.
+        """
+        self._act(trainer, agreed, epoch_ended=True)
+
+    def in_validation(self, batch: int) -> None:
+        """One batch of a validation is done, final ones included.
+
+        Raises:
+            Leave: as `boundary`.
+        """
+        self.board.beat()
+        if self.team.place.world > 1 and batch >= self._shared_batches:
+            return  # not all ranks have so many: their agreement waits for the epoch's end
+        agreed = self.team.exchange(
+            Wish(leave=int(self.must_leave()), signal=self.watch.signalled or 0)
+        )
+        self._save_owed |= bool(agreed.save)
+        if agreed.leave:
+            self.watch.hear(agreed.signal)
+            raise Leave
+
+    def _between(self, trainer: Any) -> None:
+        self._collect()
         if self.board.due():
             self._figures(trainer)
         self.board.beat()
-        loop = trainer.gpuwarden
         request = self.watch.request()
         answered = self.board.status.request
         if request and (answered is None or answered.decision_id != request.decision_id):
             self._answer(RequestState.RECEIVED)
-        if self.must_leave(epoch_ended=epoch_ended):
+
+    def _wish(self, trainer: Any, *, epoch_ended: bool = False) -> Wish:
+        request, exact = self.watch.request(), trainer.gpuwarden.mode == resume.EXACT
+        asked = request is not None and request.then == "continue" and (exact or epoch_ended)
+        save = not self._save_wished and (asked or (exact and self._saver.due))
+        self._save_wished |= save
+        return Wish(
+            leave=int(self.must_leave(epoch_ended=epoch_ended)),
+            save=int(save),
+            signal=self.watch.signalled or 0,
+        )
+
+    def _act(self, trainer: Any, agreed: Wish, *, epoch_ended: bool = False) -> None:
+        loop = trainer.gpuwarden
+        if agreed.leave:
+            self.watch.hear(agreed.signal)
             if epoch_ended and loop.mode == resume.EPOCH:
                 self._save(trainer, "epoch", background=True)
             raise Leave
-        if request is not None and request.then == "continue":
-            self._save_and_continue(trainer, request.decision_id, epoch_ended=epoch_ended)
         every = self.settings.checkpoint_epochs
-        if epoch_ended and (
-            loop.mode == resume.EPOCH or (every and loop.position.epoch % every == 0)
-        ):
+        epochs = epoch_ended and (
+            loop.mode == resume.EPOCH or bool(every and loop.position.epoch % every == 0)
+        )
+        if not (epochs or agreed.save or self._save_owed):
+            return
+        self._save_wished = self._save_owed = False
+        request = self.watch.request()
+        if request is not None and request.then == "continue":
+            self._save_and_continue(trainer, request.decision_id)
+        elif epochs:
             self._save(trainer, "epoch", background=True, later=loop.mode == resume.EXACT)
-        elif self._saver.due and loop.mode == resume.EXACT:
+        else:
             self._save(trainer, "periodic", background=True)
+
+    def _collect(self, *, wait: bool = False) -> None:
+        self._saver.collect(wait=wait)
+        if not self._durable_told and self._saver.newest is not None:
+            self._durable_told = True
+            ranks.tell(ranks.DURABLE)
 
     def settle(self) -> None:
         """Wait for a state being written: loader workers must not be forked meanwhile."""
@@ -496,9 +638,7 @@ class Session:
 
     # -- inside
 
-    def _save_and_continue(self, trainer: Any, decision_id: str, *, epoch_ended: bool) -> None:
-        if trainer.gpuwarden.mode != resume.EXACT and not epoch_ended:
-            return  # at the end of the epoch
+    def _save_and_continue(self, trainer: Any, decision_id: str) -> None:
         self._answer(RequestState.SAVING)
         # Answered even if it failed, which the checkpoint's time tells: not a try at each step.
         self._save(trainer, "request", background=True)
@@ -519,7 +659,13 @@ class Session:
         loop = trainer.gpuwarden
         position: Position = loop.position
         batches = len(trainer.train_loader)
-        at_end = position.batch == batches
+        earlier = loop.ended if position.batch == batches else None
+        stream = trainer.train_loader.stream(position.epoch, position.batch)
+        if not self.team.decide(lambda: self._saver.wants(position, later=later)):
+            return self._saver.possible
+        others = self.team.gather(
+            lambda: captures.peer_part(trainer, earlier=earlier, stream=stream)
+        )
         draft = Manifest(
             lineage=self._record.lineage,
             epoch=position.epoch,
@@ -547,13 +693,13 @@ class Session:
                 position,
                 last_optimizer_step=loop.last_step,
                 current_step=trainer.gpuwarden_step(),
-                earlier=loop.ended if at_end else None,
-                stream=trainer.train_loader.stream(position.epoch, position.batch),
+                earlier=earlier,
+                stream=stream,
+                peers=others,
                 elapsed=time.time() - trainer.train_time_start,
             ),
             draft=draft,
             background=background,
-            later=later,
         )
 
     def _figures(self, trainer: Any) -> None:

@@ -16,6 +16,7 @@ DATA_ORDERS = ("stateless", "ultralytics")
 RESUME_CHOICES = ("auto", "never")
 _DURATIONS = {
     "checkpoint_every": "checkpoint_seconds",
+    "grace": "grace_seconds",
     "mtbf": "mtbf_seconds",
     "upload_wait": "upload_wait_seconds",
 }
@@ -52,6 +53,8 @@ class TrainSettings:
         online: let ultralytics use the network: downloads, look-ups, its statistics.
         log: file whose growth shows that the job is alive; None: the file behind standard output.
         lock_seconds: how long to wait for an earlier attempt of the run to be gone.
+        grace_seconds: of several processes, how long those told to leave have before the rest of
+            them is killed.
     """
 
     run_id: str | None = None
@@ -72,6 +75,7 @@ class TrainSettings:
     online: bool = False
     log: Path | None = None
     lock_seconds: float = 30.0
+    grace_seconds: float = 300.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""

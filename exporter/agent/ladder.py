@@ -167,7 +167,9 @@ class _Climb:
         """From the first step."""
         try:
             self._ask_to_leave()
-            self._terminate()
+            if not self._terminate():
+                self._prove()
+                return
         except (RefusedAction, JournalError) as error:
             if self._record.terminating:
                 self._give_up(error)
@@ -235,14 +237,20 @@ class _Climb:
             self._ladder.requests.write(run_id, request)
             self._record = _with_step(self._record, "leave_requested", self._clock.wall())
 
-    def _terminate(self) -> None:
-        """Stop all, SIGTERM all, continue all: nobody can fork away from his signal."""
+    def _terminate(self) -> bool:
+        """Stop all, SIGTERM all, continue all: nobody can fork away from his signal.
+
+        Returns:
+            Whether anybody was there to be signalled; otherwise all have followed the request.
+        """
         try:
             self._freeze()
             self._resolver.guards.check_kill_switch()
             if self._wake.is_set:
                 raise Interrupted
             living = self._group.alive()
+            if not living and "leave_requested" in self._record.report.steps:
+                return False
             if not living:
                 raise RefusedAction("gone", "the job's processes ended before they were signalled")
             record = dataclasses.replace(
@@ -254,6 +262,7 @@ class _Climb:
             self._resume()
         record = dataclasses.replace(self._record, sigterm_at=self._clock.monotonic())
         self._journal("terminated", record, "sigterm")
+        return True
 
     def _freeze(self) -> None:
         """Stop every member until no new one turns up."""
@@ -412,7 +421,7 @@ class _Climb:
             # A run keeps its name: resumed by hand, it must not find its old request.
             with contextlib.suppress(RefusedAction):
                 self._ladder.requests.withdraw(record.run_id, record.decision_id)
-        if record.terminating:
+        if record.terminating or outcome is Outcome.RECLAIMED:
             ended = {item: self._ended_by(item, living) for item in record.members}
             touched = self._target.touched(record.members, ended)
             report = dataclasses.replace(record.report, processes=touched)

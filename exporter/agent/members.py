@@ -2,8 +2,9 @@
 
 A process belongs to the job if it is below a member; or, once its parent is gone, if it is in a
 process group or session that a member leads or led; or if it is in a cgroup that is the job's own;
-or if the engine has seen it there. In every case it must have the job's uid and cgroup, must not be
-older than the job, and must not be below the root of another job. What a launcher starts or leads,
+or if the engine has seen it there. In every case it must have the job's uid and cgroup, or those to
+which a member has changed since it became one, must not be older than the job, and must not be
+below the root of another job. What a launcher starts or leads,
 such as a notebook server or a terminal's shell below the job, is another job's, also once the
 launcher is gone.
 """
@@ -106,6 +107,9 @@ class _Search:
         self, processes: Mapping[int, Process], scope: Scope, leaders: dict[int, int]
     ) -> None:
         self.found: dict[int, Process] = {}
+        # Owner and cgroup of each member as they are now: one that changed them has taken its job
+        # along, and what it starts there is the job's.
+        self._homes: set[tuple[int, str]] = set()
         self._processes = processes
         self._children = children_by_parent(processes)
         self._scope = scope
@@ -119,6 +123,7 @@ class _Search:
             if member.pid in self.found:
                 continue
             self.found[member.pid] = member
+            self._homes.add((member.uid, member.cgroup))
             if self._scope.launchers.includes(member):
                 self._leaders.pop(member.pid, None)
                 continue
@@ -126,16 +131,23 @@ class _Search:
             for pid in reversed(self._children.get(member.pid, [])):
                 child = self._processes[pid]
                 # A child is never older than its parent: that one would have taken over the pid.
-                if self._scope.fits(child) and child.start_ticks >= member.start_ticks:
+                if self._fits(child) and child.start_ticks >= member.start_ticks:
                     waiting.append(child)
+
+    def _fits(self, process: Process) -> bool:
+        return self._scope.fits(process) or (
+            process.pid > 2
+            and process.start_ticks >= self._scope.since_ticks
+            and (process.uid, process.cgroup) in self._homes
+        )
 
     def extend(self, seen: Mapping[int, ProcessRef], booted: float | None) -> bool:
         """Add what is not below a member; says whether there was any."""
         before = len(self.found)
         for process in self._processes.values():
-            if process.pid in self.found or not self._scope.fits(process):
+            if process.pid in self.found or not self._fits(process):
                 continue
-            if self._scope.dedicated or (
+            if (self._scope.dedicated and self._scope.fits(process)) or (
                 self._is_claimed(process, seen, booted)
                 and is_loose(self._processes, process, self._scope, self.found)
             ):

@@ -100,11 +100,24 @@ _GPUS = (
     _gpu("gpu_up", _G, "", "1 if the GPU answers NVML, 0 if it is lost or needs a reset."),
     _gpu("gpu_processes", _G, "", "Processes that NVML lists on the GPU; 0 is said."),
     _gpu("gpu_utilization_ratio", _G, "ratio", "Share of time a kernel ran (NVML utilization)."),
+    _gpu(
+        "gpu_tensor_activity_ratio",
+        _G,
+        "ratio",
+        "Share of time tensor cores worked (NVML GPM, per cent / 100; Hopper and later, opt-in).",
+    ),
     _gpu("gpu_memory_activity_ratio", _G, "ratio", "Share of time memory was read or written."),
     _gpu("gpu_memory_total_bytes", _G, "bytes", "Memory of the GPU (NVML MemoryInfo v2)."),
     _gpu("gpu_memory_used_bytes", _G, "bytes", "Allocated memory, without the driver's reserve."),
     _gpu("gpu_memory_free_bytes", _G, "bytes", "Memory that can be allocated."),
     _gpu("gpu_memory_reserved_bytes", _G, "bytes", "Memory that the driver keeps for itself."),
+    _gpu(
+        "gpu_memory_unified",
+        _G,
+        "",
+        "1 if the GPU uses the node's memory and has no gpu_memory_*_bytes (NVML MemoryInfo not "
+        "supported, or all zero), else 0.",
+    ),
     _gpu(
         "gpu_memory_unattributed_bytes",
         _G,
@@ -163,6 +176,20 @@ _GPUS = (
     ),
     _gpu("gpu_mig_memory_total_bytes", _G, "bytes", "Memory of a MIG instance.", "mig_uuid"),
     _gpu("gpu_mig_memory_used_bytes", _G, "bytes", "Used memory of a MIG instance.", "mig_uuid"),
+    _gpu(
+        "gpu_mig_utilization_ratio",
+        _G,
+        "ratio",
+        "Share of time the GPU instance worked (NVML GPM, per cent / 100; Hopper and later).",
+        "mig_uuid",
+    ),
+    _gpu(
+        "gpu_mig_tensor_activity_ratio",
+        _G,
+        "ratio",
+        "Share of time tensor cores of the GPU instance worked (NVML GPM; opt-in).",
+        "mig_uuid",
+    ),
 )
 
 _PROCESSES = (

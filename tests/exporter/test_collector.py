@@ -50,10 +50,12 @@ GPU = Gpu(
     pci_bus_id="00000000:3B:00.0",
     utilization_ratio=0.0,
     memory_activity_ratio=0.5,
+    tensor_activity_ratio=0.25,
     memory_total_bytes=1000,
     memory_used_bytes=500,
     memory_free_bytes=400,
     memory_reserved_bytes=100,
+    memory_unified=False,
     temperature_celsius=50.0,
     power_watts=100.0,
     power_limit_watts=400.0,
@@ -68,7 +70,7 @@ GPU = Gpu(
         "nvlink_transmit": 6,
     },
     processes=(GpuProcess(20, ProcessKind.COMPUTE, 500, 0.0),),
-    instances=(MigInstance("MIG-a", 1, 0, "1g.5gb", 300, 200),),
+    instances=(MigInstance("MIG-a", 1, 0, "1g.5gb", 300, 200, 0.5, 0.25),),
 )
 DESCRIPTION = RunDescription(
     run_id="run-1",
@@ -298,7 +300,7 @@ def test_a_metric_that_the_catalogue_does_not_have() -> None:
 
 def test_errors_that_are_not_heard() -> None:
     """While XID errors are not heard it is said; nobody is judged by them, so all else counts."""
-    devices = DeviceSnapshot(1.0, "1", simulated=False, gpus=(GPU,), xids=None)
+    devices = DeviceSnapshot(1.0, "1", simulated=False, gpus=(GPU,), xids_heard=False)
     samples = _samples(NodeSnapshot(1.0, devices))
     assert samples["gpuwarden_collector_success", (("collector", "xid"),)] == 0.0
     assert samples["gpuwarden_collector_success", (("collector", "nvml"),)] == 1.0

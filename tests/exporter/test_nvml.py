@@ -116,7 +116,36 @@ class TestCards:
         faults = [Fault("nvmlDeviceGetMemoryInfo*", NOT_SUPPORTED)]
         gpu = driver(Scenario([Card(0, utilization=7)], faults=faults)).snapshot().gpus[0]
         assert (gpu.memory_total_bytes, gpu.memory_used_bytes) == (None, None)
-        assert gpu.utilization_ratio == 0.07
+        assert (gpu.memory_unified, gpu.utilization_ratio) == (True, 0.07)
+
+    @pytest.mark.parametrize(
+        ("scenario", "unified"),
+        [
+            (Scenario([Card(0, memory=0, reserved=0)]), True),
+            (Scenario([Card(0)]), False),
+            (Scenario([Card(0)], missing=["nvmlDeviceGetMemoryInfo*"]), None),
+            (Scenario([Card(0)], faults=[Fault("nvmlDeviceGetMemoryInfo*", 999)]), None),
+        ],
+    )
+    def test_what_is_known_of_unified_memory(
+        self, driver: Driver, scenario: Scenario, unified: bool | None
+    ) -> None:
+        """No memory at all is the node's memory; what failed is not known."""
+        gpu = driver(scenario).snapshot().gpus[0]
+        assert gpu.memory_unified is unified
+        assert (gpu.memory_total_bytes is None) == (unified is not False)
+
+    def test_a_card_does_not_lose_its_memory(self, driver: Driver, scenario_file: Path) -> None:
+        """A card that had memory and tells nothing now has failed; it does not use the node's."""
+        nvml = driver(Scenario([Card(0)]))
+        nvml.snapshot()
+        faults = [Fault("nvmlDeviceGetMemoryInfo*", NOT_SUPPORTED)]
+        Scenario([Card(0)], faults=faults).write(scenario_file)
+        snapshot = eventually(
+            nvml.snapshot, until=lambda seen: seen.gpus[0].memory_total_bytes is None
+        )
+        assert snapshot.gpus[0].memory_unified is None
+        assert snapshot.dropped == {"invalid_value": 1}
 
     def test_a_driver_before_memory_v2(self, driver: Driver) -> None:
         """Without the second version nobody knows what is reserved."""

@@ -90,6 +90,13 @@ class History:
         self.add("gpu_memory_activity_ratio", 0.25, instance=instance, **names)
         self.add("gpu_utilization_ratio", 0.75, instance=instance, **names)
 
+    def instance(self, mig_uuid: str, *, of: str, memory: float, node: str = N1) -> None:
+        """A MIG instance of a card."""
+        names = {"gpu": "0", "uuid": of, "mig_uuid": mig_uuid}
+        self.add("gpu_mig_memory_total_bytes", memory, instance=node, **names)
+        ids = {"gpu_instance_id": "1", "compute_instance_id": "0", "profile": "3g.20gb"}
+        self.add("gpu_mig_info", 1, instance=node, **names, **ids)
+
     def job(
         self,
         job_id: str,
@@ -197,6 +204,8 @@ def fleet_history() -> History:
     history.job("single", {"single": lambda time: 0.0 if time == END else None})
     history.job("stale", {"stale": until(END - 10, 0.0)})
     history.job("mig", {"mig": None})
+    history.instance("slice", of="mig", memory=25 * GIB)
+    history.job("sliced", {"slice": 0.4}, memory=5 * GIB)
     history.job("nan", {"nan": math.nan})
     history.job("train", {"train": 0.9})
     history.run("train", "r-train", images=50)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.ruleengine.fleets import (
+    A100,
     END,
+    GIB,
     N1,
     NOW,
     SCRAPE,
@@ -98,6 +100,13 @@ def test_a_training_is_known_in_full(fleet: FleetFacts) -> None:
     assert run is not None
     assert (run.model, run.batch, run.imgsz, run.amp) == ("yolov8m", 64, 640, True)
     assert (run.phase, run.phase_since, run.resume_mode) == ("train", START, "exact")
+
+
+def test_a_mig_instance_is_a_card_of_its_own(fleet: FleetFacts) -> None:
+    """Its name and its memory are the instance's, so that profiles can be written for it."""
+    (part,) = fleet.jobs["sliced"].gpus
+    assert (part.uuid, part.name) == ("slice", f"{A100} MIG 3g.20gb")
+    assert part.memory_total_bytes == 25 * GIB
 
 
 def test_the_durable_checkpoint_counts(fleet: FleetFacts) -> None:

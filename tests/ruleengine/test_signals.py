@@ -95,6 +95,14 @@ def test_every_signal_was_tried_against_the_server() -> None:
     assert tried == set(signals.SIGNALS)
 
 
+def test_a_mig_instance_is_a_card_of_its_own(server: Server) -> None:
+    """Of an instance a job holds a share of the instance's memory; its load is the instance's."""
+    share = _known(server, SignalKey("gpu_memory_share", "min", 300))
+    assert share["sliced", "slice"] == 0.2
+    assert share["mig", "mig"] == 0.5
+    assert _known(server, SignalKey("gpu_utilization", "max", 300))["sliced", "slice"] == 0.4
+
+
 @pytest.mark.parametrize("job", ["gap", "single", "stale", "mig"])
 def test_what_was_not_measured_well_has_no_row(server: Server, job: str) -> None:
     """A gap in the window, a single sample, a stale series and a card without the value."""

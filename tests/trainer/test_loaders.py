@@ -13,6 +13,7 @@ import torch
 from gpuwarden.trainer import orders
 from gpuwarden.trainer.leaving import Leave, LeaveWatch
 from gpuwarden.trainer.loaders import TrainLoader
+from gpuwarden.trainer.ranks import Place
 from gpuwarden.trainer.status import StatusBoard
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def test_a_sample_that_is_given_up_leaves_no_trace_in_the_generators(
             board=StatusBoard(jobs, "run", clock=clock),
             watch=watch,
             settle=lambda: None,
+            place=Place(),
         )
         batches = iter(loader)
         assert next(batches) == 0

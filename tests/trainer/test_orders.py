@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tests.trainer.conftest import copy_by_pickle
 
 from gpuwarden.trainer import orders
+from gpuwarden.trainer.ranks import Place
 
 
 class _Data:
@@ -56,6 +58,26 @@ def test_batches_start_anywhere_in_the_same_stream() -> None:
     stream = list(islice(batches, 9))
     batches.start = (1, 2)
     assert list(islice(batches, 4)) == stream[5:9]
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "world"), [(48, 8, 2), (50, 8, 2), (9, 6, 3), (2, 8, 4)]
+)
+def test_ranks_share_the_batches_of_one_process(count: int, batch: int, world: int) -> None:
+    """Each batch of all ranks together holds the positions that one process would train on."""
+    order = orders.EpochOrder(count, 0)
+    alone = orders.EpochBatches(order, batch)
+    shared = [
+        orders.EpochBatches(order, batch // world, Place(rank, world)) for rank in range(world)
+    ]
+    assert {len(part) for part in shared} == {len(alone)}
+    for whole, *parts in islice(zip(alone, *shared, strict=True), 2 * len(alone)):
+        assert len({len(part) for part in parts}) == 1
+        together = sorted(item for part in parts for item in part)
+        assert together[: len(whole)] == whole
+        padding = together[len(whole) :]
+        assert len(padding) < world
+        assert all(at >= count and index in order.indices(epoch) for epoch, at, index in padding)
 
 
 def test_a_sample_depends_on_its_place_alone() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from tests.servers import fetch, until
+from tests.servers import fetch, free_port, until
 
 from gpuwarden import agent_api
 from gpuwarden.agent_api import Action, ActionReport, ActionRequest, ActionState, ProcessRef
@@ -45,11 +45,12 @@ class Jobs:
     process: subprocess.Popen[str]
     count: int = 0
 
-    def start(self, kind: str) -> Job:
+    def start(self, kind: str, *arguments: object) -> Job:
         """Start a workload and wait until its tree stands."""
         self.count += 1
         report = self.folder / f"{kind}-{self.count}.json"
         argv = [*PYTHON, str(HERE / "workloads.py"), kind, str(report)]
+        argv += map(str, arguments)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(argv) + "\n")
@@ -99,6 +100,12 @@ class Job:
     def pid(self) -> int:
         """The root's."""
         return self.pids[0]
+
+    def part(self, pid: int) -> str:
+        """The job that one of its processes would name as its root."""
+        process = read_process(pid)
+        assert process is not None
+        return proc_job_id(process, boot_id())
 
     @property
     def seen(self) -> tuple[ProcessRef, ...]:
@@ -227,6 +234,14 @@ class Node:
         return until(there)
 
 
+def cgroup_v2() -> Path | None:
+    """Where a cgroup v2 can be made, if anywhere."""
+    for mount in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
+        if (mount / "cgroup.procs").exists() and os.access(mount, os.W_OK):
+            return mount
+    return None
+
+
 @dataclass
 class AgentProcess:
     """`gpuwarden agent` as a process."""
@@ -251,6 +266,48 @@ class AgentProcess:
             return fetch(f"{self.url}/-/ready")
 
         until(ready)
+
+    @classmethod
+    def beside(cls, folder: Path, cards: Cards, engine: Engine) -> AgentProcess:
+        """An agent, not yet started, that obeys an engine and has its files in a folder."""
+        port = free_port()
+        arguments = {
+            "--web.listen-address": f"127.0.0.1:{port}",
+            "--node": engine.node,
+            "--keys": engine.private.parent,
+            "--journal": folder / "agent.journal",
+            "--jobs.directory": folder / "jobs",
+            "--gpus": f"simulated:{cards.path}",
+            "--kill-switch": folder / "halt",
+            "--release-file": folder / "release",
+            "--attribution.launcher": LAUNCHER,
+        }
+        return cls(
+            [f"{name}={value}" for name, value in arguments.items()],
+            f"http://127.0.0.1:{port}",
+            folder / "agent.log",
+        )
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.process is not None and self.process.poll() is None
+
+    def post(self, engine: Engine, request: ActionRequest) -> ActionReport:
+        """Sign and send a request."""
+        body = request.encode()
+        headers = {agent_api.SIGNATURE_HEADER: engine.sign(body)}
+        return ActionReport.decode(fetch(f"{self.url}/v1/actions", body, **headers))
+
+    def outcome(self, decision_id: str, step: str = "") -> ActionReport:
+        """Wait until an action has come to a step, or to its end."""
+
+        def there() -> ActionReport | None:
+            report = ActionReport.decode(fetch(f"{self.url}/v1/actions/{decision_id}"))
+            done = step in report.steps if step else report.state is ActionState.FINISHED
+            return report if done else None
+
+        return until(there)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """End it by a signal; gives its exit status."""

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from tests.exporter.agent.nodes import LAUNCHER, AgentProcess
-from tests.servers import fetch, free_port, until
+from tests.exporter.agent.nodes import AgentProcess
+from tests.servers import fetch, until
 
 from gpuwarden import agent_api
 from gpuwarden.agent_api import (
     Action,
     ActionReport,
-    ActionRequest,
     ActionState,
     NodeInfo,
     Outcome,
@@ -43,47 +42,13 @@ if TYPE_CHECKING:
 @pytest.fixture
 def agent(tmp_path: Path, cards: Cards, engine: Engine) -> Iterator[AgentProcess]:
     """An agent process that obeys the engine."""
-    port = free_port()
-    arguments = {
-        "--web.listen-address": f"127.0.0.1:{port}",
-        "--node": engine.node,
-        "--keys": engine.private.parent,
-        "--journal": tmp_path / "agent.journal",
-        "--jobs.directory": tmp_path / "jobs",
-        "--gpus": f"simulated:{cards.path}",
-        "--kill-switch": tmp_path / "halt",
-        "--release-file": tmp_path / "release",
-        "--attribution.launcher": LAUNCHER,
-    }
-    made = AgentProcess(
-        [f"{name}={value}" for name, value in arguments.items()],
-        f"http://127.0.0.1:{port}",
-        tmp_path / "agent.log",
-    )
+    made = AgentProcess.beside(tmp_path, cards, engine)
     made.start()
     try:
         yield made
     finally:
-        if made.process is not None and made.process.poll() is None:
+        if made.running:
             made.stop()
-
-
-def post(agent: AgentProcess, engine: Engine, request: ActionRequest) -> ActionReport:
-    """Sign and send a request."""
-    body = request.encode()
-    headers = {agent_api.SIGNATURE_HEADER: engine.sign(body)}
-    return ActionReport.decode(fetch(f"{agent.url}/v1/actions", body, **headers))
-
-
-def outcome(agent: AgentProcess, decision_id: str, step: str = "") -> ActionReport:
-    """Wait until an action has come to a step, or to its end."""
-
-    def there() -> ActionReport | None:
-        report = ActionReport.decode(fetch(f"{agent.url}/v1/actions/{decision_id}"))
-        done = step in report.steps if step else report.state is ActionState.FINISHED
-        return report if done else None
-
-    return until(there)
 
 
 def refusal(url: str, body: bytes | None = None, **headers: str) -> tuple[int, dict]:
@@ -101,10 +66,10 @@ def test_the_api_ends_a_job(agent: AgentProcess, engine: Engine, jobs: Jobs, car
     info = NodeInfo.decode(fetch(f"{agent.url}/v1/node"))
     assert info == NodeInfo(engine.node, boot_id(), (engine.key_id,))
     request = engine.request(job.job_id)
-    assert post(agent, engine, request).decision_id == request.decision_id
-    report = outcome(agent, request.decision_id)
+    assert agent.post(engine, request).decision_id == request.decision_id
+    report = agent.outcome(request.decision_id)
     assert report.outcome is Outcome.RECLAIMED
-    assert post(agent, engine, engine.request(job.job_id)) == report
+    assert agent.post(engine, engine.request(job.job_id)) == report
 
 
 def test_a_repeat_is_answered_however_late(
@@ -115,10 +80,10 @@ def test_a_repeat_is_answered_however_late(
     for item in (job, other):
         cards.hold(item.pid)
     request = engine.request(job.job_id, expires=SystemClock().wall() + 2)
-    post(agent, engine, request)
-    report = outcome(agent, request.decision_id)
+    agent.post(engine, request)
+    report = agent.outcome(request.decision_id)
     until(lambda: SystemClock().wall() > request.expires)
-    assert post(agent, engine, request) == report
+    assert agent.post(engine, request) == report
     # What is not known is not taken on so late, nor may an old signature ask for something else.
     url = f"{agent.url}/v1/actions"
     for late, error in (
@@ -141,7 +106,7 @@ def test_an_agent_without_its_journal_is_not_ready(
         fetch(f"{agent.url}/-/ready")
     with raised.value as error:
         assert (error.code, b"put it back" in error.read()) == (503, True)
-    report = post(agent, engine, engine.request("proc-1", Action.INSPECT))
+    report = agent.post(engine, engine.request("proc-1", Action.INSPECT))
     assert (report.outcome, report.reason) == (Outcome.REFUSED, "journal")
 
 
@@ -182,13 +147,13 @@ def test_a_killed_agent_finishes_what_it_began(
     job = jobs.start("family")
     cards.hold(job.pid)
     request = engine.request(job.job_id, grace=3.0)
-    post(agent, engine, request)
-    outcome(agent, request.decision_id, "sigterm")
+    agent.post(engine, request)
+    agent.outcome(request.decision_id, "sigterm")
     assert agent.stop(signal.SIGKILL) == -signal.SIGKILL
     assert set(job.states()) == set(job.pids)
     agent.start()
-    assert post(agent, engine, engine.request(job.job_id)).decision_id == request.decision_id
-    report = outcome(agent, request.decision_id)
+    assert agent.post(engine, engine.request(job.job_id)).decision_id == request.decision_id
+    report = agent.outcome(request.decision_id)
     assert report.outcome is Outcome.RECLAIMED
     assert {item.pid: item.ended_by for item in report.processes} == dict.fromkeys(
         job.pids, "SIGKILL"
@@ -203,12 +168,12 @@ def test_sigterm_ends_an_agent_in_the_middle_of_a_grace(
     job = jobs.start("stubborn")
     cards.hold(job.pid)
     request = engine.request(job.job_id, grace=600.0)
-    post(agent, engine, request)
-    outcome(agent, request.decision_id, "sigterm")
+    agent.post(engine, request)
+    agent.outcome(request.decision_id, "sigterm")
     assert agent.stop() == 0, agent.log.read_text()
     until(lambda: job.states() == {job.pid: "S"})
     agent.start()
-    assert outcome(agent, request.decision_id, "sigterm").state is ActionState.ACTING
+    assert agent.outcome(request.decision_id, "sigterm").state is ActionState.ACTING
 
 
 def test_an_agent_that_cannot_start_leaves_nobody_stopped(
@@ -218,8 +183,8 @@ def test_an_agent_that_cannot_start_leaves_nobody_stopped(
     job = jobs.start("stubborn")
     cards.hold(job.pid)
     request = engine.request(job.job_id, grace=600.0)
-    post(agent, engine, request)
-    outcome(agent, request.decision_id, "sigterm")
+    agent.post(engine, request)
+    agent.outcome(request.decision_id, "sigterm")
     agent.stop(signal.SIGKILL)
     os.kill(job.pid, signal.SIGSTOP)
     until(lambda: job.states() == {job.pid: "T"})
@@ -385,8 +350,8 @@ def test_inspect_over_the_api(
     job = jobs.start("family")
     cards.hold(job.pid)
     request = engine.request(job.job_id, Action.INSPECT)
-    post(agent, engine, request)
-    report = outcome(agent, request.decision_id)
+    agent.post(engine, request)
+    report = agent.outcome(request.decision_id)
     assert report.outcome is Outcome.DONE
     assert {item.pid for item in report.processes} == set(job.pids) == set(job.states())
 
@@ -402,8 +367,8 @@ def test_released_cards_are_let_go_and_nothing_is_done(
 
     def ask(action: Action) -> ActionReport:
         request = engine.request(job.job_id, action)
-        post(agent, engine, request)
-        return outcome(agent, request.decision_id)
+        agent.post(engine, request)
+        return agent.outcome(request.decision_id)
 
     def holds() -> bool:
         assert agent.process is not None

@@ -227,6 +227,33 @@ def test_the_leave_request_comes_first_and_goes_last(node: Node, jobs: Jobs, car
     assert not path.exists()
 
 
+def test_who_follows_the_request_at_once_is_reclaimed(node: Node, jobs: Jobs, cards: Cards) -> None:
+    """A job that has left before its signal, as it was asked to, has given its card back."""
+    job = jobs.start("polite")
+    cards.hold(job.pid, 6 * GIB)
+    saved: list[Record] = []
+
+    def save(name: str, record: Record) -> None:
+        saved.append(record)
+        if name == "asking":
+            os.kill(job.pid, signal.SIGKILL)
+            until(lambda: not job.states())
+
+    request = node.engine.request(job.job_id, run_id="run-1")
+    report = ActionReport("d", job.job_id, Action.TERMINATE, ActionState.ACTING)
+    with node.ladder.resolver.resolve(request) as target:
+        record = Record(
+            report, 1, request.boot_id, "run-1", 1.0, "step", "hold", "", 0.0, begun=0.0,
+            members=target.group.identities, holdings=target.holdings,
+        )  # fmt: skip
+        node.ladder.climb(record, target, save)
+    last = saved[-1].report
+    assert (last.outcome, ended_by(last)) == (Outcome.RECLAIMED, {job.pid: "gone"})
+    assert last.proof is not None
+    assert last.proof.memory_freed == 6 * GIB
+    assert not request_path(node.jobs, "run-1").exists()
+
+
 @pytest.mark.parametrize("event", ["asking", "stopping", "terminating", "terminated", "killing"])
 def test_a_journal_that_fails_on_the_way_stops_the_ladder(
     event: str, node: Node, jobs: Jobs, cards: Cards

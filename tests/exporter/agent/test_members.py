@@ -67,6 +67,22 @@ def test_another_owner_or_cgroup_is_another_job() -> None:
     assert members(found, [(100, 100)]) == [100]
 
 
+def test_what_a_member_takes_along_belongs_to_the_job() -> None:
+    """Where a member has gone since it became one, its children are members; others there not."""
+    there = {"cgroup": "/user.slice/other.scope"}
+    found = table(
+        process(100, 10),
+        process(101, 100, **there),
+        process(102, 101, **there),
+        process(103, 1, pgid=101, **there),
+        process(104, 1, **there),
+        process(105, 100, uid=0),
+    )
+    assert members(found, [(100, 100), (101, 101)]) == [100, 101, 102, 103]
+    assert members(found, [(100, 100)]) == [100]
+    assert members(found, [(100, 100), (101, 101)], dedicated=True) == [*range(100, 104), 105]
+
+
 def test_a_group_of_a_dead_member_belongs_to_the_job() -> None:
     """An orphan in the group or session that a member led is a member."""
     found = table(

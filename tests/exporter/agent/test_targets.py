@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.exporter.agent.nodes import cgroup_v2
 from tests.servers import until
 
 from gpuwarden.agent_api import Action, Outcome, ProcessRef
@@ -217,14 +218,6 @@ def test_a_wrong_start_time_is_no_member(node: Node, jobs: Jobs, cards: Cards) -
     report = node.ask(job.job_id, grace=1.0, seen=wrong)
     assert [item.pid for item in report.processes] == [job.pid]
     assert set(job.states()) == {job.pids[1]}
-
-
-def cgroup_v2() -> Path | None:
-    """Where a cgroup v2 can be made, if anywhere."""
-    for mount in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
-        if (mount / "cgroup.procs").exists() and os.access(mount, os.W_OK):
-            return mount
-    return None
 
 
 @pytest.fixture

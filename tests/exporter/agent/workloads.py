@@ -1,4 +1,4 @@
-"""Jobs for the agent to end: `workloads.py KIND REPORT` does what KIND says.
+"""Jobs for the agent to end: `workloads.py KIND REPORT [ARGUMENT...]` does what KIND says.
 
 The report, a JSON list of the tree's pids with the root first, is there once the job is set up.
 """
@@ -223,6 +223,184 @@ def other_user() -> None:
     pid = os.fork()
     if pid == 0:
         os.setuid(65534)
+        idle()
+        os._exit(0)
+    report(pid)
+    idle()
+
+
+def named(name: str) -> None:
+    """Take a name, as a program of that name has it."""
+    Path("/proc/self/comm").write_text(name)
+
+
+def begotten(work, *, session: bool = True) -> int:
+    """Start a child that does some work, and wait until it is set up."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        if session:
+            os.setsid()
+        work(lambda: os.write(write, b"x"))
+        idle()
+        os._exit(0)
+    os.read(read, 1)
+    return pid
+
+
+def listener() -> None:
+    """Note SIGTERM, and follow the leave request when the step is over."""
+    noted: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: noted.append(number))
+    request = Path(sys.argv[3])
+    report()
+    while not (noted and request.exists()):
+        time.sleep(0.02)
+    REPORT.with_suffix(".saved").write_text("state")
+    os._exit(75)
+
+
+def orphaned() -> None:
+    """A grandchild whose parent is a zombie that nobody waits for."""
+    read, write = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        os.write(write, str(child()).encode())
+        os._exit(0)
+    orphan = int(os.read(read, 32))
+    while Path(f"/proc/{middle}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    report(orphan)
+    idle()
+
+
+def container() -> None:
+    """A container's first process, which SIGTERM does not reach, and a child of it."""
+    import ctypes  # noqa: PLC0415 (slow, and only needed here)
+
+    def first(ready) -> None:
+        child()
+        ready()
+
+    new_pids, new_mounts = 0x20000000, 0x00020000
+    if ctypes.CDLL(None, use_errno=True).unshare(new_pids | new_mounts):
+        raise OSError(ctypes.get_errno(), "unshare")
+    pid = begotten(first)
+    inner = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    report(pid, *map(int, inner))
+    idle()
+
+
+def loaders() -> None:
+    """A training with four workers of a DataLoader, that ignore SIGTERM as its workers do."""
+    report(*(child() for _ in range(4)))
+    idle()
+
+
+def ranks() -> None:
+    """A launcher as torchrun: two ranks in sessions of their own, which it asks to leave."""
+    pids = [child(session=True, ignore=False) for _ in range(2)]
+
+    def forward(_number: int, _frame: object) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        os._exit(143)
+
+    signal.signal(signal.SIGTERM, forward)
+    report(*pids)
+    idle()
+
+
+def changer() -> None:
+    """Become another program on SIGTERM, one that ignores it."""
+
+    def change(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.execv("/bin/sleep", ["/bin/sleep", "600"])  # noqa: S606 (what a job may do)
+
+    signal.signal(signal.SIGTERM, change)
+    report()
+    idle()
+
+
+def turncoat() -> None:
+    """Become somebody else's process on SIGTERM, and stay."""
+
+    def change(_number: int, _frame: object) -> None:
+        os.setuid(65534)
+
+    signal.signal(signal.SIGTERM, change)
+    report()
+    idle()
+
+
+def emigrant() -> None:
+    """Move to the given cgroup on SIGTERM, and beget children there."""
+
+    def move(_number: int, _frame: object) -> None:
+        Path(sys.argv[3], "cgroup.procs").write_text(str(os.getpid()))
+        child()
+        child(session=True)
+
+    signal.signal(signal.SIGTERM, move)
+    report()
+    idle()
+
+
+def hosted() -> None:
+    """A program of the given name, and two jobs that it starts in sessions of their own."""
+    named(sys.argv[3])
+
+    def job(ready) -> None:
+        named("python")
+        ready()
+
+    report(begotten(job), begotten(job))
+    idle()
+
+
+def posing() -> None:
+    """A process of the given name."""
+    named(sys.argv[3])
+    report()
+    idle()
+
+
+def tracer() -> None:
+    """A debugger that holds the given process stopped."""
+    import ctypes  # noqa: PLC0415 (slow, and only needed here)
+
+    attach, pid = 16, int(sys.argv[3])
+    if ctypes.CDLL(None, use_errno=True).ptrace(attach, pid, None, None):
+        raise OSError(ctypes.get_errno(), "ptrace")
+    os.waitpid(pid, 0)
+    report()
+    idle()
+
+
+def impostor() -> None:
+    """A child that is given the pid of a process that is gone."""
+    import ctypes  # noqa: PLC0415 (slow, and only needed here)
+
+    class Arguments(ctypes.Structure):
+        """clone3's."""
+
+        _fields_ = [(name, ctypes.c_uint64) for name in (
+            "flags", "pidfd", "child_tid", "parent_tid", "exit_signal", "stack", "stack_size",
+            "tls", "set_tid", "set_tid_size", "cgroup",
+        )]  # fmt: skip
+
+    wanted = ctypes.c_int(int(sys.argv[3]))
+    asked = Arguments(exit_signal=signal.SIGCHLD, set_tid=ctypes.addressof(wanted), set_tid_size=1)
+    clone3 = 435
+    pid = ctypes.CDLL(None, use_errno=True).syscall(
+        clone3, ctypes.byref(asked), ctypes.sizeof(asked)
+    )
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), "clone3")
+    if pid == 0:
         idle()
         os._exit(0)
     report(pid)
