@@ -296,6 +296,8 @@ def _run(families: Families, job_id: str, run: Run, said: Vocabularies) -> int:
         ("yolo_epoch", status.epoch),
         ("yolo_images_total", counters.images),
         ("yolo_steps_total", counters.steps),
+        ("yolo_optimizer_steps_total", counters.optimizer_steps),
+        ("yolo_loader_workers", status.loader_workers),
         ("yolo_data_wait_seconds_total", _positive(counters.data_wait_seconds)),
         ("yolo_nonfinite_loss_total", counters.nonfinite_losses),
         ("yolo_gradient_norm", status.gradient_norm),
@@ -306,7 +308,10 @@ def _run(families: Families, job_id: str, run: Run, said: Vocabularies) -> int:
         ("yolo_checkpoint_seconds_total", _positive(counters.checkpoint_seconds)),
         ("yolo_stop_latency_seconds", _positive(status.stop_latency)),
         ("yolo_replay_seconds_total", _positive(counters.replay_seconds)),
+        ("yolo_upload_lag_seconds", run.upload_lag),
         ("yolo_gpu_memory_peak_bytes", status.gpu_memory_peak),
+        ("yolo_gpu_memory_allocated_bytes", status.gpu_memory_allocated),
+        ("yolo_gpu_memory_reserved_bytes", status.gpu_memory_reserved),
     ):
         families.add(name, value, *at)
     say("yolo_resume_mode", 1, status.resume_mode)

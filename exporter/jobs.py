@@ -95,6 +95,7 @@ class Run:
     phase_since: float | None = None
     checkpoint_time: float | None = None
     checkpoint_durable: float | None = None
+    upload_lag: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -411,6 +411,7 @@ class RunDirectory:
             phase_since=believable(status.phase_since),
             checkpoint_time=believable(checkpoint.time if checkpoint else None),
             checkpoint_durable=believable(checkpoint.durable if checkpoint else None),
+            upload_lag=_upload_lag(status, now),
         )
 
     # -----------------------------------------------------------------------------------------
@@ -494,3 +495,18 @@ def prepare(root: Path) -> None:
             continue
         # mkdir's mode passes through the umask.
         folder.chmod(mode)
+
+
+def _upload_lag(status: RunStatus, now: float) -> float | None:
+    """Seconds since the oldest state that is not uploaded was taken; None where none is asked for.
+
+    It grows with the clock and not with the job's word, which may have come to a halt.
+    """
+    upload = status.upload
+    if upload is None:
+        return None
+    if upload.pending is None:
+        return 0.0
+    if not 0 < upload.pending <= now + FUTURE_SECONDS:
+        return None
+    return max(0.0, now - upload.pending)

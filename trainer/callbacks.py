@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.trainer import captures, comparisons, orders, parallel, resume
+from gpuwarden.trainer import captures, comparisons, measuring, orders, parallel, resume
 from gpuwarden.trainer.leaving import QuietWorker
 from gpuwarden.trainer.loaders import TrainLoader
 from gpuwarden.trainer.states import Position
@@ -98,6 +98,8 @@ class LoopState:
     model: Any = None
     """The model while the stand-in plays it."""
     replay_began: float = 0.0
+    gradient_norm: Any = None
+    """Of the newest optimizer step, where it is asked for."""
 
 
 class Hooks(_Host):
@@ -351,8 +353,15 @@ class Hooks(_Host):
 
     def optimizer_step(self) -> None:
         """One step of the optimizer, noted."""
-        super().optimizer_step()
-        self.gpuwarden.last_step = self.gpuwarden_step()
+        loop = self.gpuwarden
+        if self.gpuwarden_session.settings.gradient_norm:
+            with measuring.clipping() as norms:
+                super().optimizer_step()
+            loop.gradient_norm = norms[-1] if norms else None
+        else:
+            super().optimizer_step()
+        loop.last_step = self.gpuwarden_step()
+        self.gpuwarden_session.board.stepped()
 
     def plot_training_samples(self, batch: Any, ni: int) -> None:
         """Not for stand-ins."""

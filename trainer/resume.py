@@ -60,7 +60,14 @@ class Plan:
         return self.save_dir / states.FOLDER
 
 
-def plan(settings: TrainSettings, words: Mapping[str, Any], *, task: str, now: float) -> Plan:
+def plan(
+    settings: TrainSettings,
+    words: Mapping[str, Any],
+    *,
+    task: str,
+    now: float,
+    remote: RunRecord | None = None,
+) -> Plan:
     """Find the run that a command means, or make a new one.
 
     Without a run id, a run is known again by its words: `resume=auto` continues the newest run in
@@ -71,6 +78,7 @@ def plan(settings: TrainSettings, words: Mapping[str, Any], *, task: str, now: f
         words: ultralytics' words, `model` included.
         task: of the model.
         now: Unix time.
+        remote: the run of that id at another place, to be continued where none is here.
 
     Raises:
         InvalidInput: the run that is meant was started with other words, and that is not to be
@@ -80,6 +88,9 @@ def plan(settings: TrainSettings, words: Mapping[str, Any], *, task: str, now: f
     base = _base_directory(words, task)
     if settings.resumes:
         found = _find(settings, said, base, fixed="save_dir" in words)
+        if found is None and remote is not None:
+            elsewhere = Plan(_unused(base, words), remote, fresh=False)
+            found = _compared(elsewhere, said, settings)
         if found is not None:
             return found
     record = RunRecord(
@@ -104,9 +115,11 @@ def _find(settings: TrainSettings, said: dict[str, str], base: Path, *, fixed: b
             for word in ("model", "data", *_PLACE_WORDS)
         ):
             related.append(found)
-    if not related:
-        return None
-    newest = related[0]
+    return _compared(related[0], said, settings) if related else None
+
+
+def _compared(newest: Plan, said: dict[str, str], settings: TrainSettings) -> Plan | None:
+    """The run, if it may be continued under these words; None if they mean another."""
     ignore = _PLACE_WORDS if settings.run_id is not None else frozenset()
     if settings.extend_epochs is not None:
         ignore |= comparisons.EXTENDABLE

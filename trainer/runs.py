@@ -64,16 +64,31 @@ class RunRecord:
         """Read it from a states folder; None if there is none that this version understands."""
         path = folder / cls.FILE
         try:
-            data = json.loads(path.read_bytes())
-            if (version := data.pop("version")) != VERSION:
-                log.warning("%s is of version %s, not %d: passed over", path, version, VERSION)
-                return None
-            data["answered"] = tuple(data["answered"])
-            return cls(**data)
+            return cls.decode(path.read_bytes(), where=str(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:
             log.warning("%s cannot be used, and its run is passed over: %s", path, error)
+            return None
+
+    @classmethod
+    def decode(cls, content: bytes, *, where: str) -> Self | None:
+        """Read its content; None, and a warning, if this version does not understand it.
+
+        Args:
+            content: of a file.
+            where: that is.
+        """
+        try:
+            data = json.loads(content)
+            if (version := data.pop("version")) != VERSION:
+                log.warning("%s is of version %s, not %d: passed over", where, version, VERSION)
+                return None
+            data["answered"] = tuple(data["answered"])
+            names = {item.name for item in dataclasses.fields(cls)}
+            return cls(**{name: value for name, value in data.items() if name in names})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be used, and its run is passed over: %s", where, error)
             return None
 
     def having_answered(self, decision_id: str) -> Self:

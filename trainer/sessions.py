@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,10 @@ from gpuwarden.errors import GpuwardenError, InvalidInput
 from gpuwarden.job_files import Checkpoint, RequestState, RunDescription
 from gpuwarden.trainer import (
     agreement,
+    backups,
     comparisons,
     environments,
+    measuring,
     parallel,
     peers,
     ranks,
@@ -86,6 +88,7 @@ class Session:
         self._record: RunRecord
         self._store: StateStore
         self._saver: Saver
+        self._backup: backups.Backup
         self.team: Team = Alone()
         self._shared_batches = 0
         self._save_wished = self._save_owed = False
@@ -128,6 +131,7 @@ class Session:
             if self.team.place.leads:
                 with self.watch.interruptible():  # not even the run is known
                     lock = self._claim(settings, {"model": name, **words}, task=model.task)
+                    backups.restore(settings, self._plan, self._record)
                 former = RunRecord.read(self._plan.folder) if self._plan.fresh else None
                 if native is not None and former is not None:
                     raise resume.native_of_ours(str(checkpoint), former)
@@ -145,9 +149,14 @@ class Session:
             if told.ended is not None:
                 return told.ended
             self._plan, self._record = told.plan, told.record
-            board = status.StatusBoard if self.team.place.leads else peers.PeerBoard
+            leads = self.team.place.leads
+            board = status.StatusBoard if leads else peers.PeerBoard
             self.board = board(settings.jobs_directory, self._record.run_id, clock=self.clock)
-            return self._attempt(model, words, native=native, train=train, base=base)
+            self._backup = backups.Backup(
+                settings, self._plan, run_id=self._record.run_id, board=self.board, active=leads
+            )
+            with closing(self._backup):
+                return self._attempt(model, words, native=native, train=train, base=base)
         finally:
             if lock is not None:
                 lock.release()
@@ -181,8 +190,9 @@ class Session:
             RunIsLocked: it is being trained by another process.
         """
         fixed = "save_dir" in words or bool(words.get("exist_ok"))
+        remote = backups.find(settings)
         for claim in range(_CLAIMS):
-            plan = resume.plan(settings, words, task=task, now=self.clock.wall())
+            plan = resume.plan(settings, words, task=task, now=self.clock.wall(), remote=remote)
             self._plan, self._record = plan, plan.record
             self.watch.observe(
                 job_files.request_path(settings.jobs_directory, plan.record.run_id),
@@ -235,6 +245,7 @@ class Session:
             if self._plan.fresh:
                 self._store.discard_others()
             record.write(folder)
+            self._backup.recorded()
             if self.team.place.world > 1 and not words["resume"]:
                 # Ultralytics' ranks would all delete it, and the second fail. A state has it too.
                 (self._plan.save_dir / "results.csv").unlink(missing_ok=True)
@@ -244,6 +255,7 @@ class Session:
             every=self.settings.checkpoint_seconds,
             mtbf=self.settings.mtbf_seconds,
             clock=self.clock,
+            committed=self._backup.committed,
         )
         if leads:
             self.watch.observe(
@@ -271,6 +283,7 @@ class Session:
         finally:
             self._close_loaders()
         self._finish_record()
+        self._backup.finish()
         self.board.enter("done")
         self.board.finish(job_files.EXIT_DONE, "complete")
         return job_files.EXIT_DONE, "complete"
@@ -303,6 +316,8 @@ class Session:
             saved = self._save(self._trainer, f"left: {notice.reason if notice else '?'}")
         self._collect(wait=True)
         saved = (saved or self._saver.newest is not None) and self._saver.possible
+        deadline = notice.leave_by if notice else None
+        self._backup.leave(None if deadline is None else deadline - self.clock.wall())
         # The ladder's signal may come before its request was read: the last word counts.
         self.watch.reread()
         notice = self.watch.notice() or notice
@@ -337,6 +352,7 @@ class Session:
             return
         try:
             self._record.write(self._plan.folder)
+            self._backup.recorded()
         except OSError as error:
             log.warning("cannot write %s: %s", self._plan.folder / RunRecord.FILE, error)
 
@@ -703,15 +719,5 @@ class Session:
         )
 
     def _figures(self, trainer: Any) -> None:
-        """Look up what costs something to look up: once per written status."""
-        import torch
-
-        losses = trainer.label_loss_items(trainer.tloss) if trainer.tloss else {}
-        self.board.figures(
-            losses={name.rpartition("/")[2]: value for name, value in losses.items()},
-            lr={f"pg{at}": group["lr"] for at, group in enumerate(trainer.optimizer.param_groups)},
-        )
-        if trainer.scaler.is_enabled():
-            self.board.set(amp_scale=float(trainer.scaler.get_scale()))
-        if trainer.device.type == "cuda":
-            self.board.set(gpu_memory_peak=torch.cuda.max_memory_allocated(trainer.device))
+        measuring.publish(trainer, self.board, gradient_norm=trainer.gpuwarden.gradient_norm)
+        self._backup.tick()

@@ -297,7 +297,7 @@ class StateStore:
             raise _Unusable(BadState(name, "unreadable", f"manifest: {error}")) from error
         file = path.with_suffix(".pt")
         try:
-            digest, size = _sum(file)
+            digest, size = file_digest(file)
         except FileNotFoundError as error:
             raise _Unusable(BadState(name, "missing", f"{file} is not there")) from error
         except OSError as error:
@@ -373,7 +373,8 @@ def _refuse_nonfinite(state: dict[str, Any]) -> None:
             check(f"optimizer {name} {at}", value)
 
 
-def _sum(path: Path) -> tuple[str, int]:
+def file_digest(path: Path) -> tuple[str, int]:
+    """A file's sha256 and size in bytes."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while part := file.read(_CHUNK):

@@ -88,6 +88,7 @@ class StatusBoard:
         self._data_wait = 0.0
         self._compute = 0.0
         self._nonfinite = 0
+        self._optimizer_steps = 0
         self._replay = 0.0
         self._phases: dict[str, float] = {}
         self._window: deque[tuple[float, int]] = deque()
@@ -156,6 +157,10 @@ class StatusBoard:
         self._images += images
         self._nonfinite += not finite
 
+    def stepped(self) -> None:
+        """The optimizer made a step."""
+        self._optimizer_steps += 1
+
     def set(self, **values: Any) -> None:
         """Change fields of the status; they are published with the next write."""
         self._status = dataclasses.replace(self._status, **values)
@@ -207,6 +212,7 @@ class StatusBoard:
                 checkpoint_seconds=self.checkpoint_seconds,
                 replay_seconds=self._replay,
                 phase_seconds=dict(self._phases),
+                optimizer_steps=self._optimizer_steps,
             ),
         )
         self._write(job_files.status_path(self._root, self._run_id), self._status.encode())

@@ -298,6 +298,8 @@ _RUNS = (
     _run("yolo_epochs_planned", _G, "", "Epochs that the training will run."),
     _run("yolo_images_total", _C, "", "Images trained on in this attempt."),
     _run("yolo_steps_total", _C, "", "Batches trained on in this attempt."),
+    _run("yolo_optimizer_steps_total", _C, "", "Steps of the optimizer in this attempt."),
+    _run("yolo_loader_workers", _G, "", "Processes that load training data."),
     _run("yolo_data_wait_seconds_total", _C, "seconds", "Time the loop waited for a batch."),
     _run("yolo_loss", _G, "", "Running mean of a loss component in the epoch.", "component"),
     _run("yolo_metric", _G, "", "Last validation metric.", "metric"),
@@ -318,6 +320,8 @@ _RUNS = (
     _run("yolo_replay_seconds_total", _C, "seconds", "Time spent replaying batches on resume."),
     _run("yolo_upload_lag_seconds", _G, "seconds", "Age of the newest state not yet uploaded."),
     _run("yolo_gpu_memory_peak_bytes", _G, "bytes", "Peak memory allocated by torch."),
+    _run("yolo_gpu_memory_allocated_bytes", _G, "bytes", "Memory that torch's tensors hold."),
+    _run("yolo_gpu_memory_reserved_bytes", _G, "bytes", "Memory that torch holds on the card."),
     _run("yolo_resume_mode", _G, "", "How exactly the training can be resumed; 1.", "mode"),
 )
 

@@ -183,6 +183,21 @@ class Counters:
     checkpoint_seconds: float = 0.0
     replay_seconds: float = 0.0
     phase_seconds: dict[str, float] = field(default_factory=dict)
+    optimizer_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UploadProgress:
+    """How far the saved states have come on their way to their second home.
+
+    Attributes:
+        uploaded: Unix time at which the newest state that is there was taken, or None.
+        pending: Unix time at which the oldest one that is newer, and durable here, was taken; None
+            if everything is there.
+    """
+
+    uploaded: float | None = None
+    pending: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +233,9 @@ class RunStatus:
         losses: component -> running mean; finite values only.
         metrics: validation metric -> value; finite values only.
         lr: parameter group -> learning rate.
+        gpu_memory_peak, gpu_memory_allocated, gpu_memory_reserved: bytes, as torch counts them.
+        loader_workers: processes that load training data; None: not known.
+        upload: None where no upload was asked for.
     """
 
     run_id: str
@@ -237,6 +255,10 @@ class RunStatus:
     amp_scale: float | None = None
     stop_latency: float | None = None
     gpu_memory_peak: int | None = None
+    gpu_memory_allocated: int | None = None
+    gpu_memory_reserved: int | None = None
+    loader_workers: int | None = None
+    upload: UploadProgress | None = None
     resume_mode: str = "none"
     request: RequestProgress | None = None
     exit: RunExit | None = None
@@ -275,6 +297,10 @@ class RunStatus:
             amp_scale=data.optional_number("amp_scale"),
             stop_latency=data.optional_number("stop_latency"),
             gpu_memory_peak=data.optional_integer("gpu_memory_peak"),
+            gpu_memory_allocated=data.optional_integer("gpu_memory_allocated"),
+            gpu_memory_reserved=data.optional_integer("gpu_memory_reserved"),
+            loader_workers=data.optional_integer("loader_workers"),
+            upload=_decode_upload(data.child("upload")),
             resume_mode=data.text("resume_mode", 32, default="none"),
             request=_decode_progress(data.child("request")),
             exit=_decode_exit(data.child("exit")),
@@ -292,6 +318,7 @@ def _decode_counters(data: _Fields) -> Counters:
         checkpoint_seconds=data.number("checkpoint_seconds", default=0.0),
         replay_seconds=data.number("replay_seconds", default=0.0),
         phase_seconds={name: value for name, value in seconds.items() if name in PHASES},
+        optimizer_steps=data.integer("optimizer_steps", default=0),
     )
 
 
@@ -304,6 +331,12 @@ def _decode_checkpoint(data: _Fields | None) -> Checkpoint | None:
         durable=data.optional_number("durable"),
         bytes=data.integer("bytes", default=0),
     )
+
+
+def _decode_upload(data: _Fields | None) -> UploadProgress | None:
+    if data is None:
+        return None
+    return UploadProgress(data.optional_number("uploaded"), data.optional_number("pending"))
 
 
 def _decode_progress(data: _Fields | None) -> RequestProgress | None:

@@ -1,0 +1,63 @@
+"""Figures of a training that cost something to look up: once per written status."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwarden.trainer.status import StatusBoard
+
+
+def publish(trainer: Any, board: StatusBoard, *, gradient_norm: Any = None) -> None:
+    """Look them up and hand them to the board.
+
+    Args:
+        trainer: ultralytics' trainer, set up.
+        board: of the attempt.
+        gradient_norm: of the newest optimizer step, a tensor; None where it is not asked for.
+    """
+    import torch
+
+    losses = trainer.label_loss_items(trainer.tloss) if trainer.tloss else {}
+    board.figures(
+        losses={name.rpartition("/")[2]: value for name, value in losses.items()},
+        lr={f"pg{at}": group["lr"] for at, group in enumerate(trainer.optimizer.param_groups)},
+    )
+    board.set(loader_workers=int(getattr(trainer.train_loader, "num_workers", 0)))
+    if gradient_norm is not None and math.isfinite(norm := float(gradient_norm)):
+        board.set(gradient_norm=norm)
+    if trainer.scaler.is_enabled():
+        board.set(amp_scale=float(trainer.scaler.get_scale()))
+    if trainer.device.type == "cuda":
+        board.set(
+            gpu_memory_peak=torch.cuda.max_memory_allocated(trainer.device),
+            gpu_memory_allocated=torch.cuda.memory_allocated(trainer.device),
+            gpu_memory_reserved=torch.cuda.memory_reserved(trainer.device),
+        )
+
+
+@contextmanager
+def clipping() -> Iterator[list[Any]]:
+    """Within, the norms that gradients are clipped by are kept; nothing is computed for it.
+
+    Ultralytics clips gradients in each step and drops the norm that torch gives back.
+    """
+    module: Any = importlib.import_module("torch.nn.utils")
+    original = module.clip_grad_norm_
+    norms: list[Any] = []
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        norm = original(*args, **kwargs)
+        norms.append(norm)
+        return norm
+
+    module.clip_grad_norm_ = keep
+    try:
+        yield norms
+    finally:
+        module.clip_grad_norm_ = original
