@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.errors import InvalidInput
+from gpuwarden.trainer.states import Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpuwarden.trainer.runs import RunRecord
-    from gpuwarden.trainer.states import Manifest
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,43 @@ def _digest(value: Any) -> str:
         return ""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def draft(trainer: Any, record: RunRecord, *, reason: str, now: float, world_size: int) -> Manifest:
+    """The manifest of a state that is about to be taken.
+
+    Args:
+        trainer: between two batches, or in validation.
+        record: of the run.
+        reason: what causes the save.
+        now: Unix time.
+        world_size: number of ranks.
+    """
+    from gpuwarden.trainer import environments, resume
+
+    loop = trainer.gpuwarden
+    position, batches = loop.position, len(trainer.train_loader)
+    return Manifest(
+        lineage=record.lineage,
+        epoch=position.epoch,
+        batch=position.batch,
+        validated=position.validated,
+        step=position.epoch * batches + position.batch,
+        batches=batches,
+        epochs=trainer.epochs,
+        batch_size=trainer.batch_size,
+        dataset=loop.dataset,
+        order=loop.order,
+        exact=loop.mode == resume.EXACT,
+        reason=reason,
+        time=now,
+        software=environments.software(),
+        words=record.words,
+        world_size=world_size,
+        extended=record.extended,
+        fitness=None if trainer.fitness is None else float(trainer.fitness),
+        **facts(trainer),
+    )
 
 
 def differences(

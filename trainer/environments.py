@@ -8,10 +8,17 @@ import logging
 import os
 import shutil
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gpuwarden import __version__
 from gpuwarden.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwarden.trainer.leaving import LeaveWatch
 
 log = logging.getLogger(__name__)
 
@@ -67,3 +74,24 @@ def prepare_offline() -> None:
             shutil.copyfile(source, font)
         except OSError as error:
             log.warning("cannot write %s (%s): ultralytics may look for it online", font, error)
+
+
+@contextmanager
+def whole_label_caches(watch: LeaveWatch) -> Iterator[None]:
+    """Within, a signal does not tear a label cache that ultralytics is writing.
+
+    Args:
+        watch: of the signals.
+    """
+    module: Any = importlib.import_module("ultralytics.data.dataset")
+    save = module.save_dataset_cache_file
+
+    def save_whole(*args: Any, **kwargs: Any) -> Any:
+        with watch.shielded():
+            return save(*args, **kwargs)
+
+    module.save_dataset_cache_file = save_whole
+    try:
+        yield
+    finally:
+        module.save_dataset_cache_file = save

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from gpuwarden.trainer.leaving import LeaveWatch
     from gpuwarden.trainer.ranks import Place
     from gpuwarden.trainer.status import StatusBoard
+
+log = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 3.0
+"""How long loader workers have to end."""
 
 
 class TrainLoader:
@@ -145,3 +152,30 @@ class TrainLoader:
 class _Resume:
     def __init__(self, state: dict[str, Any], closing: bool, ready: Callable[[], None]) -> None:
         self.state, self.closing, self.ready = state, closing, ready
+
+
+def close(trainer: Any) -> None:
+    """End a trainer's loaders and their workers, also those that hang.
+
+    Args:
+        trainer: None if there is none yet.
+    """
+    for name in ("train_loader", "test_loader"):
+        loader = getattr(trainer, name, None)
+        if loader is None or not hasattr(loader, "close"):
+            continue
+        # One that hangs would ignore torch's SIGTERM, and the interpreter wait for it for good.
+        workers = getattr(getattr(loader, "iterator", None), "_workers", ())
+        timer = threading.Timer(_CLOSE_SECONDS, _kill, [list(workers)])
+        timer.start()
+        try:
+            loader.close()
+        except RuntimeError as error:  # torch's word for a worker that was killed
+            log.warning("loader workers did not end by themselves: %s", error)
+        finally:
+            timer.cancel()
+
+
+def _kill(workers: list[Any]) -> None:
+    for worker in workers:
+        worker.kill()

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 import os
 import secrets
-import threading
 import time
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden import job_files
 from gpuwarden.clock import Clock, SystemClock
 from gpuwarden.errors import GpuwardenError, InvalidInput
-from gpuwarden.job_files import Checkpoint, RequestState, RunDescription
+from gpuwarden.job_files import Checkpoint, RequestState
 from gpuwarden.trainer import (
     agreement,
     backups,
+    beginnings,
     comparisons,
+    descriptions,
     environments,
+    loaders,
     measuring,
     parallel,
     peers,
@@ -30,41 +31,19 @@ from gpuwarden.trainer import (
     status,
 )
 from gpuwarden.trainer.agreement import Alone, Wish
+from gpuwarden.trainer.beginnings import Beginning
 from gpuwarden.trainer.leaving import Leave
 from gpuwarden.trainer.ranks import Place
-from gpuwarden.trainer.runs import RunIsLocked, RunLock, RunRecord
+from gpuwarden.trainer.runs import RunLock, RunRecord
 from gpuwarden.trainer.saving import Saver
 from gpuwarden.trainer.states import Manifest, Position, StateStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gpuwarden.trainer.agreement import Team
     from gpuwarden.trainer.leaving import LeaveWatch
     from gpuwarden.trainer.settings import TrainSettings
 
 log = logging.getLogger(__name__)
-
-_CLAIMS = 10
-"""So many other attempts may take the folder that this one was about to take."""
-_CLOSE_SECONDS = 3.0
-"""How long loader workers have to end."""
-_SETTLE_SECONDS = 2.0
-"""How long the winner of a race for a folder has to say which run it is."""
-
-
-def _kill(workers: list[Any]) -> None:
-    for worker in workers:
-        worker.kill()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Beginning:
-    """What rank 0 has found out, for the others: the run, or why there is nothing to do."""
-
-    plan: Any = None
-    record: Any = None
-    ended: tuple[int, str] | None = None
 
 
 class Session:
@@ -120,25 +99,32 @@ class Session:
         if isinstance(words.get("data"), list | tuple):
             raise InvalidInput("one run trains on one data set: give data= a single data.yaml")
         words.update(self._meet(words))
-        settings, native = self._resume_choice(words)
+        settings, native = beginnings.resume_choice(self.settings, words)
         name = str(model.overrides.get("model", ""))
         checkpoint = Path(name if native is True else str(native or "")).resolve()
         if checkpoint.is_file() and checkpoint.parent.name == "weights":
             words.setdefault("save_dir", str(checkpoint.parent.parent))
         lock: RunLock | None = None
-        told: _Beginning | None = None
+        told: Beginning | None = None
         try:
             if self.team.place.leads:
                 with self.watch.interruptible():  # not even the run is known
-                    lock = self._claim(settings, {"model": name, **words}, task=model.task)
+                    claimed = beginnings.claim(
+                        settings,
+                        {"model": name, **words},
+                        task=model.task,
+                        watch=self.watch,
+                        clock=self.clock,
+                    )
+                    self._plan, self._record, lock = claimed
                     backups.restore(settings, self._plan, self._record)
                 former = RunRecord.read(self._plan.folder) if self._plan.fresh else None
                 if native is not None and former is not None:
                     raise resume.native_of_ours(str(checkpoint), former)
-                told = self._beginning()
+                told = Beginning.of(self._plan, self._record)
         except Leave:
             notice = self.watch.notice()
-            told = _Beginning(
+            told = Beginning(
                 ended=(self.watch.leaving_status(), notice.reason if notice else "left")
             )
         finally:
@@ -174,63 +160,6 @@ class Session:
         device = parallel.choose_device(words, place, os.environ.get(ranks.DEVICE_VARIABLE))
         self.team = agreement.join(cuda=device != "cpu")
         return {"device": device}
-
-    def _beginning(self) -> _Beginning:
-        if self._record.finished is None:
-            return _Beginning(plan=self._plan, record=self._record)
-        reason = f"run {self._record.run_id} in {self._plan.save_dir} is already complete"
-        log.info("%s; for another, use --resume never or another name", reason)
-        return _Beginning(ended=(job_files.EXIT_DONE, reason))
-
-    def _claim(self, settings: TrainSettings, words: dict[str, Any], *, task: str) -> RunLock:
-        """Choose the run and lock its folder, also against others that choose meanwhile.
-
-        Raises:
-            InvalidInput: the run that is meant was started with other words.
-            RunIsLocked: it is being trained by another process.
-        """
-        fixed = "save_dir" in words or bool(words.get("exist_ok"))
-        remote = backups.find(settings)
-        for claim in range(_CLAIMS):
-            plan = resume.plan(settings, words, task=task, now=self.clock.wall(), remote=remote)
-            self._plan, self._record = plan, plan.record
-            self.watch.observe(
-                job_files.request_path(settings.jobs_directory, plan.record.run_id),
-                answered=set(plan.record.answered),
-                since=self.clock.wall(),
-            )
-            before = RunRecord.read(plan.folder)
-            try:
-                plan.folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise InvalidInput(
-                    f"cannot make {plan.folder} ({error.strerror}): say project=FOLDER for one "
-                    "that you may write"
-                ) from error
-            lock = RunLock(plan.folder)
-            elsewhere = plan.fresh and not fixed and claim + 1 < _CLAIMS
-            try:
-                lock.acquire(wait_seconds=_SETTLE_SECONDS if elsewhere else settings.lock_seconds)
-            except RunIsLocked:
-                if elsewhere:
-                    continue  # another training, begun in the same moment, has this folder
-                raise
-            now = RunRecord.read(plan.folder)
-            if not plan.fresh:  # the attempt that had the lock may have ended the run
-                self._record = resume.continued(now or plan.record, plan.words, settings)
-                return lock
-            if now == before:
-                return lock
-            lock.release()  # a fresh start must not supersede what was begun since it was planned
-        raise RunIsLocked(f"{self._plan.save_dir}: other trainings kept taking this folder")
-
-    def _resume_choice(self, words: dict[str, Any]) -> tuple[TrainSettings, Any]:
-        """Whether gpuwarden resumes, and what is left of the word `resume` for ultralytics."""
-        word = words.pop("resume", None)
-        settings = self.settings
-        if word == "auto" or (word is True and settings.resume is None):
-            settings = dataclasses.replace(settings, resume="auto")
-        return settings, (None if word in ("auto", None, False) else word)
 
     def _attempt(
         self, model: Any, words: dict[str, Any], *, native: Any, train: Any, base: type | None
@@ -270,7 +199,7 @@ class Session:
         try:
             # The others learn of a signal from rank 0, or at the first batch.
             early = self.watch.interruptible() if leads else nullcontext()
-            with early, self._whole_label_caches():
+            with early, environments.whole_label_caches(self.watch):
                 self.metrics = train(trainer=callbacks.trainer_class(base, self), **words)
         except Leave:
             return self._leave()
@@ -281,7 +210,7 @@ class Session:
             self.board.finish(code, f"{type(error).__name__}: {error}")
             raise
         finally:
-            self._close_loaders()
+            loaders.close(self._trainer)
         self._finish_record()
         self._backup.finish()
         self.board.enter("done")
@@ -356,38 +285,6 @@ class Session:
         except OSError as error:
             log.warning("cannot write %s: %s", self._plan.folder / RunRecord.FILE, error)
 
-    def _close_loaders(self) -> None:
-        for name in ("train_loader", "test_loader"):
-            loader = getattr(self._trainer, name, None)
-            if loader is None or not hasattr(loader, "close"):
-                continue
-            # One that hangs would ignore torch's SIGTERM, and the interpreter wait for it for good.
-            workers = getattr(getattr(loader, "iterator", None), "_workers", ())
-            timer = threading.Timer(_CLOSE_SECONDS, _kill, [list(workers)])
-            timer.start()
-            try:
-                loader.close()
-            except RuntimeError as error:  # torch's word for a worker that was killed
-                log.warning("loader workers did not end by themselves: %s", error)
-            finally:
-                timer.cancel()
-
-    @contextmanager
-    def _whole_label_caches(self) -> Iterator[None]:
-        """Within, a signal does not tear a label cache that ultralytics is writing."""
-        module: Any = importlib.import_module("ultralytics.data.dataset")
-        save = module.save_dataset_cache_file
-
-        def save_whole(*args: Any, **kwargs: Any) -> Any:
-            with self.watch.shielded():
-                return save(*args, **kwargs)
-
-        module.save_dataset_cache_file = save_whole
-        try:
-            yield
-        finally:
-            module.save_dataset_cache_file = save
-
     # -- what the hooks report
 
     def adopt(self, trainer: Any) -> None:
@@ -412,31 +309,13 @@ class Session:
         self.started(trainer, reason)
 
     def _describe(self, trainer: Any) -> None:
-        args = trainer.args
-        batch = trainer.batch_size
-        if not isinstance(batch, int) or batch < 1:
-            return  # chosen during set-up; described then
-        output = self.settings.log or status.output_file()
-        try:
-            identity: dict[str, Any] = status.process_identity()
-        except OSError as error:
-            log.warning("this training cannot be described to the node: %s", error)
-            return
-        amp = getattr(trainer, "amp", args.amp)
-        self.board.describe(
-            RunDescription(
-                run_id=self._record.run_id,
-                **identity,
-                model=Path(str(args.model)).stem[:128],
-                batch=batch,
-                imgsz=int(max(args.imgsz) if isinstance(args.imgsz, list | tuple) else args.imgsz),
-                amp=bool(amp) and amp != "fp32" and trainer.device.type != "cpu",
-                epochs=int(trainer.epochs),
-                world_size=self.team.place.world,
-                project=str(args.project or "")[:128],
-                log=str(output.absolute()) if output else None,
-                checkpoints=str(self._plan.folder),
-            )
+        descriptions.publish(
+            trainer,
+            self.board,
+            run_id=self._record.run_id,
+            folder=self._plan.folder,
+            log_file=self.settings.log,
+            world_size=self.team.place.world,
         )
 
     def load_state(self, trainer: Any) -> comparisons.Continuation | None:
@@ -682,25 +561,12 @@ class Session:
         others = self.team.gather(
             lambda: captures.peer_part(trainer, earlier=earlier, stream=stream)
         )
-        draft = Manifest(
-            lineage=self._record.lineage,
-            epoch=position.epoch,
-            batch=position.batch,
-            validated=position.validated,
-            step=position.epoch * batches + position.batch,
-            batches=batches,
-            epochs=trainer.epochs,
-            batch_size=trainer.batch_size,
-            dataset=loop.dataset,
-            order=loop.order,
-            exact=loop.mode == resume.EXACT,
+        draft = comparisons.draft(
+            trainer,
+            self._record,
             reason=reason,
-            time=self.clock.wall(),
-            software=environments.software(),
-            words=self._record.words,
-            extended=self._record.extended,
-            fitness=None if trainer.fitness is None else float(trainer.fitness),
-            **comparisons.facts(trainer),
+            now=self.clock.wall(),
+            world_size=self.team.place.world,
         )
         return self._saver.save(
             position,
