@@ -369,10 +369,19 @@ def arguments(pid: int, proc: Path = PROC) -> tuple[str, ...]:
 
     At most 64 KiB are read; bytes that are not UTF-8 are replaced. Empty where it cannot be read.
     """
+    return split_arguments(read_arguments(pid, proc))
+
+
+def read_arguments(pid: int, proc: Path = PROC) -> bytes:
+    """The first 64 KiB of a process's command line; empty where it cannot be read."""
     try:
-        content = _read_bytes(f"{proc}/{pid}/cmdline", MAX_ARGUMENT_BYTES)
+        return _read_bytes(f"{proc}/{pid}/cmdline", MAX_ARGUMENT_BYTES) or b""
     except OSError:
-        return ()
+        return b""
+
+
+def split_arguments(content: bytes) -> tuple[str, ...]:
+    """The arguments of a command line as /proc gives it; bytes that are not UTF-8 are replaced."""
     if not content:
         return ()
     return tuple(item.decode(errors="replace") for item in content.rstrip(b"\0").split(b"\0"))

@@ -125,6 +125,26 @@ class Actions:
             self._start(record, lambda: self._carry_out(request, record))
             return record.report
 
+    def note_reading(self, request: ActionRequest) -> None:
+        """Put on disk that the engine is told a job's command lines, which it is once.
+
+        Raises:
+            Rejected: its time is over, it was answered before, or that cannot be written down.
+        """
+        with self._lock:
+            if self._decided(request) is not None:
+                raise Rejected(
+                    409, "replayed", f"{request.decision_id} was answered: ask under another name"
+                )
+            self._admit(request)
+            now = self._clock.wall()
+            # An earlier engine may read, and a reader is no engine: epochs count for actions.
+            record = dataclasses.replace(_record(request, now), epoch=0)
+            try:
+                self._journal.append("read", finish(record, Outcome.DONE), time=now)
+            except JournalError as error:
+                raise Rejected(503, "journal", str(error)) from error
+
     def _decided(self, request: ActionRequest) -> ActionReport | None:
         """What became of the very decision, if it is known."""
         known = self._journal.find(request.decision_id)

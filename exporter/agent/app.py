@@ -16,11 +16,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gpuwarden import agent_api
-from gpuwarden.agent_api import NodeInfo
+from gpuwarden.agent_api import Action, NodeInfo
 from gpuwarden.clock import SystemClock
-from gpuwarden.errors import InvalidInput, TemporaryError
+from gpuwarden.errors import InvalidInput, RefusedAction, TemporaryError
 from gpuwarden.exporter.agent.actions import Actions
 from gpuwarden.exporter.agent.authorisations import Authoriser, Rejected
+from gpuwarden.exporter.agent.command_lines import Reader
 from gpuwarden.exporter.agent.guards import Guards
 from gpuwarden.exporter.agent.handles import Wake
 from gpuwarden.exporter.agent.journal import Journal, JournalError
@@ -42,10 +43,11 @@ from gpuwarden.exporter.servers import (
 from gpuwarden.exporter.supervision import Supervision
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from starlette.requests import Request
 
+    from gpuwarden.agent_api import ActionRequest
     from gpuwarden.exporter.agent.settings import AgentSettings
 
 BODY_SECONDS = 10.0
@@ -62,10 +64,12 @@ class Api:
     Attributes:
         actions: what is done.
         authoriser: who may ask for it.
+        reader: reads command lines.
     """
 
     actions: Actions
     authoriser: Authoriser
+    reader: Reader
 
     def application(self) -> Starlette:
         """The ASGI application."""
@@ -73,6 +77,7 @@ class Api:
             routes=[
                 Route("/v1/node", self.node, methods=["GET"]),
                 Route("/v1/actions", self.submit, methods=["POST"]),
+                Route("/v1/arguments", self.arguments, methods=["POST"]),
                 Route("/v1/actions/{decision_id}", self.report, methods=["GET"]),
                 Route("/-/healthy", self.healthy, methods=["GET"]),
                 Route("/-/ready", self.ready, methods=["GET"]),
@@ -105,12 +110,36 @@ class Api:
 
     async def submit(self, request: Request) -> Response:
         """Take an action on."""
+        return await self._answer(request, 202, self._submit)
+
+    async def arguments(self, request: Request) -> Response:
+        """The command lines of a job, without secrets."""
+        return await self._answer(request, 200, self._arguments)
+
+    def _submit(self, asked: ActionRequest) -> bytes:
+        if asked.action is Action.ARGUMENTS:
+            raise Rejected(400, "malformed", "command lines are asked for at POST /v1/arguments")
+        return self.actions.submit(asked).encode()
+
+    def _arguments(self, asked: ActionRequest) -> bytes:
+        if asked.action is not Action.ARGUMENTS:
+            raise Rejected(400, "malformed", f"{asked.action} is asked for at POST /v1/actions")
+        self.actions.note_reading(asked)
+        try:
+            return self.reader.read(asked).encode()
+        except RefusedAction as error:
+            raise Rejected(404, error.reason, str(error)) from error
+
+    async def _answer(
+        self, request: Request, status: int, work: Callable[[ActionRequest], bytes]
+    ) -> Response:
+        """Read a signed request and do what it asks for."""
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await _body(request)
             signature = request.headers.get(agent_api.SIGNATURE_HEADER)
             asked = await run_in_threadpool(self.authoriser.read, body, signature)
-            report = await run_in_threadpool(self.actions.submit, asked)
+            return _json(status, await run_in_threadpool(work, asked))
         except TimeoutError:
             return _error(408, "timeout", f"the body took longer than {BODY_SECONDS:g} s")
         except Rejected as error:
@@ -121,7 +150,6 @@ class Api:
                 client=request.client.host if request.client is not None else "",
             )
             return _error(error.status, error.error, str(error))
-        return _json(202, report.encode())
 
     async def report(self, request: Request) -> Response:
         """What became of an action."""
@@ -212,7 +240,7 @@ def _act(settings: AgentSettings, journal: Journal) -> None:
     # A restart in the middle of a ladder is what the journal is for.
     watch = ReleaseWatch(settings.release_file, driver, restart=restart)
     supervision = Supervision()
-    api = Api(actions, authoriser)
+    api = Api(actions, authoriser, Reader(resolver.launchers))
     program = _server(api, settings, supervision=supervision)
     try:
         with listening(settings.host, settings.port) as server:

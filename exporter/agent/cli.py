@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -214,6 +215,40 @@ def keys(out: Path) -> None:
     click.echo(f"key id       {pair.key_id}")
     click.echo(f"private key  {pair.private}  stays with the engine; nobody else may read it")
     click.echo(f"public key   {pair.public}  goes into the folder --keys of every node's agent")
+
+
+@agent.command()
+@click.argument("job_id")
+@click.option(
+    "--url", required=True, metavar="URL", help="The node's agent, such as http://gpu-1:9836."
+)
+@click.option(
+    "--key",
+    type=_PRESENT_FILE,
+    required=True,
+    help="The engine's private key: only who commands the nodes may read this.",
+)
+@click.option("--ca-file", type=_PRESENT_FILE, help="Check the agent's certificate against these.")
+def arguments(job_id: str, url: str, key: Path, *, ca_file: Path | None) -> None:
+    """Show with which command lines a job's processes run.
+
+    Run it where the engine's key is. What may be a secret (by its name, its place or its shape) is
+    left out by the node already, and the node's journal keeps that it was asked.
+    """
+    from gpuwarden.exporter.agent.clients import Client  # noqa: PLC0415 (loads cryptography)
+
+    found = Client(url, key, ca_file).command_lines(job_id)
+    for process in found.processes:
+        if process.arguments is None:
+            line = "(could not be read in time)"
+        else:
+            line = shlex.join(process.arguments) + (" (cut)" if process.cut else "")
+        shown = "".join(
+            letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line
+        )
+        click.echo(f"{process.pid:>10}  {shown}")
+    if found.cut:
+        click.echo("further processes are not shown")
 
 
 def _run(

@@ -14,12 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwarden.exporter.agent.guards import in_cgroup
+from gpuwarden.exporter.agent.guards import in_cgroup, is_dedicated
+from gpuwarden.exporter.cgroups import PlatformKind, platform_of
 from gpuwarden.exporter.processes import (
     Launchers,
     Process,
     children_by_parent,
     job_root,
+    parse_proc_job_id,
     start_time,
 )
 
@@ -172,6 +174,56 @@ class _Search:
             return False
         now = self._processes.get(leader)
         return now is None or now.start_ticks == self._leaders[leader]
+
+
+def of_job(
+    processes: Mapping[int, Process],
+    job_id: str,
+    *,
+    boot: str,
+    booted: float,
+    launchers: Launchers,
+    seen: Collection[ProcessRef] = (),
+) -> tuple[Process, ...]:
+    """The living processes of any job, to look at: who may be ended is decided elsewhere.
+
+    Args:
+        processes: all processes, by pid.
+        job_id: of a process tree, of a pod, or of Slurm.
+        boot: this boot's id.
+        booted: Unix time of boot.
+        launchers: what starts jobs on this node.
+        seen: processes that the engine saw in the job; all that is known of a job of Slurm's.
+
+    Returns:
+        Parents before their children as far as they are known; empty where there is none.
+    """
+    parsed = parse_proc_job_id(job_id)
+    if parsed is not None:
+        name, pid, start_ticks = parsed
+        if boot[: len(name)] != name:
+            return ()
+        root = processes.get(pid)
+        if root is None or root.start_ticks != start_ticks:
+            left = orphans(
+                processes, seen, launchers=launchers, since_ticks=start_ticks, booted=booted
+            )
+            return tuple(
+                process for process in left if platform_of(process.cgroup).kind is PlatformKind.NONE
+            )
+        dedicated = is_dedicated(processes, root, launchers=launchers)
+        scope = Scope.of(root, dedicated=dedicated, launchers=launchers)
+        return find(processes, [root.identity], scope, seen=seen, booted=booted)
+    references = {reference.pid: reference for reference in seen}
+    found = []
+    for process in processes.values():
+        platform, reference = platform_of(process.cgroup), references.get(process.pid)
+        known = reference is not None and matches(reference, process, booted)
+        if process.ended or platform.kind is PlatformKind.NONE:
+            continue
+        if job_id == f"pod-{platform.id}" or (known and job_id.startswith(f"{platform.kind}-")):
+            found.append(process)
+    return tuple(sorted(found, key=lambda process: process.start_ticks))
 
 
 def carried(

@@ -2,6 +2,7 @@
 
 `GET /v1/node` -> NodeInfo. `POST /v1/actions` with an ActionRequest -> 202 and its ActionReport.
 `GET /v1/actions/{decision_id}` -> ActionReport, or 404 where the agent never took it on.
+`POST /v1/arguments` with an ActionRequest for `arguments` -> 200 and a CommandLines, once.
 
 A request is authorised by an Ed25519 signature over `signing_bytes` in the header
 `Gpuwarden-Signature: key_id=<id>, signature=<base64>`. The signature binds the node's name, its
@@ -46,6 +47,8 @@ class Action(StrEnum):
     """Withdraw a leave request that the trainer has not yet followed."""
     TERMINATE = "terminate"
     """The whole ladder: leave request, SIGTERM, grace, SIGKILL, proof."""
+    ARGUMENTS = "arguments"
+    """Read the command lines of a job, without secrets; only by `POST /v1/arguments`."""
 
 
 class ActionState(StrEnum):
@@ -281,6 +284,62 @@ class ActionReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What one process of a job was started with.
+
+    Attributes:
+        pid: in the node's PID namespace.
+        start_ticks: field 22 of `/proc/<pid>/stat`.
+        arguments: without secrets; None where it could not be read in time.
+        cut: whether there is more of it.
+    """
+
+    pid: int
+    start_ticks: int
+    arguments: tuple[str, ...] | None
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLines:
+    """The command lines of a job, parents before their children.
+
+    Attributes:
+        decision_id: of the request.
+        job_id: the attempt.
+        processes: what there is.
+        cut: whether the job has more processes than are told.
+    """
+
+    decision_id: str
+    job_id: str
+    processes: tuple[CommandLine, ...] = ()
+    cut: bool = False
+
+    def encode(self) -> bytes:
+        """The answer's body."""
+        return _encode(dataclasses.asdict(self))
+
+    @classmethod
+    def decode(cls, body: bytes) -> Self:
+        """Read an answer.
+
+        Raises:
+            ApiError: naming the field.
+        """
+        data = _load(body)
+        try:
+            return cls(
+                decision_id=_text(data, "decision_id", 64),
+                job_id=_text(data, "job_id", 256),
+                processes=tuple(_command_line(item) for item in data.get("processes", [])),
+                cut=bool(data.get("cut")),
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ApiError(f"the agent's answer does not follow the contract: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
 class NodeInfo:
     """What a node says of itself: its name, its boot, and the keys it accepts."""
 
@@ -398,6 +457,16 @@ def _process(item: Any) -> ProcessRef:
         pid=_integer(item, "pid"),
         start_ticks=None if ticks is None else _integer(item, "start_ticks"),
         start_time=None if time is None else _number(item, "start_time"),
+    )
+
+
+def _command_line(item: dict[str, Any]) -> CommandLine:
+    given = item.get("arguments")
+    return CommandLine(
+        pid=_integer(item, "pid"),
+        start_ticks=_integer(item, "start_ticks"),
+        arguments=None if given is None else tuple(str(argument) for argument in given),
+        cut=bool(item.get("cut")),
     )
 
 

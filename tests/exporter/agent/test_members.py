@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import pytest
+
 from gpuwarden.agent_api import ProcessRef
-from gpuwarden.exporter.agent.members import Scope, find, orphans
+from gpuwarden.exporter.agent.members import Scope, find, of_job, orphans
 from gpuwarden.exporter.processes import Launchers, Process
 
 LAUNCHERS = Launchers()
+POD = "8f4f5a0c-0000-4000-8000-000000000001"
 CGROUP = "/user.slice/user-1000.slice/session-3.scope"
 
 
@@ -141,3 +144,31 @@ def test_orphans_are_what_is_left_of_a_job() -> None:
     seen = [ProcessRef(pid, pid) for pid in (90, 200, 300, 301, 999)]
     left = orphans(found, seen, launchers=LAUNCHERS, since_ticks=100, booted=0.0)
     assert [item.pid for item in left] == [300, 301]
+
+
+@pytest.mark.parametrize(
+    ("job_id", "pids"),
+    [
+        ("proc-0badcafe-100-100", [100, 101]),
+        ("proc-0badcafe-100-99", []),
+        ("proc-11111111-100-100", []),
+        (f"pod-{POD}", [200, 201]),
+        ("pod-8f4f5a0c-0000-4000-8000-000000000002", []),
+        ("slurm-main-7-0", [300]),
+        ("anything", []),
+    ],
+)
+def test_jobs_of_all_kinds_are_found(job_id: str, pids: list[int]) -> None:
+    """A tree by its root, a pod by its cgroup, Slurm's by what the engine saw of it."""
+    pod, step = f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/x", "/slurm/uid_1/job_7"
+    found = table(
+        process(100, 10),
+        process(101, 100),
+        process(200, 1, cgroup=pod),
+        process(201, 200, cgroup=pod),
+        process(300, 1, cgroup=step),
+        process(301, 1, cgroup=step),
+    )
+    about = {"boot": "0badcafe-x", "booted": 0.0, "launchers": LAUNCHERS}
+    seen = [ProcessRef(300, 300), ProcessRef(301, 1), ProcessRef(200, 1)]
+    assert [item.pid for item in of_job(found, job_id, seen=seen, **about)] == pids
