@@ -11,6 +11,7 @@ import structlog
 from gpuwarden.agent_api import Action, ActionReport, ActionRequest, ActionState, Outcome
 from gpuwarden.errors import RefusedAction
 from gpuwarden.exporter.agent.authorisations import Rejected
+from gpuwarden.exporter.agent.deliveries import Deliveries
 from gpuwarden.exporter.agent.journal import Journal, JournalError, Record
 from gpuwarden.exporter.agent.ladder import Interrupted, Ladder, finish
 from gpuwarden.exporter.agent.settings import MAXIMUM_GRACE_SECONDS, MINIMUM_GRACE_SECONDS
@@ -58,6 +59,9 @@ class Actions:
         self._ladder = ladder
         self._clock = ladder.clock
         self._requests = ladder.requests
+        self._deliveries = Deliveries(
+            ladder.requests.directory, ladder.resolver.launchers, proc=ladder.resolver.proc
+        )
         self._per_hour = terminates_per_hour
         self._lock = threading.RLock()
         self._threads: dict[str, threading.Thread] = {}
@@ -371,6 +375,9 @@ class Actions:
                 record, Outcome.UNDELIVERABLE, "no_request", f"{run_id} has no leave request"
             )
         self._ladder.resolver.guards.check_kill_switch()
+        obstacle = self._deliveries.obstacle(request)
+        if obstacle is not None:
+            return finish(record, Outcome.UNDELIVERABLE, *obstacle)
         keep = request.action is Action.REQUEST_CHECKPOINT
         now = self._clock.wall()
         self._requests.write(

@@ -11,6 +11,7 @@ launcher is gone.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -193,7 +194,7 @@ def of_job(
         boot: this boot's id.
         booted: Unix time of boot.
         launchers: what starts jobs on this node.
-        seen: processes that the engine saw in the job; all that is known of a job of Slurm's.
+        seen: processes that the engine saw in the job; all that is known of a task of an array.
 
     Returns:
         Parents before their children as far as they are known; empty where there is none.
@@ -221,9 +222,20 @@ def of_job(
         known = reference is not None and matches(reference, process, booted)
         if process.ended or platform.kind is PlatformKind.NONE:
             continue
-        if job_id == f"pod-{platform.id}" or (known and job_id.startswith(f"{platform.kind}-")):
+        # The id of an array's task is not the one in its name: only the engine knows it.
+        named = {f"pod-{platform.id}", f"slurm {platform.id}"}
+        if _short(job_id) in named or (known and job_id.startswith(f"{platform.kind}-")):
             found.append(process)
     return tuple(sorted(found, key=lambda process: process.start_ticks))
+
+
+_SLURM_JOB = re.compile(r"slurm-.+-(?P<id>[0-9]+)-[0-9]+")
+
+
+def _short(job_id: str) -> str:
+    """A job's name without what no cgroup tells: Slurm's cluster and restart."""
+    match = _SLURM_JOB.fullmatch(job_id)
+    return job_id if match is None else f"slurm {match['id']}"
 
 
 def carried(

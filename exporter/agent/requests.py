@@ -26,7 +26,11 @@ MAX_FILES = 10_000
 
 
 class LeaveRequests:
-    """The folder `requests/` of the job directory."""
+    """The folder `requests/` of the job directory.
+
+    Attributes:
+        directory: the job directory.
+    """
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         """Make the folder where it is missing.
@@ -38,7 +42,7 @@ class LeaveRequests:
         Raises:
             OSError: it cannot be made, or anybody could write requests to it.
         """
-        self._directory = directory
+        self.directory = directory
         self._folder = directory / "requests"
         self._clock = clock
         if not self._folder.is_dir():
@@ -57,7 +61,7 @@ class LeaveRequests:
         """
         try:
             job_files.write(
-                job_files.request_path(self._directory, run_id), request.encode(), durable=True
+                job_files.request_path(self.directory, run_id), request.encode(), durable=True
             )
         except (OSError, JobFileError) as error:
             raise RefusedAction(
@@ -77,7 +81,7 @@ class LeaveRequests:
         Raises:
             RefusedAction: `requests`, it cannot be removed.
         """
-        path = job_files.request_path(self._directory, run_id)
+        path = job_files.request_path(self.directory, run_id)
         try:
             if decision_id is not None:
                 present = self._read(path)

@@ -154,12 +154,14 @@ def test_orphans_are_what_is_left_of_a_job() -> None:
         ("proc-11111111-100-100", []),
         (f"pod-{POD}", [200, 201]),
         ("pod-8f4f5a0c-0000-4000-8000-000000000002", []),
-        ("slurm-main-7-0", [300]),
+        ("slurm-main-7-0", [300, 301]),
+        ("slurm-main-5_7-0", [300]),
+        ("slurm-7", []),
         ("anything", []),
     ],
 )
 def test_jobs_of_all_kinds_are_found(job_id: str, pids: list[int]) -> None:
-    """A tree by its root, a pod by its cgroup, Slurm's by what the engine saw of it."""
+    """A tree by its root, a pod by its cgroup, Slurm's by both."""
     pod, step = f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/x", "/slurm/uid_1/job_7"
     found = table(
         process(100, 10),

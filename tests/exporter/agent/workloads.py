@@ -291,6 +291,45 @@ def container() -> None:
     idle()
 
 
+def shut_in() -> None:
+    """See the given folder otherwise than the node, in the given way."""
+    import ctypes  # noqa: PLC0415 (slow, and only needed here)
+
+    folder, way = Path(sys.argv[3]), sys.argv[4]
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_mounts, private, bind, read_only = 0x00020000, 0x44000, 0x1000, 0x1
+
+    def mount(source: str, target: Path, kind: str, flags: int) -> None:
+        given = (source.encode(), os.fsencode(target), kind.encode(), flags, None)
+        if libc.mount(*given):
+            raise OSError(ctypes.get_errno(), f"mount {target}")
+
+    def inside(ready) -> None:
+        if libc.unshare(new_mounts):
+            raise OSError(ctypes.get_errno(), "unshare")
+        mount("none", Path("/"), "none", private)
+        match way:
+            case "mounted":
+                mount(str(folder), folder, "none", bind)
+                mount("none", folder, "none", bind | 0x20 | read_only)
+            case "other":
+                mount("none", folder, "tmpfs", 0)
+            case "link":
+                real = folder.with_name("real")
+                real.mkdir()
+                mount(str(folder), real, "none", bind)
+                mount("none", folder.parent, "tmpfs", 0)
+                folder.symlink_to(f"/proc/{os.getppid()}/root{folder}")
+            case "missing":
+                mount("none", folder.parent, "tmpfs", 0)
+            case "chroot":
+                os.chroot(REPORT.parent)
+        ready()
+
+    report(begotten(inside))
+    idle()
+
+
 def loaders() -> None:
     """A training with four workers of a DataLoader, that ignore SIGTERM as its workers do."""
     report(*(child() for _ in range(4)))
