@@ -156,7 +156,7 @@ def test_orphans_are_what_is_left_of_a_job() -> None:
         ("pod-8f4f5a0c-0000-4000-8000-000000000002", []),
         ("slurm-main-7-0", [300, 301]),
         ("slurm-main-5_7-0", [300]),
-        ("slurm-7", []),
+        ("slurm-7", [300]),
         ("anything", []),
     ],
 )
