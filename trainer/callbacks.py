@@ -223,7 +223,12 @@ class Hooks(_Host):
     def get_dataset(self) -> Any:
         """The data set's description; scanning may take long, and is a phase of its own."""
         with self.gpuwarden_session.board.during("scan"):
-            return super().get_dataset()
+            try:
+                return super().get_dataset()
+            except RuntimeError as error:
+                if isinstance(error.__cause__, FileNotFoundError | ConnectionError):
+                    raise resume.no_dataset(str(self.args.data), error.__cause__) from error
+                raise
 
     def build_dataset(self, *args: Any, **kwargs: Any) -> Any:
         """The data set, made stateless for training if that order was chosen."""

@@ -13,7 +13,7 @@ import click
 
 from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput, MissingExtra
-from gpuwarden.trainer import agreement, comparisons, launching, ranks
+from gpuwarden.trainer import agreement, comparisons, launching, offline, ranks
 from gpuwarden.trainer.leaving import SIGNALS, Leave, LeaveWatch
 from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import DATA_ORDERS, RESUME_CHOICES, TrainSettings
@@ -204,7 +204,7 @@ def train(
     Takes the words of `yolo train` after its own options, so that only one word changes:
 
     \b
-      gpuwarden train model=yolov8n.yaml data=coco8.yaml epochs=3 batch=16
+      gpuwarden train model=yolov8n.yaml data=coco.yaml epochs=3 batch=16
       gpuwarden train --run-id exp1 --checkpoint-every 2m model=... data=...
       gpuwarden train model=... data=... resume=auto
 
@@ -214,6 +214,7 @@ def train(
     """
     settings = TrainSettings.from_options(**options)
     _log_to_stderr()
+    offline.choose(online=settings.online)
     if not ranks.is_launched() and (devices := launching.devices_of(words, nproc)):
         command = launching.rank_command(list(launching.options_said(context)), words)
         return launching.Launcher(command, devices, settings.grace_seconds).run()
@@ -315,9 +316,10 @@ def load_model(overrides: dict[str, Any]) -> Any:
         raise InvalidInput("which model? Say model=yolov8n.yaml or model=path/to/weights.pt")
     if not overrides.get("data") and overrides.get("resume") in (None, False, "auto"):
         raise InvalidInput("which data set? Say data=path/to/data.yaml")
+    offline.prepare()
     try:
         if "rtdetr" in Path(str(name)).stem.lower():
             return ultralytics.RTDETR(name)
         return ultralytics.YOLO(name, task=task)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ConnectionError) as error:
         raise InvalidInput(f"model={name}: {error}") from error

@@ -1,12 +1,10 @@
-"""What the training finds around it: the user's own trainer, versions, and no network."""
+"""What the training finds around it: the user's own trainer, versions, whole label caches."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
 import logging
-import os
-import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,26 +52,6 @@ def software() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "unknown"
     return versions
-
-
-def prepare_offline() -> None:
-    """With YOLO_OFFLINE=1, spare ultralytics the one look-up it would still make: for a font.
-
-    It asks the network for Arial when neither its own folder nor the system has it; a copy of
-    matplotlib's DejaVu Sans under that name in ultralytics' folder answers it.
-    """
-    if os.environ.get("YOLO_OFFLINE", "").lower() not in ("1", "true"):
-        return
-    import matplotlib as mpl
-    from ultralytics.utils import USER_CONFIG_DIR
-
-    font = Path(USER_CONFIG_DIR) / "Arial.ttf"
-    source = Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
-    if not font.exists() and source.exists():
-        try:
-            shutil.copyfile(source, font)
-        except OSError as error:
-            log.warning("cannot write %s (%s): ultralytics may look for it online", font, error)
 
 
 @contextmanager

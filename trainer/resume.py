@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.errors import InvalidInput
-from gpuwarden.trainer import comparisons, states
+from gpuwarden.trainer import comparisons, offline, states
 from gpuwarden.trainer.runs import RunRecord
 
 if TYPE_CHECKING:
@@ -244,6 +244,17 @@ def other_model(error: Exception) -> InvalidInput:
         "the state does not fit the model, whose file or number of classes has changed since "
         f"({first[:200]}). Put it back as it was to continue, or start anew with --resume never"
     )
+
+
+def no_dataset(data: str, error: Exception) -> InvalidInput:
+    """Refuses a data set that is not there."""
+    said = " ".join(str(error).split())
+    hint = (
+        ""
+        if "--online" in said or not offline.chosen()
+        else ("; put it there, or say --online to let ultralytics download it")
+    )
+    return InvalidInput(f"data={data}: {said}{hint}")
 
 
 def native_of_ours(checkpoint: str, record: RunRecord) -> InvalidInput:

@@ -22,8 +22,10 @@ from gpuwarden.trainer import (
     comparisons,
     descriptions,
     environments,
+    exports,
     loaders,
     measuring,
+    offline,
     parallel,
     peers,
     ranks,
@@ -93,7 +95,8 @@ class Session:
             InvalidInput: the words or the found state do not fit.
             RunIsLocked: the run is being trained by another process.
         """
-        environments.prepare_offline()
+        offline.prepare()
+        exports.check(self.settings.export)
         words = {name: value for name, value in words.items() if value is not None}
         base = base or environments.named_class(self.settings.trainer)
         if isinstance(words.get("data"), list | tuple):
@@ -201,6 +204,8 @@ class Session:
             early = self.watch.interruptible() if leads else nullcontext()
             with early, environments.whole_label_caches(self.watch):
                 self.metrics = train(trainer=callbacks.trainer_class(base, self), **words)
+            if leads:
+                exports.run(self._trainer, self.settings.export, board=self.board, watch=self.watch)
         except Leave:
             return self._leave()
         except BaseException as error:
