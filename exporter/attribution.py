@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.clock import SystemClock
 from gpuwarden.exporter import classification, resources
 from gpuwarden.exporter.blocking_calls import BlockingCalls
+from gpuwarden.exporter.censuses import Census
 from gpuwarden.exporter.cgroups import PlatformKind, platform_of
 from gpuwarden.exporter.instances import places
 from gpuwarden.exporter.jobs import GpuProcessRow, Holding, Job, NodeSnapshot, YoloCommand
@@ -31,7 +32,6 @@ from gpuwarden.exporter.processes import (
     boot_id,
     executable,
     proc_job_id,
-    read_all,
     start_time,
 )
 from gpuwarden.exporter.recollections import Recollection
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 ACTIVE_SHARE_OF_CORE = 0.01
 """A tree that used more of a core than this since the last snapshot shows life."""
-REFRESH_SNAPSHOTS = 15
-"""After so many snapshots owner and cgroup of every process are read anew."""
 LIBRARY_TRIES = 3
 _MPS_COMM = "nvidia-cuda-mps"
 _UNKNOWN_TENANT = "?"
@@ -115,8 +113,7 @@ class Attribution:
         self._pods = Pods(
             jobs, boot=self._boot, calls=self._calls, user_name=self._users.name, proc=proc
         )
-        self._known: dict[int, Process] = {}
-        self._snapshots = 0
+        self._census = Census(proc)
         self._facts: dict[tuple[int, int, str], _Facts] = {}
         self._memories = Memories()
         self._dropped: Counter[str] = Counter()
@@ -133,7 +130,8 @@ class Attribution:
         now = self._clock.wall()
         booted = self._boot_time.read()
         self._dropped = Counter()
-        processes = self._processes(devices)
+        on_cards = {item.pid for gpu in places(devices) for item in gpu.processes or ()}
+        processes = self._census.take(on_cards)
         self._lineages.update(processes)
         # What the driver itself lists: who is in a container is found out once.
         cards = devices.gpus if devices is not None else ()
@@ -143,6 +141,9 @@ class Attribution:
         live += self._pods.scan(processes, now=now, booted=booted)
         self._runs.reap_leftovers()
         groups = self._groups(devices, processes, live)
+        if self._census.watch(item.pid for group in groups.values() for item in group.tree):
+            # Whoever has just become a member was not read before.
+            groups = self._groups(devices, processes, live)
         tenants = self._tenants(devices, processes, groups)
         jobs = self._jobs(devices, groups, tenants, now=now, booted=booted)
         rows, unattributed = self._rows(devices, processes, groups, booted=booted)
@@ -189,18 +190,6 @@ class Attribution:
 
     # -----------------------------------------------------------------------------------------
     # Who belongs together
-
-    def _processes(self, devices: DeviceSnapshot | None) -> dict[int, Process]:
-        """All processes; owner and cgroup are read anew for those on cards, at times for all."""
-        self._snapshots += 1
-        known = self._known if self._snapshots % REFRESH_SNAPSHOTS else {}
-        fresh = {process.pid for gpu in places(devices) for process in gpu.processes or ()}
-        processes = read_all(self._proc, known=known, fresh=fresh)
-        if any(_moved(known.get(pid), processes.get(pid)) for pid in fresh):
-            # Jobs move as a whole: with its root's old cgroup a child would be a job of its own.
-            processes = read_all(self._proc)
-        self._known = processes
-        return processes
 
     def _groups(
         self,
@@ -551,16 +540,6 @@ class Attribution:
             for key, value in self._facts.items()
             if key[0] in processes and processes[key[0]].start_ticks == key[1]
         }
-
-
-def _moved(before: Process | None, now: Process | None) -> bool:
-    """Whether a process has another owner or cgroup than before."""
-    return (
-        before is not None
-        and now is not None
-        and before.identity == now.identity
-        and (before.uid, before.cgroup) != (now.uid, now.cgroup)
-    )
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gpuwarden.catalogue import CATALOGUE, Metric, MetricType
@@ -43,11 +44,14 @@ class Families:
         """Begin with an empty page.
 
         Args:
-            previous: an earlier page: the text of series that were on it is taken from there.
+            previous: an earlier page: the text of series that were on it is taken from there, and
+                that of whole families that have not changed.
         """
         self._known = previous._starts if previous is not None else {}  # noqa: SLF001 (own class)
         self._starts: dict[tuple[str, ...], str] = {}
         self._families: dict[str, dict[str, float]] = {}
+        self._known_texts = previous._texts if previous is not None else {}  # noqa: SLF001 (own class)
+        self._texts: dict[str, tuple[dict[str, float], str]] = {}
         self.duplicates = 0
 
     def add(self, name: str, value: float | None, *labels: str) -> None:
@@ -80,12 +84,17 @@ class Families:
         self._starts[series] = start
 
     def written(self) -> Iterator[tuple[str, str]]:
-        """Name and samples of each family, in the catalogue's order."""
+        """Name and samples of each family, in the catalogue's order; nothing is added after it."""
         for name in CATALOGUE:
             family = self._families.get(name)
             if family is not None:
-                lines = [f"{start}{number(value)}\n" for start, value in family.items()]
-                yield name, "".join(lines)
+                known = self._known_texts.get(name)
+                if known is None or known[0] != family:
+                    lines = [f"{start}{number(value)}\n" for start, value in family.items()]
+                    known = (family, "".join(lines))
+                self._texts[name] = known
+                yield name, known[1]
+        self._known_texts = {}
 
 
 class Bodies(Mapping[Format, bytes]):
@@ -163,6 +172,12 @@ def clean(label: str) -> str:
 
 def number(value: float) -> str:
     """A finite number as Go writes it, with the exponents that it has from a million on."""
+    # What is kept of the two zeros would be one text for both.
+    return _number(value) if value else repr(float(value))
+
+
+@lru_cache(maxsize=4096)
+def _number(value: float) -> str:
     text = repr(float(value))
     point = text.find(".")
     if value > 0 and point > 6:

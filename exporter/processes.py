@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.exporter.cgroups import own_cgroup
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
 PROC = Path("/proc")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -98,7 +98,7 @@ def read_process(pid: int, proc: Path = PROC) -> Process | None:
     Raises:
         OSError: /proc refuses (hidepid), which is not the same as "gone".
     """
-    found = _read(f"{proc}/{pid}", known=None)
+    found = read_again(f"{proc}/{pid}", known=None)
     if found is None:
         return None
     again = read_record(f"{proc}/{pid}/stat")
@@ -107,21 +107,12 @@ def read_process(pid: int, proc: Path = PROC) -> Process | None:
     return found
 
 
-def read_all(
-    proc: Path = PROC,
-    *,
-    known: Mapping[int, Process] | None = None,
-    fresh: Collection[int] = (),
-) -> dict[int, Process]:
+def read_all(proc: Path = PROC) -> dict[int, Process]:
     """Read every process, by pid; those that end meanwhile or may not be seen are left out.
 
     Args:
         proc: where procfs is mounted.
-        known: an earlier answer. What seldom changes (uid, cgroup) is taken from it for the same
-            process, which saves two of three reads.
-        fresh: pids of which it is not.
     """
-    known = known or {}
     found: dict[int, Process] = {}
     with os.scandir(proc) as entries:
         for entry in entries:
@@ -129,17 +120,30 @@ def read_all(
                 continue
             if len(found) >= MAX_PROCESSES:
                 break
-            pid = int(entry.name)
             try:
-                process = _read(f"{proc}/{pid}", known=known.get(pid), fresh=pid in fresh)
+                process = read_again(f"{proc}/{entry.name}", known=None)
             except OSError:
                 continue
             if process is not None:
-                found[pid] = process
+                found[int(entry.name)] = process
     return found
 
 
-def _read(folder: str, *, known: Process | None, fresh: bool = False) -> Process | None:
+def read_again(folder: str, *, known: Process | None, fresh: bool = False) -> Process | None:
+    """Read one process, of which something may be known, without checking its identity again.
+
+    Args:
+        folder: its folder in /proc.
+        known: an earlier reading. What seldom changes (uid, cgroup) is taken from it for the same
+            process, which saves two of three reads.
+        fresh: that it is not.
+
+    Returns:
+        The process, `known` itself where it has done nothing since; None if there is none.
+
+    Raises:
+        OSError: it may not be read.
+    """
     content = read_record(f"{folder}/stat")
     if content is None:
         return None

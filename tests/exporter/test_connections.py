@@ -85,7 +85,10 @@ def _say(port: int, *parts: bytes) -> bytes:
             connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(65536):
                 answer += part
-        except (BrokenPipeError, ConnectionResetError):
+        except TimeoutError:
+            raise
+        except OSError:
+            # The server has closed it already.
             pass
     return answer
 

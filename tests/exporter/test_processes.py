@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gpuwarden.exporter.processes import (
     job_root,
     parse_proc_job_id,
     proc_job_id,
+    read_again,
     read_all,
     read_process,
 )
@@ -60,6 +62,12 @@ def _fake_proc(folder: Path, stat: bytes, status: bytes = b"Name:\tx\nUid:\t7\t0
     (folder / "42/status").write_bytes(status)
     (folder / "42/cgroup").write_bytes(b"0::/x\n")
     return folder
+
+
+def _again(proc: Path, known: Process | None = None, *, fresh: bool = False) -> Process:
+    found = read_again(f"{proc}/42", known=known, fresh=fresh)
+    assert found is not None
+    return found
 
 
 def _stat_line(comm: bytes) -> bytes:
@@ -105,36 +113,29 @@ class TestReading:
     def test_what_seldom_changes_is_kept(self, tmp_path: Path) -> None:
         """Owner and cgroup come from the earlier answer for the same process only."""
         proc = _fake_proc(tmp_path, _stat_line(b"x"))
-        before = read_all(proc)
-        (proc / "42/status").write_bytes(b"Name:\tx\nUid:\t8\t0\t0\t0\n")
-        assert read_all(proc, known=before)[42].uid == 7
-        assert read_all(proc)[42].uid == 8
+        before = _again(proc)
+        (proc / "42/stat").write_bytes(_stat_line(b"y"))
+        (proc / "42/status").write_bytes(b"Name:\ty\nUid:\t8\t0\t0\t0\n")
+        assert _again(proc, before).uid == 7
+        assert _again(proc, replace(before, start_ticks=778)).uid == 8
+        assert _again(proc, before, fresh=True).uid == 8
 
     def test_who_did_nothing_is_not_read_anew(self, tmp_path: Path) -> None:
-        """The same record of a process is the same answer; whoever ran or took the pid is new."""
+        """The same record of a process is the same answer; whoever ran is another."""
         proc = _fake_proc(tmp_path, _stat_line(b"x"))
-        before = read_all(proc)
-        assert read_all(proc, known=before)[42] is before[42]
+        before = _again(proc)
+        assert _again(proc, before) is before
+        assert _again(proc, before, fresh=True) is before
         (proc / "42/stat").write_bytes(_stat_line(b"y"))
-        assert read_all(proc, known=before)[42].comm == "y"
+        assert _again(proc, before).comm == "y"
 
     def test_who_is_moved_is_seen_though_it_did_nothing(self, tmp_path: Path) -> None:
         """Others can put a sleeping process into another cgroup; where it matters, that is seen."""
         proc = _fake_proc(tmp_path, _stat_line(b"x"))
-        before = read_all(proc)
-        assert read_all(proc, known=before, fresh={42})[42] is before[42]
+        before = _again(proc)
         (proc / "42/cgroup").write_bytes(b"0::/elsewhere\n")
-        assert read_all(proc, known=before)[42] is before[42]
-        assert read_all(proc, known=before, fresh={42})[42].cgroup == "/elsewhere"
-
-    def test_who_did_something_is_read_whole_where_it_matters(self, tmp_path: Path) -> None:
-        """A process that ran may have another owner by now."""
-        proc = _fake_proc(tmp_path, _stat_line(b"x"))
-        before = read_all(proc)
-        (proc / "42/stat").write_bytes(_stat_line(b"y"))
-        (proc / "42/status").write_bytes(b"Name:\ty\nUid:\t8\t0\t0\t0\n")
-        assert read_all(proc, known=before)[42].uid == 7
-        assert read_all(proc, known=before, fresh={42})[42].uid == 8
+        assert _again(proc, before) is before
+        assert _again(proc, before, fresh=True).cgroup == "/elsewhere"
 
     def test_a_zombie_has_ended(self, children: Children) -> None:
         """A process that nobody waited for has ended, though it is still listed."""
