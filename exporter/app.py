@@ -12,6 +12,7 @@ import uvicorn
 from gpuwarden import __version__
 from gpuwarden.exporter.connections import ReadersConnection
 from gpuwarden.exporter.pages import Format
+from gpuwarden.exporter.registration import Registrar
 from gpuwarden.exporter.servers import (
     Bounded,
     QuietServer,
@@ -202,6 +203,11 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
         program = QuietServer(config)
         end_by_signal(program)
         sampler.start()
+        registrar = None
+        if settings.engine is not None:
+            scheme = "https" if config.ssl is not None else "http"
+            registrar = Registrar(settings.engine, host=settings.host, port=port, scheme=scheme)
+            registrar.start()
         textfile = None
         if settings.textfile_directory is not None:
             textfile = Textfile(settings.textfile_directory, sampler, interval=settings.interval)
@@ -210,6 +216,8 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
             program.run(sockets=[server])
         finally:
             supervision.stopping()
+            if registrar is not None:
+                registrar.stop()
             if textfile is not None:
                 textfile.stop()
             sampler.stop()

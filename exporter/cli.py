@@ -11,7 +11,7 @@ import click
 
 from gpuwarden import durations, job_files, logs
 from gpuwarden.clock import SystemClock
-from gpuwarden.exporter import releases
+from gpuwarden.exporter import registration, releases
 from gpuwarden.exporter.servers import parse_address
 from gpuwarden.exporter.settings import DEFAULT_PORT, ExporterSettings
 from gpuwarden.exporter.switches import SWITCHES
@@ -48,6 +48,60 @@ def _switches(command: Callable[..., None]) -> Callable[..., None]:
         )
         command = option(command)
     return command
+
+
+_ENGINE = (
+    click.option(
+        "--engine.url",
+        "engine_url",
+        metavar="URL",
+        help="Register this node with the engine at URL, which tells Prometheus of it and expects "
+        "it from then on, until SIGTERM. Takes --engine.token-file.",
+    ),
+    click.option(
+        "--engine.token-file",
+        "engine_token",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="The nodes' bearer token (nodes.registration.token_file of the engine); read anew "
+        "each time.",
+    ),
+    click.option(
+        "--engine.advertise-address",
+        "engine_advertise",
+        metavar="HOST:PORT",
+        help="Where Prometheus reaches this exporter. By default the listen address; where that is "
+        "every address, the one from which the engine is reached.",
+    ),
+    click.option(
+        "--engine.ca-file",
+        "engine_ca",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Certificates for the engine's TLS; the system's by default.",
+    ),
+)
+
+
+def _engine(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of registration."""
+    for option in reversed(_ENGINE):
+        command = option(command)
+    return command
+
+
+def _engine_settings(
+    url: str | None, token: Path | None, *, advertise: str | None, ca: Path | None, host: str
+) -> registration.EngineSettings | None:
+    if url is None:
+        if token is not None or advertise is not None or ca is not None:
+            raise click.UsageError("the other --engine flags need --engine.url")
+        return None
+    if token is None:
+        raise click.UsageError("--engine.url needs --engine.token-file")
+    settings = registration.EngineSettings(url.rstrip("/"), token.absolute(), advertise, ca)
+    registration.check_reachable(settings, host)
+    return settings
 
 
 _GPUS = click.option(
@@ -120,6 +174,7 @@ _RELEASE_FILE = click.option(
     show_default=True,
     help="Time between two snapshots; keep it below the scrape interval.",
 )
+@_engine
 @_switches
 @click.option(
     "--collector.process.max",
@@ -167,6 +222,10 @@ def exporter(
     state_file: Path | None,
     gpus: str,
     interval: float,
+    engine_url: str | None,
+    engine_token: Path | None,
+    engine_advertise: str | None,
+    engine_ca: Path | None,
     max_processes: int,
     launchers: tuple[str, ...],
     release_file: Path,
@@ -201,6 +260,9 @@ def exporter(
         max_processes=max_processes,
         release_file=release_file.absolute(),
         web_config=web_config,
+        engine=_engine_settings(
+            engine_url, engine_token, advertise=engine_advertise, ca=engine_ca, host=host
+        ),
         textfile_directory=textfile_directory,
     )
     # Loaded here, so that --help and a wrong flag answer at once.

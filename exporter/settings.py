@@ -13,6 +13,8 @@ from gpuwarden.job_files import DEFAULT_DIRECTORY
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gpuwarden.exporter.registration import EngineSettings
+
 DEFAULT_PORT = 9835
 MAX_PROCESSES = 10_000
 
@@ -35,6 +37,7 @@ class ExporterSettings:
         state_file: where is kept what must outlive the process, or None: nowhere.
         release_file: the driver is let go as this file orders.
         textfile_directory: folder to which each page is written too, or None.
+        engine: the engine that the node registers with, or None.
         web_config: file with TLS and basic authentication, or None for plain HTTP for everybody.
     """
 
@@ -51,6 +54,7 @@ class ExporterSettings:
     release_file: Path = DEFAULT_RELEASE_FILE
     textfile_directory: Path | None = None
     web_config: Path | None = None
+    engine: EngineSettings | None = None
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.interval <= 60:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,8 @@ from gpuwarden.ruleengine import cases, explain, notices, tickets
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.deliveries import MalformedMessage
 from gpuwarden.ruleengine.metrics import EngineCollector, render
+from gpuwarden.ruleengine.node_routes import NodeRoutes
+from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json, refused
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -39,15 +39,6 @@ _SAFE_HEADERS = {
 }
 
 
-class Refusal(Exception):
-    """An answer with a reason instead of a result."""
-
-    def __init__(self, status: int, error: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.error = error
-
-
 class EngineApp:
     """Handlers over one engine.
 
@@ -57,6 +48,7 @@ class EngineApp:
         notify_token: Alertmanager's, or None: the last hop is closed.
         operator_token: operators', or None: operators cannot keep jobs.
         ticket_key: secret of owners' tickets, or None.
+        node_token: the nodes', or None: no node can register.
     """
 
     def __init__(
@@ -67,6 +59,7 @@ class EngineApp:
         notify_token: str | None,
         operator_token: str | None,
         ticket_key: bytes | None,
+        node_token: str | None = None,
     ) -> None:
         self._engine = engine
         self._last_hop = last_hop
@@ -74,6 +67,7 @@ class EngineApp:
         self._operator_token = operator_token
         self._ticket_key = ticket_key
         self._collector = EngineCollector(engine)
+        self._nodes = NodeRoutes(engine, node_token=node_token, operator_token=operator_token)
 
     def starlette(self) -> Starlette:
         """The ASGI application."""
@@ -90,8 +84,9 @@ class EngineApp:
                 Route("/v1/keeps", self.keep, methods=["POST"]),
                 Route("/jobs", self.jobs_page),
                 Route("/jobs/{job_id}", self.job_page),
+                *self._nodes.routes(),
             ],
-            exception_handlers={Refusal: _refused},
+            exception_handlers={Refusal: refused},
         )
 
     # -- reading
@@ -156,7 +151,7 @@ class EngineApp:
 
     async def notify(self, request: Request) -> Response:
         """Deliver Alertmanager's message; 200 only if a server took every part of it."""
-        _authorise(request, self._notify_token)
+        authorise(request, self._notify_token)
         names = request.path_params["channels"].split("+")
         unknown = sorted(set(names) - set(self._last_hop.channel_names))
         if unknown:
@@ -169,7 +164,7 @@ class EngineApp:
         target = request.query_params.get("channel")
         if target is not None and _SLACK_TARGET.fullmatch(target) is None:
             raise Refusal(400, "bad_channel", "channel is neither a Slack id nor #name")
-        body = await _json(request, MAX_NOTIFY_BYTES)
+        body = await read_json(request, MAX_NOTIFY_BYTES)
         try:
             receipt = await self._last_hop.receive(
                 body, list(dict.fromkeys(names)), channel_target=target
@@ -186,7 +181,7 @@ class EngineApp:
 
     async def keep(self, request: Request) -> Response:
         """Move the deadline of a case: {job_id, rule, for, reason, by?, ticket?}."""
-        body = await _json(request, MAX_KEEP_BYTES)
+        body = await read_json(request, MAX_KEEP_BYTES)
         if not isinstance(body, dict):
             raise Refusal(400, "malformed", "the body is not a JSON object")
         job_id, rule_id = _word(body, "job_id"), _word(body, "rule")
@@ -196,7 +191,7 @@ class EngineApp:
                 raise Refusal(403, "bad_ticket", "the ticket is not that of this job and rule")
             role = "owner"
         else:
-            _authorise(request, self._operator_token)
+            authorise(request, self._operator_token)
             role = "operator"
         stored, rule = self._open(rule_id, job_id)
         if role == "owner":
@@ -247,35 +242,6 @@ class EngineApp:
             raise Refusal(
                 403, "used_up", f"kept {used} times already; the rule {rule.id} allows {may.times}"
             )
-
-
-async def _refused(_request: Request, error: Exception) -> Response:
-    if not isinstance(error, Refusal):
-        raise error
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-    return JSONResponse(
-        {"error": error.error, "message": str(error)}, status_code=error.status, headers=headers
-    )
-
-
-def _authorise(request: Request, token: str | None) -> None:
-    if token is None:
-        raise Refusal(403, "closed", "engine.yaml names no token file for this")
-    kind, _, given = request.headers.get("Authorization", "").partition(" ")
-    if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-        raise Refusal(401, "unauthorised", "a valid bearer token is needed")
-
-
-async def _json(request: Request, limit: int) -> object:
-    content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > limit:
-            raise Refusal(413, "too_large", f"the body is larger than {limit} bytes")
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, "malformed", "the body is not JSON") from error
 
 
 def _word(body: dict[str, Any], name: str) -> str:

@@ -10,43 +10,22 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
-import httpx
-from rich.console import Console
 from rich.table import Table
 
 from gpuwarden import logs
-from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
+from gpuwarden.ruleengine.clients import ask, open_console, output_option, read_token, url_option
 from gpuwarden.ruleengine.explain import answer, cause_lines, proof_line
+from gpuwarden.ruleengine.node_cli import nodes
 from gpuwarden.ruleengine.rule_cli import rules
 from gpuwarden.ruleengine.serving import Service, check_files
-from gpuwarden.ruleengine.settings import DEFAULT_LISTEN, load_settings
+from gpuwarden.ruleengine.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from rich.console import Console
 
     from gpuwarden.ruleengine.settings import Settings
 
-__all__ = ["engine", "jobs", "keep", "rules"]
-
-_TIMEOUT = httpx.Timeout(15.0, connect=5.0)
-
-_url_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
-    "--engine.url",
-    "url",
-    envvar="GPUWARDEN_ENGINE_URL",
-    default=f"http://{DEFAULT_LISTEN}",
-    show_default=True,
-    metavar="URL",
-    help="Where the engine answers; also $GPUWARDEN_ENGINE_URL.",
-)
-_output_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Form of the answer.",
-)
+__all__ = ["engine", "jobs", "keep", "nodes", "rules"]
 
 
 @click.command()
@@ -109,11 +88,11 @@ def jobs() -> None:
 
 
 @jobs.command("list")
-@_url_option
-@_output_option
+@url_option
+@output_option
 def list_jobs(url: str, output: str) -> None:
     """List the running jobs with the rules that they break."""
-    document = _get(url, "/v1/jobs")
+    document = ask("GET", url, "/v1/jobs")
     if output == "json":
         click.echo(json.dumps(document, indent=2))
         return
@@ -128,23 +107,23 @@ def list_jobs(url: str, output: str) -> None:
         table.add_row(
             job["job_id"], job["user"], job["team"], job["node"], ",".join(job["gpus"]), cases
         )
-    _console().print(table)
+    open_console().print(table)
 
 
 @jobs.command()
 @click.argument("job_id")
-@_url_option
-@_output_option
+@url_option
+@output_option
 def show(job_id: str, url: str, *, output: str) -> None:
     """Say everything known of JOB_ID: verdicts with their numbers, stages, and why it is not ended.
 
     JOB_ID is as `gpuwarden jobs list` shows it.
     """
-    document = _get(url, f"/v1/jobs/{quote(job_id, safe='')}")
+    document = ask("GET", url, f"/v1/jobs/{quote(job_id, safe='')}")
     if output == "json":
         click.echo(json.dumps(document, indent=2))
         return
-    console = _console()
+    console = open_console()
     console.print(answer(document), markup=False)
     for rule in document["rules"]:
         _show_rule(console, rule)
@@ -215,7 +194,7 @@ def _show_decision(console: Console, decision: dict[str, Any]) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="As an operator: the file with the token (web.operator_token_file of the engine).",
 )
-@_url_option
+@url_option
 def keep(
     job_id: str,
     rule: str,
@@ -239,53 +218,6 @@ def keep(
         body["ticket"] = ticket
     if token_file is not None:
         body["by"] = os.environ.get("USER") or "operator"
-        headers["Authorization"] = f"Bearer {_token(token_file)}"
-    granted = _request("POST", url, "/v1/keeps", body=body, headers=headers)
+        headers["Authorization"] = f"Bearer {read_token(token_file)}"
+    granted = ask("POST", url, "/v1/keeps", body=body, headers=headers)
     click.echo(f"{job_id} is kept from the rule {rule} until {granted['until']}")
-
-
-def _token(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"--token-file: {path} cannot be read: {error}") from error
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200  # what is piped on is not cut to the width of a terminal
-    return console
-
-
-def _get(url: str, path: str) -> dict[str, Any]:
-    return _request("GET", url, path)
-
-
-def _request(
-    method: str,
-    url: str,
-    path: str,
-    *,
-    body: Mapping[str, str] | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    try:
-        response = httpx.request(
-            method, url.rstrip("/") + path, json=body, headers=headers, timeout=_TIMEOUT
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ServiceUnavailable(
-            f"the engine does not answer at {url} ({error}): is it running, and is --engine.url "
-            "right?"
-        ) from error
-    try:
-        document = response.json()
-    except ValueError as error:
-        raise ServiceUnavailable(f"{url}: HTTP {response.status_code}, and no JSON") from error
-    if not isinstance(document, dict):
-        raise ServiceUnavailable(f"{url}: HTTP {response.status_code}, and no object")
-    if response.is_error:
-        reason, message = str(document.get("error")), str(document.get("message"))
-        raise RefusedAction(reason, f"{message} [{reason}]")
-    return document

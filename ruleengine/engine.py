@@ -18,7 +18,7 @@ from gpuwarden.ruleengine import cases, evaluation, guards, notices
 from gpuwarden.ruleengine.cases import CaseState, CloseReason, Delivery, Event
 from gpuwarden.ruleengine.causes import diagnose
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
-from gpuwarden.ruleengine.facts import gather
+from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.telling import Teller
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.cases import Case
     from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.model import Rule
+    from gpuwarden.ruleengine.nodes import Nodes
     from gpuwarden.ruleengine.prometheus import Source
     from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
     from gpuwarden.ruleengine.records import StoredCase
@@ -87,6 +88,7 @@ class Engine:
         signer: the engine's key, or None.
         clock: wall and monotonic time.
         ticket_key: secret that owners' tickets are made with, or None.
+        nodes: those that register, or None: none can.
         poll: seconds between two questions to an agent.
     """
 
@@ -103,11 +105,13 @@ class Engine:
         signer: Signer | None,
         clock: Clock,
         ticket_key: bytes | None = None,
+        nodes: Nodes | None = None,
         poll: float = 1.0,
     ) -> None:
         self.settings = settings
         self.rulebook = rulebook
         self.ledger = ledger
+        self.nodes = nodes
         self.clock = clock
         self.ticks = TickCounts()
         self.view = View()
@@ -194,9 +198,18 @@ class Engine:
             book.rules,
             time=self.clock.wall(),
             scrape_interval=self.settings.scrape_interval,
-            expected_nodes=self.settings.expected_nodes,
+            expected_nodes=self._expectation(),
             teams={name: user.team for name, user in book.directory.users.items()},
         )
+
+    def _expectation(self) -> Expectation:
+        settings = self.settings.nodes
+        if settings is None:
+            return Expectation(number=self.settings.expected_nodes)
+        names = set(settings.names)
+        if self.nodes is not None:
+            names.update(node.address for node in self.nodes.present())
+        return Expectation(names=frozenset(names), query=settings.promql)
 
     # -- judging
 

@@ -83,13 +83,29 @@ def condition_keys(condition: Condition) -> Iterable[SignalKey]:
                 pass  # silence is read from the inventory
 
 
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Which nodes should be lit: all that any of these names.
+
+    Attributes:
+        number: how many, where nothing names them.
+        names: targets of Prometheus.
+        query: PromQL whose rows name them by `instance`, or whose one row is their number; None:
+            Prometheus' own targets.
+    """
+
+    number: int | None = None
+    names: frozenset[str] = frozenset()
+    query: str | None = None
+
+
 async def gather(
     source: Source,
     rules: RuleSet,
     *,
     time: float,
     scrape_interval: float,
-    expected_nodes: int | None = None,
+    expected_nodes: Expectation | int | None = None,
     teams: Mapping[str, str] | None = None,
 ) -> FleetFacts:
     """Gather the facts of one tick.
@@ -99,7 +115,7 @@ async def gather(
         rules: what will be judged.
         time: Unix time of every query.
         scrape_interval: of the nodes, in seconds.
-        expected_nodes: how many nodes should be lit; counted from `up` where not given.
+        expected_nodes: which nodes should be lit, or how many; counted from `up` where not given.
         teams: user -> team, of the operator's directory.
 
     Returns:
@@ -123,7 +139,9 @@ async def gather(
                 raise
             return str(error)
 
-    inventory_queries = _inventory_queries(scrape_interval)
+    if not isinstance(expected_nodes, Expectation):
+        expected_nodes = Expectation(number=expected_nodes)
+    inventory_queries = _inventory_queries(scrape_interval, expected_nodes)
     keys = sorted(needed_keys(rules))
     try:
         async with asyncio.TaskGroup() as group:
@@ -149,7 +167,7 @@ async def gather(
     ).facts()
 
 
-def _inventory_queries(scrape_interval: float) -> dict[str, str]:
+def _inventory_queries(scrape_interval: float, expected: Expectation) -> dict[str, str]:
     """Name -> PromQL of what the fleet consists of."""
     fresh = f"{signals.FRESH_SCRAPES * scrape_interval:g}"
     current = (
@@ -173,8 +191,16 @@ def _inventory_queries(scrape_interval: float) -> dict[str, str]:
         **{metric: _ON.format(metric=metric, fresh=fresh) for metric in switches},
         "gpuwarden_snapshot_timestamp_seconds": "gpuwarden_snapshot_timestamp_seconds",
         "scraped": "timestamp(gpuwarden_snapshot_timestamp_seconds)",
-        "expected": f'count(up{{job="{SCRAPE_JOB}"}})',
+        "expected": _expected_query(expected),
     }
+
+
+def _expected_query(expected: Expectation) -> str:
+    if expected.query is not None:
+        return expected.query
+    # Many rows are asked for only where they are added to names.
+    targets = f'up{{job="{SCRAPE_JOB}"}}'
+    return targets if expected.names else f"count({targets})"
 
 
 _Card = tuple[str, str]
@@ -205,7 +231,7 @@ class _Fleet:
     rows: dict[str, list[Sample]]
     answers: dict[SignalKey, list[Sample] | str]
     skew: float
-    expected: int | None
+    expected: Expectation
     teams: Mapping[str, str]
     scrape_interval: float
 
@@ -216,10 +242,9 @@ class _Fleet:
         failed = {key: rows for key, rows in self.answers.items() if isinstance(rows, str)}
         device = self._values(drafts, cards)
         self._mark_conflicts(drafts, dark)
-        lit = len(skews) - len(set(dark) & set(skews))
-        expected = self.expected
-        if expected is None:
-            expected = int(self.rows["expected"][0].value) if self.rows["expected"] else 0
+        lit_names = set(skews) - set(dark)
+        names, expected = self._expected(lit_names)
+        lit = len(lit_names)
         jobs = {
             job_id: self._job(job_id, draft, cards=cards, dark=dark)
             for job_id, draft in sorted(drafts.items())
@@ -236,9 +261,24 @@ class _Fleet:
             cards=self._card_subjects(cards, device, dark),
             failed=failed,
             scrape_interval=self.scrape_interval,
+            expected_names=tuple(sorted(names)),
+            lit_names=tuple(sorted(lit_names)),
         )
 
     # -- nodes
+
+    def _expected(self, lit: set[str]) -> tuple[set[str], int]:
+        """Names of the nodes that should be lit, and how many nodes there are with all others.
+
+        A node that nobody expected does not stand in for one that is missing.
+        """
+        if self.expected.number is not None:
+            return set(), self.expected.number
+        rows = [row for row in self.rows["expected"] if math.isfinite(row.value)]
+        named = {row.labels["instance"] for row in rows if row.labels.get("instance")}
+        counted = sum(int(row.value) for row in rows if not row.labels.get("instance"))
+        names = named | self.expected.names
+        return names, max(len(names | lit) if names else 0, counted)
 
     def _nodes(self) -> tuple[dict[str, str], dict[str, float]]:
         """Instances that are not fresh with the reason, and the clock skew of those that speak."""

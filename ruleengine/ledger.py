@@ -13,13 +13,13 @@ import json
 import os
 import sqlite3
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from gpuwarden.errors import PermanentError
 from gpuwarden.ruleengine.cases import Case, Delivery
 from gpuwarden.ruleengine.ledger_schema import MIGRATIONS
-from gpuwarden.ruleengine.records import Decision, Keep, Notice, StoredCase
+from gpuwarden.ruleengine.records import Decision, Keep, Node, Notice, StoredCase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -173,6 +173,32 @@ class Ledger:
         """How many events of a kind there ever were."""
         (count,) = self._db.execute("SELECT count(*) FROM events WHERE kind=?", (kind,)).fetchone()
         return int(count)
+
+    # -- nodes
+
+    def nodes(self) -> list[Node]:
+        """Every node that registered and was not forgotten, by address."""
+        rows = self._db.execute(
+            "SELECT address, key, scheme, boot_id, exporter, registered_at, seen_at, left_at "
+            "FROM nodes ORDER BY address"
+        )
+        return [Node(*row) for row in rows]
+
+    def save_nodes(self, nodes: Iterable[Node]) -> None:
+        """Write nodes down as they now are."""
+        with self._transaction() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO nodes (address, key, scheme, boot_id, exporter, "
+                "registered_at, seen_at, left_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [astuple(node) for node in nodes],
+            )
+
+    def delete_nodes(self, addresses: Iterable[str]) -> None:
+        """Forget nodes."""
+        with self._transaction() as db:
+            db.executemany(
+                "DELETE FROM nodes WHERE address=?", [(address,) for address in addresses]
+            )
 
     # -- trust in what jobs say of themselves
 

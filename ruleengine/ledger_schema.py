@@ -111,5 +111,17 @@ MIGRATIONS = (
         PRIMARY KEY (rule_id, job_id)
     ) STRICT;
     """,
+    """
+    CREATE TABLE nodes (
+        address TEXT PRIMARY KEY,
+        key TEXT NOT NULL,
+        scheme TEXT NOT NULL CHECK (scheme IN ('http', 'https')),
+        boot_id TEXT NOT NULL,
+        exporter TEXT NOT NULL,
+        registered_at REAL NOT NULL,
+        seen_at REAL NOT NULL,
+        left_at REAL
+    ) STRICT;
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from gpuwarden import __version__
 from gpuwarden.catalogue import CATALOGUE, MetricType, Source
 from gpuwarden.ruleengine.evaluation import expectation
+from gpuwarden.ruleengine.nodes import NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -69,10 +70,21 @@ class EngineCollector(Collector):
         yield "gpuwarden_unknown_total", _counted(ticks.unknown.items())
         halted = sorted({block.reason for block in engine.view.halted})
         yield "gpuwarden_engine_enforcement_halted", [((reason,), 1.0) for reason in halted]
+        yield "gpuwarden_engine_nodes", self._nodes()
         yield from self._directory()
         yield from self._cases()
         yield from self._decisions()
         yield from self._expectations()
+
+    def _nodes(self) -> Iterable[Row]:
+        facts, nodes = self._engine.view.facts, self._engine.nodes
+        if facts is not None:
+            yield ("expected",), float(facts.expected_nodes)
+            yield ("lit",), float(facts.lit_nodes)
+        if nodes is not None:
+            states = [nodes.state(node) for node in nodes.present()]
+            for state in (NodeState.REGISTERED, NodeState.SILENT):
+                yield (state.value,), float(states.count(state))
 
     def _directory(self) -> Iterator[tuple[str, Iterable[Row]]]:
         users = self._engine.rulebook.directory.users

@@ -115,6 +115,31 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """A node that registered; times are Unix times.
+
+    Attributes:
+        address: where Prometheus reaches its exporter; it is its `instance` label.
+        key: what the address is bound to.
+        scheme: http or https.
+        boot_id: of its last registration.
+        exporter: version of its exporter.
+        registered_at: when it came, or came back.
+        seen_at: when it was last heard.
+        left_at: when it said goodbye, or None.
+    """
+
+    address: str
+    key: str
+    scheme: str
+    boot_id: str
+    exporter: str
+    registered_at: float
+    seen_at: float
+    left_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeliveryKey:
     """What makes two deliveries the same message to the same recipient."""
 

@@ -21,6 +21,7 @@ from gpuwarden.ruleengine.deliveries import LastHop
 from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.files import read_secret
 from gpuwarden.ruleengine.ledger import Ledger
+from gpuwarden.ruleengine.nodes import Nodes
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
 from gpuwarden.ruleengine.rulebooks import RuleBook
@@ -46,6 +47,7 @@ class Secrets:
     operator_token: str | None
     smtp_password: str | None
     slack_token: str | None
+    node_token: str | None
     signer: Signer | None
 
 
@@ -61,11 +63,15 @@ def read_secrets(settings: Settings) -> Secrets:
         return None if name is None else read_secret(settings.path(name), setting)
 
     smtp, slack, agents = values.smtp, values.slack, values.agents
+    registration = values.nodes.registration if values.nodes else None
     return Secrets(
         notify_token=secret(values.web.token_file, "web.token_file"),
         operator_token=secret(values.web.operator_token_file, "web.operator_token_file"),
         smtp_password=secret(smtp.password_file if smtp else None, "smtp.password_file"),
         slack_token=secret(slack.token_file if slack else None, "slack.token_file"),
+        node_token=secret(
+            registration.token_file if registration else None, "nodes.registration.token_file"
+        ),
         signer=Signer.load(settings.path(agents.key_file)) if agents else None,
     )
 
@@ -94,6 +100,19 @@ def _channels(settings: Settings, secrets: Secrets, clock: Clock) -> dict[str, C
     if slack is not None and secrets.slack_token is not None:
         found["slack"] = SlackChannel(slack, secrets.slack_token)
     return found
+
+
+def _nodes(settings: Settings, ledger: Ledger, clock: Clock) -> Nodes | None:
+    chosen = settings.values.nodes
+    if chosen is None or chosen.registration is None:
+        return None
+    return Nodes(
+        ledger,
+        clock,
+        heartbeat=chosen.registration.heartbeat,
+        limit=chosen.registration.limit,
+        allowed=chosen.registration.allow,
+    )
 
 
 def _optional(settings: Settings, name: str | None) -> Path | None:
@@ -125,6 +144,7 @@ class Service:
             ticket_key = tickets.key_from(secrets.notify_token)
         self._channels = _channels(settings, secrets, clock)
         self.ledger = Ledger(settings.path(values.ledger))
+        self._nodes = _nodes(settings, self.ledger, clock)
         self._prometheus = PrometheusClient(
             values.prometheus.url, timeout=values.prometheus.timeout, clock=clock
         )
@@ -141,6 +161,7 @@ class Service:
             signer=secrets.signer,
             clock=clock,
             ticket_key=ticket_key,
+            nodes=self._nodes,
         )
         last_hop = LastHop(
             self.ledger, self._channels, directory=lambda: rulebook.directory, clock=clock
@@ -151,6 +172,7 @@ class Service:
             notify_token=secrets.notify_token,
             operator_token=secrets.operator_token,
             ticket_key=ticket_key,
+            node_token=secrets.node_token,
         ).starlette()
         self._settings = settings
 
@@ -163,6 +185,8 @@ class Service:
             await self._agents.aclose()
         for channel in self._channels.values():
             await channel.aclose()
+        if self._nodes is not None:
+            self._nodes.close()
         self.ledger.close()
 
     async def run(self) -> None:

@@ -5,6 +5,7 @@ Relative paths are relative to the file. Secrets are files, never values.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.errors import InvalidInput
+from gpuwarden.node_api import RegistrationRefused, Target
 from gpuwarden.ruleengine.directories import Email
 from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
 from gpuwarden.yaml_files import load_file
@@ -52,6 +54,27 @@ def _listen(text: str) -> str:
             {"text": repr(text)},
         )
     return text
+
+
+def _target(text: str) -> str:
+    try:
+        return str(Target.parse(text))
+    except RegistrationRefused as error:
+        raise PydanticCustomError("GW107", "{why}", {"why": str(error)}) from error
+
+
+def _allowed(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError:
+        if re.fullmatch(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", text) is None:
+            raise PydanticCustomError(
+                "GW107",
+                "{text} is neither a network nor a host name: write 10.1.0.0/16, or "
+                "*.gpu.example.org",
+                {"text": repr(text)},
+            ) from None
+        return text
 
 
 Url = Annotated[str, AfterValidator(_url)]
@@ -154,6 +177,45 @@ class SlackSettings(Strict):
     """For one message."""
 
 
+class RegistrationSettings(Strict):
+    """How nodes make themselves known (`gpuwarden exporter --engine.url`)."""
+
+    token_file: File
+    """The nodes' bearer token; every node has a copy (--engine.token-file)."""
+    heartbeat: Annotated[Seconds, Field(ge=1, le=3600)] = 60.0
+    """How often a node is to be heard; one that was not for three times this is silent, and stays
+    expected until it is back or `gpuwarden nodes forget`."""
+    limit: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 10_000
+    """How many nodes may be registered."""
+    allow: Annotated[
+        tuple[Annotated[str, AfterValidator(_allowed)], ...], BeforeValidator(as_tuple)
+    ] = ()
+    """Networks (10.1.0.0/16) and host names (*.gpu.example.org) that may be registered; any by
+    default."""
+
+
+class NodeSettings(Strict):
+    """Which nodes there should be: all that are named, and without promql Prometheus' targets."""
+
+    registration: RegistrationSettings | None = None
+    """Nodes make themselves known; Prometheus finds them by /v1/sd/prometheus."""
+    names: Annotated[
+        tuple[Annotated[str, AfterValidator(_target)], ...], BeforeValidator(as_tuple)
+    ] = ()
+    """HOST:PORT of each, as Prometheus' label `instance` has them."""
+    promql: str | None = None
+    """An expression whose rows name them by the label `instance`, or whose one row without it is
+    their number, such as count(kube_node_labels{label_gpu="true"})."""
+
+    @model_validator(mode="after")
+    def _some(self) -> NodeSettings:
+        if self.registration is None and not self.names and self.promql is None:
+            raise PydanticCustomError(
+                "GW111", "nodes names none: give registration, names or promql", {}
+            )
+        return self
+
+
 class NoticeSettings(Strict):
     """How alerts are kept alive, and when silence becomes a problem."""
 
@@ -177,7 +239,10 @@ class EngineSettings(Strict):
     tick: Annotated[Seconds, Field(ge=1)] = 15.0
     """How often every rule is evaluated. Shorter finds more quickly and costs more queries."""
     expected_nodes: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """How many nodes there are; by default as many as Prometheus has targets for."""
+    """How many nodes there are; by default as many as Prometheus has targets for. Better named one
+    by one: see `nodes`."""
+    nodes: NodeSettings | None = None
+    """Which nodes there should be, by name, and how they make themselves known."""
     rules: Annotated[tuple[File, ...], BeforeValidator(some_tuple)]
     """Rule files or patterns such as rules/*.yaml; read again when they change."""
     directory: File | None = None
@@ -205,6 +270,14 @@ class EngineSettings(Strict):
     settle: Annotated[Seconds, Field(gt=0)] | None = None
     """Unbroken fresh data that must follow a start or an outage before anything is ended; three
     scrapes and two ticks by default."""
+
+    @model_validator(mode="after")
+    def _one_expectation(self) -> EngineSettings:
+        if self.expected_nodes is not None and self.nodes is not None:
+            raise PydanticCustomError(
+                "GW111", "expected_nodes and nodes exclude each other: by number, or by name", {}
+            )
+        return self
 
     @property
     def settle_after(self) -> float:

@@ -146,6 +146,8 @@ class FleetFacts:
         jobs: by job_id.
         expected_nodes: how many nodes should be lit.
         lit_nodes: how many have a complete, current snapshot.
+        expected_names: targets of Prometheus of those that should be, where they have names.
+        lit_names: of those that have.
         clock_skew_seconds: largest distance found between this machine, Prometheus and a node.
         problems: why no job may be ended on these facts, in words; empty if they are whole.
         cards: every card, as a subject for rules with `target: gpu`; by its UUID, which is also
@@ -163,6 +165,8 @@ class FleetFacts:
     cards: Mapping[str, JobFacts] = field(default_factory=lambda: MappingProxyType({}))
     failed: Mapping[SignalKey, str] = field(default_factory=lambda: MappingProxyType({}))
     scrape_interval: float = 5.0
+    expected_names: tuple[str, ...] = ()
+    lit_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -442,6 +442,14 @@ _ENGINE = (
     ),
     _engine("gpuwarden_booking_gpus", _G, "", "GPUs booked by a team now.", "team"),
     _engine(
+        "gpuwarden_engine_nodes",
+        _G,
+        "",
+        "Nodes: expected, lit (a complete, current snapshot), registered (heard of late), silent "
+        "(registered, not heard, and expected until forgotten).",
+        "state",
+    ),
+    _engine(
         "gpuwarden_engine_tick_timestamp_seconds", _G, "seconds", "When the last tick completed."
     ),
     _engine("gpuwarden_engine_tick_seconds", _G, "seconds", "How long the last tick took."),

@@ -51,6 +51,9 @@ _COMPONENTS = {
     "jobs": _Component(
         "gpuwarden.ruleengine.cli", "jobs", "ruleengine", "Say what became of a job, and why."
     ),
+    "nodes": _Component(
+        "gpuwarden.ruleengine.cli", "nodes", "ruleengine", "Say which nodes there are."
+    ),
     "keep": _Component(
         "gpuwarden.ruleengine.cli", "keep", "ruleengine", "Ask the engine to leave a job alone."
     ),

@@ -20,6 +20,8 @@ ALERTS = [rule for group in HEALTH["groups"] for rule in group["rules"]]
 RECORDED = [rule for group in RECORDING["groups"] for rule in group["rules"]]
 TESTS = sorted((ALERTING / "rules" / "tests").glob("*.yml"))
 
+EXAMPLES = sorted((ALERTING / "examples").glob("*.yml"))
+
 FOREIGN = frozenset(
     {
         "up",
@@ -48,6 +50,25 @@ def test_prometheus_takes_the_configuration() -> None:
     done = promtool("check", "config", "prometheus.yml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 rule files found" in done.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+def test_prometheus_takes_the_examples(path: Path, tmp_path: Path) -> None:
+    """Each example of discovery is a configuration, and its job is scraped as ours is."""
+    config = yaml.safe_load(path.read_text())
+    (scrape,) = config["scrape_configs"]
+    for discovery in scrape.get("kubernetes_sd_configs", []):
+        # Debian's Prometheus is built without Kubernetes: the rest is checked by it.
+        assert discovery["role"] == "pod"
+        assert [set(item) for item in discovery["selectors"]] == [{"role", "label"}]
+    plain = {name: value for name, value in scrape.items() if name != "kubernetes_sd_configs"}
+    file = tmp_path / path.name
+    file.write_text(yaml.safe_dump({**config, "scrape_configs": [plain]}))
+    done = promtool("check", "config", "--syntax-only", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    ours = yaml.safe_load((ALERTING / "prometheus.yml").read_text())["scrape_configs"][0]
+    same = {name for name in ours if not name.endswith("sd_configs")}
+    assert {name: scrape[name] for name in same} == {name: ours[name] for name in same}
 
 
 @pytest.mark.parametrize("path", TESTS, ids=[path.stem for path in TESTS])

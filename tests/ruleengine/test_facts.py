@@ -22,7 +22,7 @@ from tests.ruleengine.fleets import (
 from tests.servers import Server, backfill, prometheus
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine.facts import gather, needed_keys
+from gpuwarden.ruleengine.facts import Expectation, gather, needed_keys
 from gpuwarden.ruleengine.model import RuleSet
 from gpuwarden.ruleengine.prometheus import PrometheusClient, Sample
 from gpuwarden.ruleengine.verdicts import FleetFacts, SignalKey
@@ -54,7 +54,9 @@ def _rules(*conditions: object) -> RuleSet:
 RULES = _rules(UTILIZATION, POWER, GOOD, DOUBLE, BROKEN)
 
 
-def _gather(url: str, rules: RuleSet = RULES, expected: int | None = None) -> FleetFacts:
+def _gather(
+    url: str, rules: RuleSet = RULES, expected: Expectation | int | None = None
+) -> FleetFacts:
     async def once() -> FleetFacts:
         async with PrometheusClient(url) as client:
             return await gather(
@@ -140,6 +142,30 @@ def test_dark_nodes_are_counted_and_named_as_a_problem(fleet: FleetFacts) -> Non
 def test_expected_nodes_can_be_set(server: Server) -> None:
     """A node that left service discovery is missed only by a count that somebody wrote down."""
     assert _gather(server.url, expected=20).problems == ("19 of 20 nodes are dark",)
+
+
+@pytest.mark.parametrize(
+    ("expected", "counts"),
+    [
+        # One of three known nodes is lit; a name that nobody scrapes is one more that is dark.
+        (Expectation(names=frozenset({"gone:9835"})), (4, 1)),
+        (Expectation(names=frozenset({N1})), (3, 1)),
+        # A query says it all: what else is scraped is not missed.
+        (Expectation(query=f'up{{instance="{N1}"}}'), (1, 1)),
+        (Expectation(query=f'up{{instance!="{N1}"}}'), (3, 1)),
+        (Expectation(query="count(up) + 17"), (20, 1)),
+        (Expectation(query="vector(0) / 0"), (0, 1)),
+        (Expectation(query="up == 2"), (0, 1)),
+        (Expectation(names=frozenset({"gone:9835"}), query=f'up{{instance="{N1}"}}'), (2, 1)),
+    ],
+)
+def test_expected_nodes_can_be_named(
+    server: Server, expected: Expectation, counts: tuple[int, int]
+) -> None:
+    """A lit node that nobody expected does not stand in for one that is missing."""
+    fleet = _gather(server.url, expected=expected)
+    assert (fleet.expected_nodes, fleet.lit_nodes) == counts
+    assert fleet.lit_names == (N1,)
 
 
 def test_a_run_that_two_jobs_claim_is_believed_of_neither(fleet: FleetFacts) -> None:

@@ -57,6 +57,38 @@ def test_three_lines_are_enough(tmp_path: Path) -> None:
     assert values.settle_after == 30.0
 
 
+NODES = (
+    "nodes: {registration: {token_file: t, allow: [10.1.0.0/16, '*.gpu.lan']}, names: [n1:9835]}"
+)
+
+
+def test_nodes_are_named(tmp_path: Path) -> None:
+    """By what they say themselves, by a list, and by an expression, in any union."""
+    nodes = load_settings(write(tmp_path, MINIMAL + NODES)).values.nodes
+    assert nodes is not None
+    assert nodes.names == ("n1:9835",)
+    assert nodes.registration is not None
+    assert (nodes.registration.heartbeat, nodes.registration.limit) == (60.0, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nodes: {}", "names none"),
+        ("nodes: {names: [n1]}", "HOST:PORT"),
+        ("nodes: {names: ['169.254.169.254:80']}", "not an address that a node can have"),
+        ("nodes: {registration: {}}", "token_file"),
+        ("nodes: {registration: {token_file: t, heartbeat: 500ms}}", "1"),
+        ("nodes: {registration: {token_file: t, allow: [10.1.2.3/16]}}", "neither a network"),
+        ("nodes: {names: [n1:9835]}\nexpected_nodes: 3", "exclude each other"),
+    ],
+)
+def test_nodes_that_are_wrong(tmp_path: Path, text: str, message: str) -> None:
+    """What is wrong of them is said with what to write instead."""
+    with pytest.raises(InvalidInput, match=message):
+        load_settings(write(tmp_path, f"{MINIMAL}{text}\n"))
+
+
 def test_all_mistakes_are_found_at_their_places_in_one_pass(tmp_path: Path) -> None:
     """Line, column, caret, and what was probably meant."""
     path = write(

@@ -1,0 +1,98 @@
+"""What the commands that ask the engine have in common: its address, tokens, and its answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+import httpx
+from rich.console import Console
+
+from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
+from gpuwarden.ruleengine.settings import DEFAULT_LISTEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+_TIMEOUT = httpx.Timeout(15.0, connect=5.0)
+
+url_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
+    "--engine.url",
+    "url",
+    envvar="GPUWARDEN_ENGINE_URL",
+    default=f"http://{DEFAULT_LISTEN}",
+    show_default=True,
+    metavar="URL",
+    help="Where the engine answers; also $GPUWARDEN_ENGINE_URL.",
+)
+output_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the answer.",
+)
+
+
+def read_token(path: Path) -> str:
+    """The token in a file.
+
+    Raises:
+        InvalidInput: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"--token-file: {path} cannot be read: {error}") from error
+
+
+def open_console() -> Console:
+    """Where tables go: the terminal, or a wide page for what is piped on."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # what is piped on is not cut to the width of a terminal
+    return console
+
+
+def ask(
+    method: str,
+    url: str,
+    path: str,
+    *,
+    body: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Ask the engine, and give its answer.
+
+    Args:
+        method: GET or POST.
+        url: its base address.
+        path: what is asked for.
+        body: sent as JSON.
+        headers: such as a token's.
+
+    Raises:
+        ServiceUnavailable: it does not answer, or not in JSON.
+        RefusedAction: it says no, and why.
+    """
+    try:
+        response = httpx.request(
+            method, url.rstrip("/") + path, json=body, headers=headers, timeout=_TIMEOUT
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServiceUnavailable(
+            f"the engine does not answer at {url} ({error}): is it running, and is --engine.url "
+            "right?"
+        ) from error
+    try:
+        document = response.json()
+    except ValueError as error:
+        raise ServiceUnavailable(f"{url}: HTTP {response.status_code}, and no JSON") from error
+    if not isinstance(document, dict):
+        raise ServiceUnavailable(f"{url}: HTTP {response.status_code}, and no object")
+    if response.is_error:
+        reason, message = str(document.get("error")), str(document.get("message"))
+        raise RefusedAction(reason, f"{message} [{reason}]")
+    return document

@@ -1,0 +1,130 @@
+"""Nodes over HTTP: registration, the list for people, and Prometheus' service discovery."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gpuwarden import node_api
+from gpuwarden.node_api import Goodbye, Registration, RegistrationRefused, Target
+from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.nodes import node_documents
+from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+
+    from gpuwarden.ruleengine.engine import Engine
+    from gpuwarden.ruleengine.nodes import Nodes
+
+NODES_SCHEMA = "gpuwarden.nodes/1"
+_STATUS = {
+    "unknown_node": 404,
+    "foreign_address": 409,
+    "not_allowed": 403,
+    "too_many": 507,
+    "too_often": 429,
+}
+
+
+class NodeRoutes:
+    """Handlers over one engine's nodes.
+
+    Args:
+        engine: whose view tells which nodes are lit.
+        node_token: the nodes', or None: none can register.
+        operator_token: operators', or None: none can be forgotten.
+    """
+
+    def __init__(
+        self, engine: Engine, *, node_token: str | None, operator_token: str | None
+    ) -> None:
+        self._engine = engine
+        self._node_token = node_token
+        self._operator_token = operator_token
+
+    def routes(self) -> list[Route]:
+        """What to serve."""
+        return [
+            Route(node_api.REGISTER_PATH, self.register, methods=["POST"]),
+            Route(node_api.REGISTER_PATH, self.nodes),
+            Route(node_api.LEAVE_PATH, self.leave, methods=["POST"]),
+            Route(node_api.FORGET_PATH, self.forget, methods=["POST"]),
+            Route(node_api.DISCOVERY_PATH, self.discovery),
+        ]
+
+    async def register(self, request: Request) -> Response:
+        """A node makes itself known, or is heard again."""
+        nodes = self._open()
+        authorise(request, self._node_token)
+        document = await read_json(request, node_api.MAX_BYTES)
+        peer = request.client.host if request.client is not None else ""
+        _told(lambda: nodes.register(Registration.decode(document), peer=peer))
+        return JSONResponse({"heartbeat_seconds": nodes.heartbeat})
+
+    async def leave(self, request: Request) -> Response:
+        """A node says goodbye."""
+        nodes = self._open()
+        authorise(request, self._node_token)
+        document = await read_json(request, node_api.MAX_BYTES)
+        _told(lambda: nodes.leave(Goodbye.decode(document)))
+        return JSONResponse({})
+
+    async def forget(self, request: Request) -> Response:
+        """An operator says that a node will not come back: {address}."""
+        nodes = self._open()
+        authorise(request, self._operator_token)
+        document = await read_json(request, node_api.MAX_BYTES)
+        address = document.get("address") if isinstance(document, dict) else None
+        if not isinstance(address, str):
+            raise Refusal(400, "malformed", "address is missing")
+        _told(lambda: nodes.forget(str(Target.parse(address))))
+        return JSONResponse({})
+
+    async def nodes(self, _request: Request) -> Response:
+        """Which nodes there are, which should be, and which are lit."""
+        return JSONResponse(nodes_document(self._engine))
+
+    async def discovery(self, _request: Request) -> Response:
+        """Every node as a target: always all of them, as Prometheus asks for."""
+        return JSONResponse(self._open().targets())
+
+    def _open(self) -> Nodes:
+        nodes = self._engine.nodes
+        if nodes is None:
+            # An empty list would make Prometheus drop its targets.
+            raise Refusal(404, "closed", "engine.yaml has no nodes.registration: none can register")
+        return nodes
+
+
+def nodes_document(engine: Engine) -> dict[str, Any]:
+    """Every node that is known by name, as of the last completed tick."""
+    facts = engine.view.facts
+    lit = dict.fromkeys(facts.lit_names, True) if facts is not None else {}
+    expected = facts.expected_names if facts is not None else ()
+    documents = node_documents(engine.nodes, lit=lit, expected=expected)
+    times = ("registered_at", "seen_at", "left_at")
+    return {
+        "schema": NODES_SCHEMA,
+        "time": None if facts is None else rfc3339(facts.time),
+        "expected": None if facts is None else facts.expected_nodes,
+        "lit": None if facts is None else facts.lit_nodes,
+        "nodes": [
+            {
+                key: rfc3339(value) if key in times and isinstance(value, float) else value
+                for key, value in document.items()
+            }
+            for document in documents
+        ],
+    }
+
+
+def _told(act: Callable[[], object]) -> None:
+    try:
+        act()
+    except RegistrationRefused as error:
+        raise Refusal(_STATUS.get(error.reason, 400), error.reason, str(error)) from error

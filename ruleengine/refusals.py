@@ -1,0 +1,61 @@
+"""What the engine's handlers have in common: bodies that are bounded, tokens, and saying no."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse, Response
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+
+class Refusal(Exception):
+    """An answer with a reason instead of a result."""
+
+    def __init__(self, status: int, error: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = error
+
+
+async def refused(_request: Request, error: Exception) -> Response:
+    """The answer to a request that was refused."""
+    if not isinstance(error, Refusal):
+        raise error
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "5"}}.get(error.status)
+    return JSONResponse(
+        {"error": error.error, "message": str(error)}, status_code=error.status, headers=headers
+    )
+
+
+def authorise(request: Request, token: str | None) -> None:
+    """Refuse who does not bear a token; compared in constant time.
+
+    Raises:
+        Refusal: 403 where there is no such token, 401 where it is another.
+    """
+    if token is None:
+        raise Refusal(403, "closed", "engine.yaml names no token file for this")
+    kind, _, given = request.headers.get("Authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+        raise Refusal(401, "unauthorised", "a valid bearer token is needed")
+
+
+async def read_json(request: Request, limit: int) -> object:
+    """The body as JSON, of at most so many bytes.
+
+    Raises:
+        Refusal: it is too large, or not JSON.
+    """
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > limit:
+            raise Refusal(413, "too_large", f"the body is larger than {limit} bytes")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "malformed", "the body is not JSON") from error
