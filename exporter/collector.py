@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from gpuwarden import __version__
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from gpuwarden.exporter.jobs import GpuProcessRow, Job, NodeSnapshot, Run
 
 COLLECTORS = ("nvml", "jobs", "xid")
+MAX_ON_CARD = 512
+"""Jobs of a card, each with some forty series; those with the least memory have none beyond it."""
+MAX_WAITING = 64
+"""Jobs of a user that hold no card: trainings that are being set up, or whose card is gone."""
+MAX_WAITING_IN_ALL = 512
 DROP_REASONS = (
     "contradiction",
     "duplicate_series",
@@ -31,6 +36,8 @@ DROP_REASONS = (
     "job_file_claimed_twice",
     "job_file_hangs",
     "job_file_owner",
+    "job_file_waits",
+    "job_limit",
     "log_owner",
     "no_process",
     "nvml_error",
@@ -79,19 +86,22 @@ def collect(
     if "process" in collectors:
         dropped["process_limit"] += _processes(families, snapshot.processes, max_processes)
     said = vocabularies if vocabularies is not None else Vocabularies()
-    for job in snapshot.jobs:
-        _job(families, job)
+    jobs = shown(snapshot.jobs)
+    dropped["job_limit"] += len(snapshot.jobs) - len(jobs)
+    for job in jobs:
+        dropped["series_limit"] += _job(families, job, said)
         dropped["series_limit"] += _command(families, job, said)
-        shown = [run for run in job.runs if said.admit(job.job_id, RUNS, run.description.run_id)]
-        shown = shown[:MAX_RUNS]
-        dropped["run_limit"] += len(job.runs) - len(shown)
-        for run in shown:
+        runs = [run for run in job.runs if said.admit(job.job_id, RUNS, run.description.run_id)]
+        runs = runs[:MAX_RUNS]
+        dropped["run_limit"] += len(job.runs) - len(runs)
+        for run in runs:
             dropped["series_limit"] += _run(families, job.job_id, run, said)
     said.forget({job.job_id for job in snapshot.jobs})
     for resource, seconds in snapshot.node_pressure.items():
         families.add("gpuwarden_node_pressure_seconds_total", seconds, resource)
     for (user, reason), seconds in snapshot.lost_gpu_seconds.items():
         families.add("gpuwarden_lost_gpu_seconds_total", seconds, user, reason)
+    families.add("gpuwarden_host_pids", float(snapshot.host_pids))
     complete = devices is not None and devices.complete and not snapshot.failed
     if complete:
         families.add("gpuwarden_snapshot_timestamp_seconds", snapshot.taken_at)
@@ -217,12 +227,45 @@ def _processes(families: Families, rows: Iterable[GpuProcessRow], limit: int) ->
     return left_out
 
 
-def _job(families: Families, job: Job) -> None:
+def shown(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs that have room on the page, in the order that they have.
+
+    On a card the jobs with the most memory; of those that hold none, each user's oldest: anybody
+    can start ten thousand processes and declare a training of each.
+
+    Args:
+        jobs: all of them.
+    """
+    jobs = list(jobs)
+    held: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    waiting: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+    for at, job in enumerate(jobs):
+        for holding in job.holdings:
+            held[holding.uuid].append((-(holding.memory_bytes or 0), at))
+        if not job.holdings:
+            waiting[job.user].append((job.start_time, at))
+    oldest = sorted(item for of_user in waiting.values() for item in sorted(of_user)[:MAX_WAITING])
+    kept = {at for _, at in oldest[:MAX_WAITING_IN_ALL]}
+    for of_card in held.values():
+        kept.update(at for _, at in sorted(of_card)[:MAX_ON_CARD])
+    return [job for at, job in enumerate(jobs) if at in kept]
+
+
+def _job(families: Families, job: Job, said: Vocabularies) -> int:
+    """Add a job; gives how many of its own series were one too many."""
     name = job.job_id
+    left_out = 0
     interactive = "true" if job.interactive else "false"
     families.add("gpu_job_info", 1, name, job.user, job.source, job.framework, interactive)
     for executable, cgroup in job.executables:
-        families.add("gpu_job_executable", 1, name, executable, cgroup)
+        if said.admit(name, "gpu_job_executable", executable, cgroup):
+            families.add("gpu_job_executable", 1, name, executable, cgroup)
+        elif left_out == 0:
+            # One that matches nothing stands for the rest: a whitelist must match every process.
+            families.add("gpu_job_executable", 1, name, "", "")
+            left_out += 1
+        else:
+            left_out += 1
     for holding in job.holdings:
         card = (name, str(holding.index), holding.uuid)
         families.add("gpu_job_holds_gpu", 1, *card)
@@ -244,6 +287,7 @@ def _job(families: Families, job: Job) -> None:
             families.add("gpu_job_processes", usage.states.get(state, 0), name, state)
         for resource, seconds in usage.pressure.items():
             families.add("gpu_job_pressure_seconds_total", seconds, name, resource)
+    return left_out
 
 
 def _command(families: Families, job: Job, said: Vocabularies) -> int:

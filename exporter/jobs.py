@@ -173,6 +173,7 @@ class NodeSnapshot:
         lost_gpu_seconds: (user, reason) -> GPU time of ended runs that no saved state covers.
         dropped: reason -> values dropped in this snapshot.
         failed: collectors that failed.
+        host_pids: whether pids mean here what they mean to the driver.
     """
 
     taken_at: float
@@ -184,3 +185,4 @@ class NodeSnapshot:
     lost_gpu_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     failed: frozenset[str] = frozenset()
+    host_pids: bool = True

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden import job_files
+from gpuwarden.exporter.allowances import Allowance
 from gpuwarden.exporter.jobs import Run
 from gpuwarden.exporter.processes import CLOCK_TICKS
 from gpuwarden.exporter.recollections import AttemptRecord
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 10_000
 """Files of `jobs/` that are looked at; a user who makes more hides runs, but cannot stop us."""
+MAX_COMPLAINTS = 10
+"""Lines of log for the faults of one scan."""
+MAX_LOST = 1000
+"""Users and reasons that lost work is counted for."""
 REAP_SECONDS = 600.0
 FUTURE_SECONDS = 5.0
 """A time of a trainer that lies further ahead than this is not known."""
@@ -48,7 +53,8 @@ _EXIT_REASONS = {
 
 _logger = structlog.get_logger(__name__)
 
-Signature = tuple[int, int, int, int]
+Signature = tuple[int, int, int, int, int]
+"""Inode, time of writing, size, time of change, owner: a file that was written differs in one."""
 Identity = tuple[int, int]
 
 
@@ -140,6 +146,8 @@ class RunDirectory:
         self._known: dict[str, _Known] = {}
         self._others: Mapping[int, Mapping[int, Process]] = {}
         self._leftovers: list[tuple[str, Signature]] = []
+        self._waiting: dict[str, None] = {}
+        self._complained = 0
         self._complained_of_reaping = False
         self.dropped: Counter[str] = Counter()
         self.lost: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -179,6 +187,7 @@ class RunDirectory:
             others: PID namespace -> processes by their pid in it, for namespaces beside the own.
         """
         self.dropped = Counter()
+        self._complained = 0
         self._others = others or {}
         self._read_folder(now)
         live: list[tuple[_Known, RunDescription, Process]] = []
@@ -266,17 +275,28 @@ class RunDirectory:
         found = self._list(now)
         for gone in self._known.keys() - found.keys():
             self._account(self._known.pop(gone), now)
-        for run_id, (description, status, modified) in found.items():
+        allowance = Allowance()
+        waited, self._waiting = [run for run in self._waiting if run in found], {}
+        for run_id in dict.fromkeys([*waited, *found]):
+            description, status, modified = found[run_id]
             if description is None:
                 continue
             known = self._known.setdefault(run_id, _Known(seen_at=now))
             known.modified = modified
-            if known.signature != description:
+            if known.signature != description and self._may_read(allowance, run_id, description):
                 self._read_description(run_id, known, description, now=now)
             if status is None:
                 known.status, known.status_signature = None, None
-            elif known.status_signature != status:
+            elif known.status_signature != status and self._may_read(allowance, run_id, status):
                 self._read_status(run_id, known, status, now=now)
+
+    def _may_read(self, allowance: Allowance, run_id: str, signature: Signature) -> bool:
+        _, _, size, _, uid = signature
+        if allowance.takes(uid, min(size, job_files.MAX_BYTES)):
+            return True
+        self._waiting[run_id] = None
+        self.dropped["job_file_waits"] += 1
+        return False
 
     def _list(self, now: float) -> dict[str, tuple[Signature | None, Signature | None, float]]:
         """Signatures of each run's description and status, and when either was last written."""
@@ -382,7 +402,10 @@ class RunDirectory:
         if reason not in known.complaints:
             known.complaints.add(reason)
             self.dropped[reason] += 1
-            _logger.warning("job file not believed", run_id=run_id, reason=reason)
+            self._complained += 1
+            if self._complained <= MAX_COMPLAINTS:
+                # The rest is in the counter: a log that a user can fill tells nothing.
+                _logger.warning("job file not believed", run_id=run_id, reason=reason)
 
     @staticmethod
     def _run(
@@ -443,7 +466,11 @@ class RunDirectory:
         covered = max(attempt.started, attempt.covered or 0.0)
         done = attempt.ended_as == "done"
         lost = 0.0 if done else max(0.0, ended - covered) * attempt.gpus
-        self.lost[self._user_name(attempt.uid), attempt.ended_as] += lost
+        user = self._user_name(attempt.uid)
+        if (user, attempt.ended_as) not in self.lost and len(self.lost) >= MAX_LOST:
+            # A user may have sixty thousand uids of his own (subuid); together they have one name.
+            user = ""
+        self.lost[user, attempt.ended_as] += lost
 
     def reap_leftovers(self) -> None:
         """Remove temporary files that a crashed trainer left ten minutes ago."""
@@ -477,7 +504,7 @@ def _check_run_id(file: str, inside: str) -> None:
 
 
 def _signature(about: os.stat_result) -> Signature:
-    return (about.st_ino, about.st_mtime_ns, about.st_size, about.st_ctime_ns)
+    return (about.st_ino, about.st_mtime_ns, about.st_size, about.st_ctime_ns, about.st_uid)
 
 
 def prepare(root: Path) -> None:

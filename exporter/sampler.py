@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,6 +18,7 @@ from gpuwarden.clock import SystemClock
 from gpuwarden.errors import DriverUnavailable
 from gpuwarden.exporter.collector import COLLECTORS, collect, own
 from gpuwarden.exporter.jobs import NodeSnapshot
+from gpuwarden.exporter.namespaces import REMEDY, sees_host_pids, without_names
 from gpuwarden.exporter.nvml import RELEASED
 from gpuwarden.exporter.pages import Bodies, Families, Format
 from gpuwarden.exporter.vocabularies import Vocabularies
@@ -67,6 +68,7 @@ class Sampler:
         *,
         clock: Clock | None = None,
         state: StateFile | None = None,
+        host_pids: bool | None = None,
     ) -> None:
         """Prepare; nothing is read yet.
 
@@ -76,6 +78,8 @@ class Sampler:
             attribution: from cards to jobs.
             clock: for ages and retries.
             state: where what must outlive this process is kept, or None: nowhere.
+            host_pids: whether pids are the host's; None: as it is. A simulated driver speaks of
+                the processes that are here.
         """
         self._state = state
         self._settings = settings
@@ -95,6 +99,7 @@ class Sampler:
         self._was_complete = False
         self._problem: str | None = None
         self._let_go_at = float("-inf")
+        self._host_pids = sees_host_pids() if host_pids is None else host_pids
 
     @property
     def ready(self) -> bool:
@@ -140,6 +145,8 @@ class Sampler:
 
     def start(self) -> None:
         """Begin to read, and to listen to the cards' errors."""
+        if not self._host_pids:
+            _logger.warning(REMEDY)
         if self._state is not None:
             self._state.start()
         self._nvml.watch_xids()
@@ -191,13 +198,7 @@ class Sampler:
         """Read the node once and keep the page."""
         made_at = self._clock.monotonic()
         devices = self._devices()
-        try:
-            snapshot = self._attribution.observe(devices)
-        except OSError as error:
-            _logger.warning("processes or job files cannot be read", error=str(error))
-            snapshot = NodeSnapshot(
-                taken_at=self._clock.wall(), devices=devices, failed=frozenset({"jobs"})
-            )
+        snapshot = self._observe(devices)
         self._totals.update(snapshot.dropped)
         if devices is not None:
             self._totals.update(devices.dropped)
@@ -219,6 +220,29 @@ class Sampler:
         if self._state is not None and not snapshot.failed:
             self._state.offer(self._attribution, snapshot)
         return page
+
+    def _observe(self, devices: DeviceSnapshot | None) -> NodeSnapshot:
+        """Who is on the cards; where that fails, the cards alone."""
+        host_pids = self._host_pids or devices is None or devices.simulated
+        if devices is not None and not host_pids:
+            devices = without_names(devices)
+        try:
+            snapshot = self._attribution.observe(devices)
+        except OSError as error:
+            _logger.warning("processes or job files cannot be read", error=str(error))
+        except Exception:
+            # Whatever a process or a file did to be read so: the cards are shown all the same.
+            _logger.exception("processes or job files cannot be read")
+        else:
+            if host_pids:
+                return snapshot
+            return replace(snapshot, failed=snapshot.failed | {"jobs"}, host_pids=False)
+        return NodeSnapshot(
+            taken_at=self._clock.wall(),
+            devices=devices,
+            failed=frozenset({"jobs"}),
+            host_pids=host_pids,
+        )
 
     def _bodies(self, families: Families) -> Bodies:
         """A new page, written already in the formats that have been asked for of late."""

@@ -8,14 +8,15 @@ import re
 import resource
 import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import structlog
 import uvicorn
 
 from gpuwarden.errors import InvalidInput, TemporaryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from types import FrameType
 
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,9 +26,13 @@ _OPEN_FILES = 65536
 _TICK_SECONDS = 5.0
 _DATED_TICK_SECONDS = 1.0
 """Where uvicorn itself dates the answers: it does so with each tick."""
+_CONNECTIONS = 1024
+_IDLE_SECONDS = 60.0
 _ADDRESS = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})"
 )
+
+_logger = structlog.get_logger(__name__)
 
 
 def parse_address(text: str, *, default_port: int) -> tuple[str, int]:
@@ -110,6 +115,7 @@ class QuietServer(uvicorn.Server):
         super().__init__(config)
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._visitors = _Visitors()
 
     async def main_loop(self) -> None:
         """Serve until it should end."""
@@ -120,6 +126,7 @@ class QuietServer(uvicorn.Server):
             tick = min(tick, _DATED_TICK_SECONDS)
         # Each tenth of uvicorn's ticks does what is to be done every second.
         while not await self.on_tick(0):
+            self._visitors.see(self.server_state.connections, self._loop.time())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(tick):
                     await self._woken.wait()
@@ -131,22 +138,55 @@ class QuietServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._woken.set)
 
 
+class _Visitors:
+    """Those who are connected and do not ask: uvicorn waits for them for ever."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Any, tuple[Any, float]] = {}
+
+    def see(self, connections: Collection[Any], now: float) -> None:
+        """Close connections on which nothing was asked for a minute, and the oldest of too many.
+
+        Args:
+            connections: uvicorn's protocols; each has the cycle of its last request, and transport.
+            now: the event loop's time.
+        """
+        idle: dict[Any, tuple[Any, float]] = {}
+        for visitor in connections:
+            cycle = visitor.cycle
+            done = cycle is None or cycle.response_complete or visitor.transport.is_closing()
+            if not done:
+                continue
+            last, since = self._idle.get(visitor, (cycle, now))
+            # Another request since is another cycle.
+            idle[visitor] = (cycle, since if last is cycle else now)
+        self._idle = idle
+        oldest = sorted(idle, key=lambda visitor: idle[visitor][1])
+        too_many = max(0, len(connections) - _CONNECTIONS)
+        for number, visitor in enumerate(oldest):
+            if number < too_many or now - idle[visitor][1] > _IDLE_SECONDS:
+                visitor.transport.abort()
+
+
 class Bounded:
     """An application that answers so many requests at the same time, and 503 to more.
 
     uvicorn's own limit counts open connections, also those on which nobody asks for anything: with
-    some dozens of them any user of the node could keep everybody else from being answered.
+    some dozens of them any user of the node could keep everybody else from being answered. Nor does
+    anybody take part of the limit by asking and not reading the answer.
     """
 
-    def __init__(self, application: ASGIApp, limit: int) -> None:
+    def __init__(self, application: ASGIApp, limit: int, *, seconds: float = 60.0) -> None:
         """Bound an application.
 
         Args:
             application: what answers.
             limit: requests at the same time.
+            seconds: for which one may take, with the sending of its answer.
         """
         self._application = application
         self._limit = limit
+        self._seconds = seconds
         self._active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,7 +201,11 @@ class Bounded:
             return
         self._active += 1
         try:
-            await self._application(scope, receive, send)
+            async with asyncio.timeout(self._seconds):
+                await self._application(scope, receive, send)
+        except TimeoutError:
+            # What is left unanswered so is closed by the server.
+            _logger.warning("request given up", path=scope.get("path"), seconds=self._seconds)
         finally:
             self._active -= 1
 

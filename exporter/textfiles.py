@@ -66,8 +66,11 @@ class Textfile:
         # Its name must not end as those do that node_exporter reads.
         temporary = self._file.with_name(f".{NAME}.{os.getpid()}.tmp")
         try:
-            temporary.write_bytes(page.body[Format.TEXT])
-            temporary.chmod(0o644)
+            # In a folder that others may write, nothing that waits there is written through.
+            temporary.unlink(missing_ok=True)
+            with temporary.open("xb") as file:
+                file.write(page.body[Format.TEXT])
+                os.fchmod(file.fileno(), 0o644)
             temporary.replace(self._file)
         except OSError as error:
             complaint = error.strerror or str(error)

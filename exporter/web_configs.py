@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 MAX_COST = 16
 """bcrypt takes 4 s for this; each further one doubles it."""
 _MAX_VERIFIED = 100
+_MAX_WAITING = 8
+"""Passwords that wait to be checked: who guesses must not fill the requests that are answered."""
 _MAX_PASSWORD_BYTES = 72
 _HASH = re.compile(r"\$2[aby]\$(?P<cost>[0-9]{2})\$[./A-Za-z0-9]{53}")
 _NOBODY = "$2b$10$bglmn681bqagYqZddoViDu1N1iRCs3VyT9Z1CNlH6l/wwgvV1h4jm"
@@ -146,6 +148,7 @@ class Web:
         self._secret = secrets.token_bytes(16)
         # One at a time: whoever guesses passwords must not take all cores of a GPU node.
         self._checking = asyncio.Lock()
+        self._waiting = 0
         self._take_over()
 
     @property
@@ -211,6 +214,9 @@ class Web:
 
         Args:
             authorization: its header of that name.
+
+        Raises:
+            TooManyGuesses: it cannot be found out now.
         """
         self.follow()
         users = self._config.users
@@ -224,8 +230,14 @@ class Web:
         mark = self._mark(name, wanted, password=password)
         if mark in self._verified:
             return True
-        async with self._checking:
-            matches = await asyncio.to_thread(_matches, password, wanted)
+        if self._waiting >= _MAX_WAITING:
+            raise TooManyGuesses
+        self._waiting += 1
+        try:
+            async with self._checking:
+                matches = await asyncio.to_thread(_matches, password, wanted)
+        finally:
+            self._waiting -= 1
         if not matches or name not in users:
             return False
         # A hash that changes gives another mark: what was right once is not so for ever.
@@ -237,6 +249,10 @@ class Web:
     def _mark(self, name: str, wanted: str, *, password: bytes) -> bytes:
         content = b"\0".join((name.encode(), wanted.encode(), password))
         return hmac.digest(self._secret, content, hashlib.sha256)
+
+
+class TooManyGuesses(Exception):
+    """More passwords wait to be checked than there may; who was let in before is not concerned."""
 
 
 class Guarded:
@@ -258,7 +274,12 @@ class Guarded:
             headers: list[tuple[bytes, bytes]] = scope["headers"]
             given = [value for name, value in headers if name == b"authorization"]
             text = given[0].decode("latin-1") if len(given) == 1 else ""
-            if not await self._web.allows(text):
+            try:
+                allowed = await self._web.allows(text)
+            except TooManyGuesses:
+                await _send_away(send)
+                return
+            if not allowed:
                 await _refuse(send)
                 return
         await self._application(scope, receive, send)
@@ -271,6 +292,12 @@ async def _refuse(send: Send) -> None:
     ]
     await send({"type": "http.response.start", "status": 401, "headers": headers})
     await send({"type": "http.response.body", "body": b"unauthorized\n"})
+
+
+async def _send_away(send: Send) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": b"too many passwords to check\n"})
 
 
 def _credentials(authorization: str) -> tuple[str, bytes] | None:

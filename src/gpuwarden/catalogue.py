@@ -334,6 +334,14 @@ _EXPORTER = (
         (),
         "When the exported snapshot was taken; only with a complete and current one.",
     ),
+    Metric(
+        "gpuwarden_host_pids",
+        _G,
+        "",
+        (),
+        "1 if pids are the host's, 0 in a PID namespace of the exporter's own: then nobody is "
+        "named.",
+    ),
     Metric("gpuwarden_collector_success", _G, "", ("collector",), "1 if the collector succeeded."),
     Metric(
         "gpuwarden_dropped_values_total",

@@ -46,6 +46,8 @@ write(description_path(root, run_id), RunDescription(
     boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
     model="yolov8n", batch=16, imgsz=640, amp=False, epochs=3,
 ).encode())
+if "COMM" in os.environ:
+    Path("/proc/self/comm").write_bytes(os.environb[b"COMM"])
 print("written", flush=True)
 time.sleep(600)
 """
@@ -131,6 +133,14 @@ def test_two_containers_do_not_mix(containers: Containers) -> None:
     pids = [containers.start(), containers.start()]
     containers.put_on_card(*pids)
     assert containers.observed()[0] == dict.fromkeys(pids, ("run-1",))
+
+
+def test_a_name_that_is_a_line(containers: Containers) -> None:
+    """A process cannot take another's pid in its container by what it calls itself."""
+    child = containers.start(prepare=OWN + 'export COMM="$(printf "x\\rNSpid:\\t7")" && ')
+    assert Path(f"/proc/{child}/comm").read_bytes() == b"x\rNSpid:\t7\n"
+    containers.put_on_card(child)
+    assert containers.observed()[0] == {child: ("run-1",)}
 
 
 def test_the_nodes_own_folder_in_a_container(containers: Containers) -> None:

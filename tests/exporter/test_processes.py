@@ -27,6 +27,7 @@ from gpuwarden.exporter.processes import (
     read_process,
 )
 
+SLURM = "/slurm/uid_1000/job_31"
 POD = "0b9e4f0c-1111-2222-3333-444455556666"
 POD_ = POD.replace("-", "_")
 CONTAINER = "ab" * 32
@@ -285,6 +286,12 @@ def test_platforms(cgroup: str, kind: PlatformKind, name: str) -> None:
         (b"2:cpu:/short\n1:memory:/longer/path\n0::/\n", "/longer/path"),
         (b"3:memory:/slurm/uid_1/job_9\n0::/system.slice/x.service\n", "/slurm/uid_1/job_9"),
         (b"1:name=systemd:/a:b\n", "/a:b"),
+        # What a user calls a cgroup of his own may end a line for Unicode, but not for the kernel.
+        *(
+            (f"0::{home}/x{end}0::/slurm/uid_1000/job_31\n".encode(), f"{home}/x{end}0::{SLURM}")
+            for home in ("/user.slice/user-1000.slice",)
+            for end in "\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+        ),
     ],
 )
 def test_own_cgroup(content: bytes, path: str) -> None:

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import select
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import uvicorn
+from tests.exporter.nodes import eventually
 
 from gpuwarden.errors import InvalidInput, TemporaryError
 from gpuwarden.exporter import servers
@@ -132,3 +136,102 @@ def test_more_requests_than_the_limit_are_refused() -> None:
         return [await first, second, await ask(application)]
 
     assert asyncio.run(all_of_it()) == [200, 503, 200]
+
+
+class Serving:
+    """A server on a thread of its own whose answers are as large as the test says."""
+
+    def __init__(self, application: Any) -> None:
+        config = uvicorn.Config(application, http="h11", lifespan="off", log_config=None, ws="none")
+        config.load()
+        self._program = QuietServer(config)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = self._server.getsockname()
+        self._thread = threading.Thread(target=self._program.run, args=([self._server],))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._program.should_exit = True
+        self._thread.join()
+        self._server.close()
+
+    def connect(self, request: bytes = b"") -> socket.socket:
+        """A connection on which something was sent."""
+        connection = socket.create_connection(self.address, timeout=30)
+        connection.sendall(request)
+        return connection
+
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def _large(_scope: Any, _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(64):
+        await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _small(_scope: Any, _receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+def test_who_does_not_read_gives_up_his_place() -> None:
+    """Whoever asks for a page and does not read it is not waited for longer than a request may."""
+    with Serving(Bounded(_large, 1, seconds=0.3)) as serving:
+        stuck = serving.connect(GET)
+        first = stuck.recv(12)
+        assert first == b"HTTP/1.1 200"
+
+        def status() -> bytes:
+            with serving.connect(GET) as another:
+                return another.recv(12)
+
+        assert status() == b"HTTP/1.1 503"
+        assert eventually(status, until=lambda seen: seen == first)
+        stuck.close()
+
+
+@pytest.mark.parametrize("request_", [b"", b"GET / HT", GET, GET + b"GET "])
+def test_who_does_not_ask_is_shown_out(monkeypatch: pytest.MonkeyPatch, request_: bytes) -> None:
+    """A connection on which nothing is asked, or half a request, does not stay for ever."""
+    monkeypatch.setattr(servers, "_TICK_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_IDLE_SECONDS", 0.2)
+    with Serving(Bounded(_small, 1)) as serving, serving.connect(request_) as idle:
+        seen = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := idle.recv(4096):
+                seen += part
+        assert seen.count(b"200 OK") == request_.count(b"\r\n\r\n")
+
+
+def test_who_asks_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scraper that keeps its connection keeps it, however long it lasts."""
+    monkeypatch.setattr(servers, "_TICK_SECONDS", 0.02)
+    monkeypatch.setattr(servers, "_IDLE_SECONDS", 1.0)
+    with Serving(Bounded(_small, 1)) as serving, serving.connect() as scraper:
+        for _ in range(30):
+            scraper.sendall(GET)
+            assert b"200 OK" in scraper.recv(4096)
+            threading.Event().wait(0.1)
+
+
+def test_the_oldest_of_too_many_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of connections do not take all the memory: those that idle longest go first."""
+    monkeypatch.setattr(servers, "_TICK_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_CONNECTIONS", 20)
+    with Serving(Bounded(_small, 1)) as serving, contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(serving.connect()) for _ in range(60)]
+
+        def gone() -> int:
+            readable, _, _ = select.select(crowd, [], [], 0)
+            return len(readable)
+
+        eventually(gone, until=lambda count: count == 40)
+        with serving.connect(GET) as scraper:
+            assert b"200 OK" in scraper.recv(4096)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import bcrypt
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -152,6 +153,31 @@ class Server:
 def basic(name: str, password: str) -> dict[str, str]:
     """The header of a user."""
     return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
+
+
+def test_guesses_keep_nobody_out(tmp_path: Path) -> None:
+    """However many guess at a time, who was let in before is let in, and few wait to be checked."""
+    file = tmp_path / "web.yml"
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+    file.write_text(f"basic_auth_users: {{ann: '{hashed}'}}")
+    web = web_configs.Web(file)
+
+    async def guess(number: int) -> bool | None:
+        try:
+            return await web.allows(basic("ann", f"wrong-{number}")["Authorization"])
+        except web_configs.TooManyGuesses:
+            return None
+
+    async def crowd() -> list[bool | None]:
+        right = basic("ann", "right")["Authorization"]
+        assert await web.allows(right)
+        guesses = [asyncio.create_task(guess(number)) for number in range(100)]
+        await asyncio.sleep(0)
+        assert await web.allows(right)
+        return await asyncio.gather(*guesses)
+
+    answers = asyncio.run(crowd())
+    assert (answers.count(False), answers.count(None)) == (8, 92)
 
 
 @pytest.fixture
