@@ -12,6 +12,7 @@ import click
 from gpuwarden import durations, job_files, logs
 from gpuwarden.clock import SystemClock
 from gpuwarden.exporter import registration, releases
+from gpuwarden.exporter.compat import COMPATIBILITIES, NEEDED_COLLECTORS
 from gpuwarden.exporter.servers import parse_address
 from gpuwarden.exporter.settings import DEFAULT_PORT, ExporterSettings
 from gpuwarden.exporter.switches import SWITCHES
@@ -88,6 +89,10 @@ def _engine(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(_ENGINE):
         command = option(command)
     return command
+
+
+def _compatible(name: str | None) -> frozenset[str]:
+    return frozenset() if name is None else NEEDED_COLLECTORS[name] | {name}
 
 
 def _engine_settings(
@@ -177,6 +182,13 @@ _RELEASE_FILE = click.option(
 @_engine
 @_switches
 @click.option(
+    "--compat",
+    type=click.Choice(COMPATIBILITIES),
+    help="dcgm: the six families of dcgm-exporter that Grafana's dashboard 12239 asks for, beside "
+    "ours; switches --collector.clock and --collector.tensor on. Not beside a dcgm-exporter that "
+    "is scraped too: every card would be counted twice.",
+)
+@click.option(
     "--collector.process.max",
     "max_processes",
     type=int,
@@ -222,6 +234,7 @@ def exporter(
     state_file: Path | None,
     gpus: str,
     interval: float,
+    compat: str | None,
     engine_url: str | None,
     engine_token: Path | None,
     engine_advertise: str | None,
@@ -256,7 +269,7 @@ def exporter(
         gpus=gpus,
         interval=interval,
         launchers=launchers,
-        collectors=frozenset(name for name, on in switches.items() if on),
+        collectors=frozenset(name for name, on in switches.items() if on) | _compatible(compat),
         max_processes=max_processes,
         release_file=release_file.absolute(),
         web_config=web_config,

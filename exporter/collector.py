@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuwarden import __version__
 from gpuwarden.catalogue import PHASES
+from gpuwarden.exporter import compat
 from gpuwarden.exporter.pages import Families
 from gpuwarden.exporter.resources import STATES
 from gpuwarden.exporter.switches import DEFAULT_COLLECTORS, SWITCHES
@@ -15,7 +16,7 @@ from gpuwarden.exporter.vocabularies import MAX_RUNS, RUNS, Vocabularies
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from gpuwarden.exporter.devices import Gpu, XidErrors
+    from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, XidErrors
     from gpuwarden.exporter.jobs import GpuProcessRow, Job, NodeSnapshot, Run
 
 COLLECTORS = ("nvml", "jobs", "xid")
@@ -67,7 +68,7 @@ def collect(
     Args:
         snapshot: the node.
         totals: reason -> values dropped since the exporter started.
-        collectors: names of `switches.SWITCHES` that are on.
+        collectors: names of `switches.SWITCHES` and of `compat.COMPATIBILITIES` that are on.
         max_processes: rows per card for them.
         previous: the last answer, which saves work.
         vocabularies: what jobs have said in labels before; kept from page to page.
@@ -79,10 +80,7 @@ def collect(
     dropped: Counter[str] = Counter()
     devices = snapshot.devices
     if devices is not None:
-        for gpu in devices.gpus:
-            _gpu(families, gpu, snapshot)
-            _instances(families, gpu)
-        _xids(families, devices.xids)
+        _devices(families, devices, snapshot, collectors)
     if "process" in collectors:
         dropped["process_limit"] += _processes(families, snapshot.processes, max_processes)
     said = vocabularies if vocabularies is not None else Vocabularies()
@@ -141,6 +139,20 @@ def own(
     for reason in sorted({*DROP_REASONS, *totals}):
         families.add("gpuwarden_dropped_values_total", totals.get(reason, 0), reason)
     families.add("gpuwarden_exporter_build_info", 1, __version__)
+
+
+def _devices(
+    families: Families,
+    devices: DeviceSnapshot,
+    snapshot: NodeSnapshot,
+    collectors: Collection[str],
+) -> None:
+    for gpu in devices.gpus:
+        _gpu(families, gpu, snapshot)
+        _instances(families, gpu)
+    _xids(families, devices.xids)
+    if compat.DCGM in collectors:
+        compat.add_dcgm(families, devices.gpus, compat.node_name())
 
 
 def _gpu(families: Families, gpu: Gpu, snapshot: NodeSnapshot) -> None:

@@ -17,11 +17,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gpuwarden.catalogue import CATALOGUE, Metric, MetricType
+from gpuwarden.exporter.compat import FOREIGN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_LABEL = 256
+_KNOWN = {**CATALOGUE, **FOREIGN}
 _GZIP_LEVEL = 1
 """Pages repeat themselves so much that the fastest level leaves a tenth of them."""
 
@@ -60,7 +62,7 @@ class Families:
         The first value of a series counts: a page that says one thing twice is refused as a whole.
 
         Args:
-            name: of the catalogue.
+            name: of the catalogue, or of `compat.FOREIGN`.
             value: in base units; None, and what is not finite, is left out.
             labels: in the catalogue's order.
 
@@ -71,7 +73,7 @@ class Families:
         series = (name, *labels)
         start = self._known.get(series)
         if start is None:
-            start = _start(CATALOGUE[name], labels)
+            start = _start(_KNOWN[name], labels)
         if value is None or not math.isfinite(value):
             return
         family = self._families.get(name)
@@ -85,7 +87,7 @@ class Families:
 
     def written(self) -> Iterator[tuple[str, str]]:
         """Name and samples of each family, in the catalogue's order; nothing is added after it."""
-        for name in CATALOGUE:
+        for name in _KNOWN:
             family = self._families.get(name)
             if family is not None:
                 known = self._known_texts.get(name)
@@ -209,7 +211,7 @@ def _head(metric: Metric) -> _Head:
     )
 
 
-_HEADS = {name: _head(metric) for name, metric in CATALOGUE.items()}
+_HEADS = {name: _head(metric) for name, metric in _KNOWN.items()}
 
 
 def _start(metric: Metric, labels: tuple[str, ...]) -> str:

@@ -31,7 +31,7 @@ class ExporterSettings:
         interval: seconds between two snapshots; rules count on values of the last scrape, so it
             should stay below the scrape interval.
         launchers: names of processes, beside the usual ones, that start jobs but are part of none.
-        collectors: names of `switches.SWITCHES` that are on.
+        collectors: names of `switches.SWITCHES` and of `compat.COMPATIBILITIES` that are on.
         max_processes: series per card and family that they may take; those with the most memory.
         max_requests: requests that are answered at the same time.
         state_file: where is kept what must outlive the process, or None: nowhere.
