@@ -17,6 +17,7 @@ test: setup check ## lint, types, layers, and every test
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-all: test ## test, and what takes longer
+	@$(BIN)/python -m pytest -m sweep
 	@$(BIN)/python -m demo
 	@$(BIN)/python -m bench.exporter.soak --for 300
 

@@ -42,6 +42,12 @@ _COMPONENTS = {
     "train": _Component(
         "gpuwarden.trainer.cli", "train", "yolo", "Train as `yolo train` does, and never lose work."
     ),
+    "estimate": _Component(
+        "gpuwarden.trainer.estimate_cli",
+        "estimate",
+        "trainer",
+        "Say what a training will need, before it is started.",
+    ),
     "engine": _Component(
         "gpuwarden.ruleengine.cli", "engine", "ruleengine", "Judge jobs by rules, and act."
     ),

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPONENTS = ("exporter", "trainer", "ruleengine")
-SHIPPED = (".py", ".c", ".json", ".yaml", ".typed")
+SHIPPED = (".py", ".c", ".json", ".toml", ".yaml", ".typed")
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -107,6 +107,9 @@ def test_the_base_alone_needs_only_the_standard_library(wheel: Path, tmp_path: P
     python = installed(wheel, tmp_path, "")
     code = (
         "from gpuwarden import agent_api, catalogue, clock, diagnostics, durations, errors, "
-        "job_files"
+        "estimate_tables, estimates, job_files\n"
+        "card = 'NVIDIA A100-SXM4-40GB'\n"
+        "found = estimate_tables.expected('yolov8m', 64, imgsz=640, amp=True, hardware=card)\n"
+        "assert isinstance(found, estimates.Expectation)"
     )
     run(python, "-c", code, cwd=tmp_path)

@@ -1,0 +1,1 @@
+"""Measurements of the trainer, and of what it says of trainings."""
