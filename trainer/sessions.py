@@ -23,7 +23,6 @@ from gpuwarden.trainer import (
     descriptions,
     environments,
     exports,
-    loaders,
     measuring,
     offline,
     parallel,
@@ -167,7 +166,7 @@ class Session:
     def _attempt(
         self, model: Any, words: dict[str, Any], *, native: Any, train: Any, base: type | None
     ) -> tuple[int, str]:
-        from gpuwarden.trainer import callbacks
+        from gpuwarden.trainer import callbacks, loaders  # torch comes with them
 
         record, folder = self._record, self._plan.folder
         self._store = StateStore(folder, record.lineage, keep=self.settings.keep)
