@@ -41,6 +41,16 @@ def publish(trainer: Any, board: StatusBoard, *, gradient_norm: Any = None) -> N
         )
 
 
+def metrics(trainer: Any) -> dict[str, Any]:
+    """What the newest validation has measured, losses and rates apart."""
+    others = ("train/", "val/", "lr/")
+    return {
+        name: value
+        for name, value in (trainer.metrics or {}).items()
+        if not name.startswith(others)
+    }
+
+
 @contextmanager
 def clipping() -> Iterator[list[Any]]:
     """Within, the norms that gradients are clipped by are kept; nothing is computed for it.

@@ -16,6 +16,7 @@ from gpuwarden.clock import Clock, SystemClock
 from gpuwarden.errors import GpuwardenError, InvalidInput
 from gpuwarden.job_files import Checkpoint, RequestState
 from gpuwarden.trainer import (
+    advice,
     agreement,
     backups,
     beginnings,
@@ -68,6 +69,7 @@ class Session:
         self._record: RunRecord
         self._store: StateStore
         self._saver: Saver
+        self._adviser: advice.Adviser
         self._backup: backups.Backup
         self.team: Team = Alone()
         self._shared_batches = 0
@@ -401,6 +403,9 @@ class Session:
         self._describe(trainer)
         self.board.enter("train")
         self._figures(trainer)
+        self._adviser = advice.Adviser(self.board)
+        if self.team.place.leads:
+            self._adviser.begin(trainer, self._record.words, world=self.team.place.world)
 
     def trained(self, trainer: Any, *, images: int) -> None:
         """One batch was trained on."""
@@ -410,14 +415,9 @@ class Session:
 
     def validated(self, trainer: Any) -> None:
         """An epoch is complete, its metrics are known."""
-        losses = ("train/", "val/", "lr/")
-        metrics = {
-            name: value
-            for name, value in (trainer.metrics or {}).items()
-            if not name.startswith(losses)
-        }
-        self.board.figures(metrics=metrics)
+        self.board.figures(metrics=measuring.metrics(trainer))
         self._figures(trainer)
+        self._adviser.epoch_ended()
 
     def boundary(self, trainer: Any) -> None:
         """Between two batches: publish, save, leave.

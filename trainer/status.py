@@ -102,7 +102,11 @@ class StatusBoard:
     @property
     def checkpoint_seconds(self) -> float:
         """How long the loop has stood still for saving."""
-        return self._phases.get("checkpoint", 0.0)
+        return self.seconds("checkpoint")
+
+    def seconds(self, phase: str) -> float:
+        """Seconds that the loop has spent in a phase, as far as they were accounted."""
+        return self._phases.get(phase, 0.0)
 
     # -- what the loop reports
 
