@@ -108,8 +108,8 @@ def _of_loading(facts: Facts) -> list[str]:
     needed *= SAMPLE_SHARED_BYTES
     if workers and facts.shared is not None and facts.shared < needed:
         said.append(
-            f"shared memory (/dev/shm) has {facts.shared / GIB:.2g} GiB, {workers} workers may need "
-            f"{needed / GIB:.2g}: they would die of a bus error. Give the container more "
+            f"shared memory (/dev/shm) has {facts.shared / GIB:.2g} GiB, {workers} workers may "
+            f"need {needed / GIB:.2g}: they would die of a bus error. Give the container more "
             "(docker --shm-size, an emptyDir of medium Memory), or use fewer workers"
         )
     cached = facts.images * facts.imgsz**2 * 3 * facts.world

@@ -13,7 +13,7 @@ import click
 
 from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput, MissingExtra
-from gpuwarden.trainer import agreement, comparisons, launching, offline, ranks
+from gpuwarden.trainer import agreement, comparisons, follow_cli, launching, offline, ranks
 from gpuwarden.trainer.leaving import SIGNALS, Leave, LeaveWatch
 from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import DATA_ORDERS, RESUME_CHOICES, TrainSettings
@@ -145,6 +145,11 @@ which starts the run at first and continues it ever after.
     "run is complete. May be repeated.",
 )
 @click.option(
+    "--follow",
+    metavar="RUN",
+    help="Show how the training RUN goes, and train nothing; see gpuwarden follow --help.",
+)
+@click.option(
     "--online",
     is_flag=True,
     help="Let ultralytics use the network: download data sets and weights, ask for updates, send "
@@ -212,6 +217,13 @@ def train(
     gpuwarden's agent, it saves its whole state at the next step; the resumed run ends as if it
     had never been interrupted.
     """
+    if (followed := options.pop("follow")) is not None:
+        follow_cli.watch(
+            followed,
+            options["jobs_directory"],
+            engine_url=os.environ.get("GPUWARDEN_ENGINE_URL"),
+        )
+        return job_files.EXIT_DONE
     settings = TrainSettings.from_options(**options)
     _log_to_stderr()
     offline.choose(online=settings.online)

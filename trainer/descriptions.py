@@ -58,5 +58,13 @@ def publish(
             project=str(args.project or "")[:128],
             log=str(output.absolute()) if output else None,
             checkpoints=str(folder),
+            steps_per_epoch=_batches(trainer),
         )
     )
+
+
+def _batches(trainer: Any) -> int | None:
+    try:
+        return len(trainer.train_loader)
+    except (AttributeError, TypeError):  # none yet, or one without an end
+        return None

@@ -48,6 +48,9 @@ _COMPONENTS = {
         "trainer",
         "Say what a training will need, before it is started.",
     ),
+    "follow": _Component(
+        "gpuwarden.trainer.follow_cli", "follow", "trainer", "Show how a training goes."
+    ),
     "engine": _Component(
         "gpuwarden.ruleengine.cli", "engine", "ruleengine", "Judge jobs by rules, and act."
     ),

@@ -107,6 +107,7 @@ class RunDescription:
         project: ultralytics' project, or an empty string.
         log: path of the log whose growth shows life, or None.
         checkpoints: directory of the saved states, or None.
+        steps_per_epoch: batches of an epoch; None: not known yet.
     """
 
     run_id: str
@@ -123,6 +124,7 @@ class RunDescription:
     project: str = ""
     log: str | None = None
     checkpoints: str | None = None
+    steps_per_epoch: int | None = None
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -151,6 +153,7 @@ class RunDescription:
             project=data.text("project", 128, default=""),
             log=data.optional_text("log", 4096),
             checkpoints=data.optional_text("checkpoints", 4096),
+            steps_per_epoch=data.optional_integer("steps_per_epoch"),
         )
 
 
