@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuwarden.exporter.job_servers import python_program
 from gpuwarden.exporter.jobs import YoloCommand
 from gpuwarden.exporter.processes import PROC
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 MAX_MAPS_BYTES = 4 * 1024 * 1024
 """A training maps a few thousand files; what comes after this is not looked at."""
 
-_KERNELS = frozenset({"ipykernel", "ipykernel_launcher"})
+_KERNELS = frozenset(
+    {"colab_kernel_launcher", "ipykernel", "ipykernel_launcher", "pydevconsole", "spyder_kernels"}
+)
+_KERNEL_PROGRAMS = frozenset({"xpython", "xpython-raw"})
 _TRAINERS = frozenset({"train.py", "train_aux.py", "train_dual.py"})
 _LIBRARIES = (
     ("torch", b"/libtorch"),
@@ -45,14 +49,12 @@ _WORDS = {"model": "model", "batch": "batch", "imgsz": "imgsz", "epochs": "epoch
 
 
 def is_kernel(arguments: Sequence[str]) -> bool:
-    """Whether a command line is a Jupyter kernel's."""
-    # Only the words that start it: a notebook's own path may hold any word.
-    for at, argument in enumerate(arguments[:4]):
-        if argument == "-m" and arguments[at + 1 : at + 2]:
-            return arguments[at + 1] in _KERNELS
-        if argument.rpartition("/")[2].removesuffix(".py") in _KERNELS:
-            return True
-    return False
+    """Whether a command line is a Jupyter kernel's, or a console's of an editor."""
+    # Only the program: a notebook's own path may hold any word.
+    program = python_program(arguments)
+    if program.package in _KERNELS or program.name.removesuffix(".py") in _KERNELS:
+        return True
+    return bool(arguments) and arguments[0].rpartition("/")[2] in _KERNEL_PROGRAMS
 
 
 def yolo_command(arguments: Sequence[str]) -> YoloCommand | None:

@@ -11,6 +11,7 @@ import structlog
 
 from gpuwarden.exporter import app, state_files
 from gpuwarden.exporter.attribution import Attribution
+from gpuwarden.exporter.job_servers import JobServers
 from gpuwarden.exporter.nvml import open_gpus
 from gpuwarden.exporter.pages import Format
 from gpuwarden.exporter.processes import Launchers, boot_id
@@ -49,7 +50,9 @@ def build(settings: ExporterSettings) -> Sampler:
             folder=str(settings.jobs_directory),
             error=error.strerror,
         )
-    launchers = Launchers.with_extra(settings.launchers)
+    # Nobody becomes a job of his own by making his command line hang.
+    servers = JobServers(unknown=False)
+    launchers = Launchers.with_extra(settings.launchers, servers.includes)
     attribution = Attribution(settings.jobs_directory, launchers=launchers)
     if settings.state_file is None:
         return Sampler(settings, nvml, attribution)

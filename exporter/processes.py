@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.exporter.cgroups import own_cgroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 PROC = Path("/proc")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -426,7 +426,19 @@ DEFAULT_LAUNCHERS = frozenset(
         "jupyter-kernelg",
         "jupyterhub",
         "jupyterhub-sing",
+        "jupyter-labhub",
+        "batchspawner-si",
         "code-server",
+        "openvscode-serv",
+        "code-tunnel",
+        "cursor-server",
+        "rserver",
+        "spyder",
+        # JetBrains' own starters; its java is known by its command line
+        "pycharm",
+        "idea",
+        "dataspell",
+        "remote-dev-serv",
         # the servers of VS Code and its relatives, whatever Node calls its main thread by now
         "node",
         "MainThread",
@@ -453,19 +465,25 @@ class Launchers:
 
     Attributes:
         comms: names as /proc shows them, at most 15 bytes.
+        by_command: tells of a process of another name whether it is one; asks /proc.
     """
 
     comms: frozenset[str] = DEFAULT_LAUNCHERS
+    by_command: Callable[[Process], bool] | None = None
 
     @classmethod
-    def with_extra(cls, comms: Iterable[str]) -> Launchers:
+    def with_extra(
+        cls, comms: Iterable[str], by_command: Callable[[Process], bool] | None = None
+    ) -> Launchers:
         """The usual launchers and those of a node's settings; names are cut as the kernel does."""
         cut = (comm.encode()[:15].decode(errors="ignore") for comm in comms)
-        return cls(DEFAULT_LAUNCHERS.union(comm for comm in cut if comm))
+        return cls(DEFAULT_LAUNCHERS.union(comm for comm in cut if comm), by_command)
 
     def includes(self, process: Process) -> bool:
         """Whether a process is a launcher."""
-        return process.pid <= 2 or process.comm in self.comms or is_interactive_shell(process)
+        if process.pid <= 2 or process.comm in self.comms or is_interactive_shell(process):
+            return True
+        return self.by_command is not None and self.by_command(process)
 
 
 def is_interactive_shell(process: Process) -> bool:

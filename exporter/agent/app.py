@@ -30,6 +30,7 @@ from gpuwarden.exporter.agent.ladder import Ladder, take_hold
 from gpuwarden.exporter.agent.proofs import BoundedDevices
 from gpuwarden.exporter.agent.requests import LeaveRequests
 from gpuwarden.exporter.agent.targets import Resolver
+from gpuwarden.exporter.job_servers import JobServers
 from gpuwarden.exporter.nvml import RELEASED, open_gpus
 from gpuwarden.exporter.processes import Launchers, boot_id
 from gpuwarden.exporter.releases import ReleaseWatch, restart
@@ -222,9 +223,11 @@ def _act(settings: AgentSettings, journal: Journal) -> None:
             f"--jobs.directory {settings.jobs} cannot be used: {error.strerror}"
         ) from error
     driver = open_gpus(settings.gpus)
+    # In doubt a process starts jobs: then it is not ended together with them.
+    servers = JobServers(unknown=True)
     resolver = Resolver(
         guards=Guards(protect=settings.protect, kill_switch=settings.kill_switch),
-        launchers=Launchers.with_extra(settings.launchers),
+        launchers=Launchers.with_extra(settings.launchers, servers.includes),
         devices=BoundedDevices(driver),
         host_pids=settings.gpus != "nvml",
     )

@@ -1,4 +1,4 @@
-"""Which processes belong to a job, decided from /proc alone; pure functions over one snapshot.
+"""Which processes belong to a job, decided over one snapshot of /proc.
 
 A process belongs to the job if it is below a member; or, once its parent is gone, if it is in a
 process group or session that a member leads or led; or if it is in a cgroup that is the job's own;

@@ -223,9 +223,11 @@ class TestJobs:
         assert left[job_id].holdings[0].memory_bytes == GIB
         os.killpg(process_of(grandchild).pgid, 9)
 
-    def test_a_notebook(self, node: Node, children: Children) -> None:
+    def test_a_notebook(self, node: Node, children: Children, tmp_path: Path) -> None:
         """A Jupyter kernel is interactive, and known by what it runs."""
-        child = children.start("bash", "-c", "read x", "ipykernel_launcher.py", "-f", "k.json")
+        program = tmp_path / "ipykernel_launcher.py"
+        program.write_text("read x")
+        child = children.start("bash", str(program), "-f", "k.json")
         node.cards(Scenario([Card(0)], [SimulatedProcess(0, child.pid)]))
         job = node.jobs()[_job_id(child.pid)]
         assert (job.framework, job.interactive) == ("jupyter", True)

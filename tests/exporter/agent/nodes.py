@@ -27,6 +27,7 @@ from gpuwarden.exporter.agent.ladder import Ladder
 from gpuwarden.exporter.agent.proofs import BoundedDevices
 from gpuwarden.exporter.agent.requests import LeaveRequests
 from gpuwarden.exporter.agent.targets import Resolver
+from gpuwarden.exporter.job_servers import JobServers
 from gpuwarden.exporter.nvml import open_gpus
 from gpuwarden.exporter.processes import Launchers, boot_id, proc_job_id, read_process
 from gpuwarden.exporter.simulated import GIB, Card, Scenario, SimulatedProcess
@@ -192,7 +193,7 @@ class Node:
         self.wake = Wake()
         resolver = Resolver(
             Guards(protect=self.protect, kill_switch=self.kill_switch),
-            Launchers.with_extra([LAUNCHER]),
+            Launchers.with_extra([LAUNCHER], JobServers(unknown=True).includes),
             BoundedDevices(self.driver),
         )
         requests = LeaveRequests(self.jobs, clock)

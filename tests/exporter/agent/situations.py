@@ -359,6 +359,15 @@ def notebook_kernel(world: World) -> Case:
 
 
 @situation
+def kernel_of_a_module(world: World) -> Case:
+    """A kernel of `python -m jupyterlab`, which has no name of its own."""
+    host = world.jobs.start("notebooks")
+    server, pid, other = host.pids
+    world.hold(pid, other)
+    return Case(host.part(pid), {pid: TERM}, spared=(server, other))
+
+
+@situation
 def below_tmux(world: World) -> Case:
     """A window of tmux; tmux and the other window stay."""
     return _hosted(world, "tmux: server")

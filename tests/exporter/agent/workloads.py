@@ -400,6 +400,38 @@ def hosted() -> None:
     idle()
 
 
+def notebooks() -> None:
+    """Become `python -m jupyterlab`, with two kernels `python -m ipykernel_launcher`."""
+    folder = REPORT.with_suffix(".modules")
+    folder.mkdir()
+    for module, kind in (("jupyterlab", "notebook_server"), ("ipykernel_launcher", "polite")):
+        content = f"""import runpy, sys
+sys.argv[:1] = [{__file__!r}, {kind!r}]
+runpy.run_path({__file__!r})
+"""
+        (folder / f"{module}.py").write_text(content)
+    os.environ["PYTHONPATH"] = str(folder)
+    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", str(REPORT)])  # noqa: S606 (as a shell does)
+
+
+def notebook_server() -> None:
+    """What `notebooks` becomes."""
+    reports = [REPORT.with_suffix(f".kernel{number}") for number in range(2)]
+    kernels = [
+        os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-m", "ipykernel_launcher", str(path)],
+            os.environ,
+            setsid=True,
+        )
+        for path in reports
+    ]
+    while not all(path.exists() for path in reports):
+        time.sleep(0.02)
+    report(*kernels)
+    idle()
+
+
 def posing() -> None:
     """A process of the given name."""
     named(sys.argv[3])
