@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,12 @@ from gpuwarden.exporter import classification, resources
 from gpuwarden.exporter.blocking_calls import BlockingCalls
 from gpuwarden.exporter.censuses import Census
 from gpuwarden.exporter.cgroups import PlatformKind, platform_of
+from gpuwarden.exporter.groups import MPS_COMM, Group, Tenancies, total
 from gpuwarden.exporter.instances import places
-from gpuwarden.exporter.jobs import GpuProcessRow, Holding, Job, NodeSnapshot, YoloCommand
+from gpuwarden.exporter.jobs import GpuProcessRow, Job, NodeSnapshot, YoloCommand
 from gpuwarden.exporter.lineages import Lineages
 from gpuwarden.exporter.memories import Memories
+from gpuwarden.exporter.platforms import Platforms
 from gpuwarden.exporter.pods import Pods
 from gpuwarden.exporter.processes import (
     PROC,
@@ -42,16 +44,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpuwarden.clock import Clock
+    from gpuwarden.exporter.allocations import Allocation
     from gpuwarden.exporter.cgroups import Platform
     from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess
+    from gpuwarden.exporter.inquiries import Inquiry
+    from gpuwarden.exporter.kubelets import KubeletView
     from gpuwarden.exporter.memories import Memory
     from gpuwarden.exporter.runs import LiveRun
+    from gpuwarden.exporter.slurm import SlurmView
 
 ACTIVE_SHARE_OF_CORE = 0.01
 """A tree that used more of a core than this since the last snapshot shows life."""
 LIBRARY_TRIES = 3
-_MPS_COMM = "nvidia-cuda-mps"
-_UNKNOWN_TENANT = "?"
 
 
 @dataclass(slots=True)
@@ -65,19 +69,6 @@ class _Facts:
     library_tries: int = 0
 
 
-@dataclass(slots=True)
-class _Group:
-    """The processes of one job in one snapshot."""
-
-    job_id: str
-    platform: Platform
-    root: Process
-    root_lives: bool = True
-    tree: list[Process] = field(default_factory=list)
-    on_cards: dict[int, Process] = field(default_factory=dict)
-    runs: list[LiveRun] = field(default_factory=list)
-
-
 class Attribution:
     """Turns snapshots of the cards into snapshots of the node."""
 
@@ -88,6 +79,8 @@ class Attribution:
         launchers: Launchers | None = None,
         clock: Clock | None = None,
         proc: Path = PROC,
+        slurm: Inquiry[SlurmView] | None = None,
+        kubelet: Inquiry[KubeletView] | None = None,
     ) -> None:
         """Begin knowing nobody.
 
@@ -96,6 +89,8 @@ class Attribution:
             launchers: what starts jobs on this node.
             clock: for activity and ages.
             proc: where procfs is mounted.
+            slurm: asks Slurm's controller; None: Slurm's jobs stay unresolved.
+            kubelet: asks the node's kubelet; None: pods have no names.
         """
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._proc = proc
@@ -104,6 +99,9 @@ class Attribution:
         self._lineages = Lineages(launchers if launchers is not None else Launchers())
         self._calls = BlockingCalls()
         self._users = UserNames(self._calls, self._clock)
+        self._platforms = Platforms(
+            clock=self._clock, calls=self._calls, proc=proc, slurm=slurm, kubelet=kubelet
+        )
         self._runs = RunDirectory(
             jobs,
             boot=self._boot,
@@ -135,17 +133,20 @@ class Attribution:
         self._lineages.update(processes)
         # What the driver itself lists: who is in a container is found out once.
         cards = devices.gpus if devices is not None else ()
-        self._pods.update(processes, {item.pid for gpu in cards for item in gpu.processes or ()})
+        listed = {item.pid for gpu in cards for item in gpu.processes or ()}
+        self._pods.update(processes, listed)
+        self._platforms.update(processes, listed)
         foreign = self._pods.by_namespace(processes)
         live = self._runs.scan(processes, now=now, booted=booted, others=foreign)
         live += self._pods.scan(processes, now=now, booted=booted)
         self._runs.reap_leftovers()
-        groups = self._groups(devices, processes, live)
+        given = self._platforms.allocations(devices)
+        groups = self._groups(devices, processes, live=live, given=given)
         if self._census.watch(item.pid for group in groups.values() for item in group.tree):
             # Whoever has just become a member was not read before.
-            groups = self._groups(devices, processes, live)
-        tenants = self._tenants(devices, processes, groups)
-        jobs = self._jobs(devices, groups, tenants, now=now, booted=booted)
+            groups = self._groups(devices, processes, live=live, given=given)
+        tenancies = Tenancies(devices, processes, groups)
+        jobs = self._jobs(groups, tenancies, now=now, booted=booted)
         rows, unattributed = self._rows(devices, processes, groups, booted=booted)
         self._forget(jobs, processes)
         return NodeSnapshot(
@@ -156,7 +157,10 @@ class Attribution:
             unattributed=unattributed,
             node_pressure=resources.pressure(self._proc / "pressure"),
             lost_gpu_seconds=self._pods.with_lost(self._runs.lost),
-            dropped=dict(self._dropped + self._runs.dropped + self._pods.dropped),
+            dropped=dict(
+                self._dropped + self._runs.dropped + self._pods.dropped + self._platforms.dropped
+            ),
+            impaired=self._platforms.failed,
         )
 
     def recollect(self) -> Recollection:
@@ -184,8 +188,17 @@ class Attribution:
         self._pods.recall(known.attempts, seen_at=known.written_at, now=now)
         self._runs.lost.update(known.lost)
 
+    def wait(self, seconds: float) -> None:
+        """Have the node's platforms asked, and wait for their answers.
+
+        Args:
+            seconds: for each of them.
+        """
+        self._platforms.wait(seconds)
+
     def close(self) -> None:
-        """Let the thread for calls that may hang end."""
+        """Let the threads for what may hang end."""
+        self._platforms.close()
         self._calls.close()
 
     # -----------------------------------------------------------------------------------------
@@ -195,28 +208,30 @@ class Attribution:
         self,
         devices: DeviceSnapshot | None,
         processes: Mapping[int, Process],
+        *,
         live: Iterable[LiveRun],
-    ) -> dict[str, _Group]:
+        given: Iterable[Allocation],
+    ) -> dict[str, Group]:
         """Jobs that use a card or declare a training, with all their processes."""
-        groups: dict[str, _Group] = {}
+        groups: dict[str, Group] = {}
         for gpu in places(devices):
             for process in self._holders(gpu, processes):
-                self._group(groups, process, processes).on_cards[process.pid] = process
-        for run in live:
-            self._group(groups, processes[run.pid], processes).runs.append(run)
-        if groups:
-            for process in processes.values():
-                group = groups.get(self._job_id(process, processes)[0])
+                group = self._group(groups, process, processes)
                 if group is not None:
-                    group.tree.append(process)
+                    group.on_cards[process.pid] = process
+        for run in live:
+            group = self._group(groups, processes[run.pid], processes)
+            if group is not None:
+                group.runs.append(run)
+        for allocation in given:
+            of_platform = Group(allocation.job_id, allocation.platform, None)
+            groups.setdefault(allocation.job_id, of_platform).allocation = allocation
+        for process in processes.values() if groups else ():
+            group = groups.get(self._job_id(process, processes)[0])
+            if group is not None:
+                group.tree.append(process)
         for group in groups.values():
-            if group.platform.kind is not PlatformKind.NONE:
-                # What the platform runs beside the job (a pod's pause container) is not its owner.
-                group.root = min(
-                    (item for item in group.tree if item.uid == group.root.uid),
-                    key=lambda item: (item.start_ticks, item.pid),
-                    default=group.root,
-                )
+            group.settle()
         return groups
 
     def _holders(self, gpu: Gpu, processes: Mapping[int, Process]) -> list[Process]:
@@ -236,73 +251,56 @@ class Attribution:
         return [
             process
             for process in listed
-            if process is not None and not process.ended and not process.comm.startswith(_MPS_COMM)
+            if process is not None and not process.ended and not process.comm.startswith(MPS_COMM)
         ]
 
     def _group(
-        self, groups: dict[str, _Group], process: Process, processes: Mapping[int, Process]
-    ) -> _Group:
+        self, groups: dict[str, Group], process: Process, processes: Mapping[int, Process]
+    ) -> Group | None:
+        """The group of a process; None while its job's identity is not known."""
         job_id, platform, root = self._job_id(process, processes)
+        if not job_id:
+            return None
         group = groups.get(job_id)
         if group is None:
             # Its values now, or as they were where it ended before its descendants.
             now = processes.get(root.pid)
             if now is not None and now.identity == root.identity:
-                group = _Group(job_id, platform, now)
+                group = Group(job_id, platform, now)
             else:
-                group = _Group(job_id, platform, root, root_lives=False)
+                group = Group(job_id, platform, root, root_lives=False)
             groups[job_id] = group
         return group
 
     def _job_id(
         self, process: Process, processes: Mapping[int, Process]
     ) -> tuple[str, Platform, Process]:
+        """A process's job, or an empty string while it is not known; and what names it."""
         platform = platform_of(process.cgroup)
-        if platform.kind is PlatformKind.KUBERNETES:
-            return f"pod-{platform.id}", platform, process
-        if platform.kind is PlatformKind.SLURM:
-            # A raw id names neither cluster nor attempt: Slurm's job, and only Slurm's to end.
-            return f"slurm-unresolved-{platform.id}", platform, process
+        if platform.kind is not PlatformKind.NONE:
+            return self._platforms.job_id(platform) or "", platform, process
         root = self._lineages.root(process, processes)
         return proc_job_id(root, self._boot), platform, root
-
-    @staticmethod
-    def _tenants(
-        devices: DeviceSnapshot | None,
-        processes: Mapping[int, Process],
-        groups: Mapping[str, _Group],
-    ) -> dict[str, set[str]]:
-        """Card -> jobs on it; a process that /proc does not know is a tenant of its own."""
-        owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
-        tenants: dict[str, set[str]] = {}
-        for gpu in places(devices):
-            names = set()
-            for item in gpu.processes or ():
-                process = processes.get(item.pid)
-                if process is None or not process.comm.startswith(_MPS_COMM):
-                    names.add(owner.get(item.pid, _UNKNOWN_TENANT))
-            tenants[gpu.uuid] = names
-        return tenants
 
     # -----------------------------------------------------------------------------------------
     # Jobs
 
     def _jobs(
         self,
-        devices: DeviceSnapshot | None,
-        groups: Mapping[str, _Group],
-        tenants: Mapping[str, set[str]],
+        groups: Mapping[str, Group],
+        tenancies: Tenancies,
         *,
         now: float,
         booted: float,
     ) -> tuple[Job, ...]:
-        by_job = self._by_job(devices, groups)
-        pressures = resources.cgroup_pressures(group.root.cgroup for group in groups.values())
+        pressures = resources.cgroup_pressures(
+            group.root.cgroup for group in groups.values() if group.root is not None
+        )
         jobs = []
         for job_id in sorted(groups):
             group = groups[job_id]
             memory = self._memories.of(job_id)
-            holdings = self._holdings(group, memory, devices, tenants, by_job)
+            holdings = tenancies.holdings(group, memory)
             if group.on_cards and memory.first_gpu_use is None:
                 memory.first_gpu_use = now
             for run in group.runs:
@@ -315,82 +313,49 @@ class Attribution:
                 now=self._clock.monotonic(),
                 proc=self._proc,
             )
-            usage.pressure.update(pressures.get(group.root.cgroup, {}))
+            if group.root is not None:
+                usage.pressure.update(pressures.get(group.root.cgroup, {}))
             if share is None or share > ACTIVE_SHARE_OF_CORE:
                 memory.cpu_active_at = now
             facts = {pid: self._facts_of(process) for pid, process in group.on_cards.items()}
             seen = list(facts.values())
-            if group.root_lives:
+            if group.root is not None and group.root_lives:
                 seen.append(self._facts_of(group.root))
             command = next((item.command for item in seen if item.command is not None), None)
             jobs.append(
                 Job(
                     job_id=job_id,
-                    user=self._users.name(group.root.uid),
+                    user=self._user(group),
                     source=_source(group, command),
                     framework=self._framework(group, facts, seen),
                     interactive=any(item.kernel for item in seen)
-                    or any(item.tty for item in (group.root, *group.on_cards.values())),
+                    or any(
+                        item is not None and item.tty
+                        for item in (group.root, *group.on_cards.values())
+                    ),
                     root=group.root,
                     executables=self._executables(group, facts),
                     holdings=holdings,
-                    start_time=start_time(group.root, booted=booted),
+                    start_time=_start_time(group, booted=booted),
                     first_gpu_use=memory.first_gpu_use,
                     activity=self._activity(group, memory, now),
                     resources=usage,
                     runs=tuple(run.run for run in group.runs),
                     command=None if group.runs else command,
+                    platform=self._platforms.facts(group),
                 )
             )
         return tuple(jobs)
 
-    @staticmethod
-    def _by_job(
-        devices: DeviceSnapshot | None, groups: Mapping[str, _Group]
-    ) -> dict[tuple[str, str], list[GpuProcess]]:
-        """(card, job) -> the job's processes on the card."""
-        owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
-        found: dict[tuple[str, str], list[GpuProcess]] = {}
-        for gpu in places(devices):
-            for item in gpu.processes or ():
-                job_id = owner.get(item.pid)
-                if job_id is not None:
-                    found.setdefault((gpu.uuid, job_id), []).append(item)
-        return found
-
-    @staticmethod
-    def _holdings(
-        group: _Group,
-        memory: Memory,
-        devices: DeviceSnapshot | None,
-        tenants: Mapping[str, set[str]],
-        by_job: Mapping[tuple[str, str], list[GpuProcess]],
-    ) -> tuple[Holding, ...]:
-        holdings = []
-        for gpu in places(devices):
-            if gpu.processes is None:
-                # Lost, or its list cannot be read: what the job held it holds until that is known.
-                if gpu.uuid in memory.held:
-                    holdings.append(Holding(gpu.index, gpu.uuid))
-                continue
-            own = by_job.get((gpu.uuid, group.job_id), [])
-            if not own:
-                memory.held.pop(gpu.uuid, None)
-                continue
-            memory.held[gpu.uuid] = tuple(group.on_cards[item.pid].identity for item in own)
-            sole = tenants[gpu.uuid] == {group.job_id}
-            holdings.append(
-                Holding(
-                    index=gpu.index,
-                    uuid=gpu.uuid,
-                    memory_bytes=_sum(item.memory_bytes for item in own),
-                    utilization_ratio=gpu.utilization_ratio if sole else _shared(own),
-                )
-            )
-        return tuple(holdings)
+    def _user(self, group: Group) -> str:
+        """Name of a job's owner; empty where nobody tells."""
+        if group.root is not None:
+            return self._users.name(group.root.uid)
+        given = group.allocation.uid if group.allocation is not None else None
+        return "" if given is None else self._users.name(given)
 
     def _executables(
-        self, group: _Group, facts: Mapping[int, _Facts]
+        self, group: Group, facts: Mapping[int, _Facts]
     ) -> tuple[tuple[str, str], ...]:
         """(executable, cgroup) of the holders, without those whose executable is not known.
 
@@ -427,7 +392,7 @@ class Attribution:
             command=classification.yolo_command(words),
         )
 
-    def _framework(self, group: _Group, facts: Mapping[int, _Facts], seen: Iterable[_Facts]) -> str:
+    def _framework(self, group: Group, facts: Mapping[int, _Facts], seen: Iterable[_Facts]) -> str:
         if group.runs:
             return "ultralytics"
         if any(item.kernel for item in seen):
@@ -450,7 +415,7 @@ class Attribution:
         )
         return found or ""
 
-    def _activity(self, group: _Group, memory: Memory, now: float) -> dict[str, float]:
+    def _activity(self, group: Group, memory: Memory, now: float) -> dict[str, float]:
         """Signal -> last sign of life; signals that the job never had are absent."""
         found: dict[str, float] = {}
         heartbeats = []
@@ -497,7 +462,7 @@ class Attribution:
         self,
         devices: DeviceSnapshot | None,
         processes: Mapping[int, Process],
-        groups: Mapping[str, _Group],
+        groups: Mapping[str, Group],
         *,
         booted: float,
     ) -> tuple[tuple[GpuProcessRow, ...], dict[str, int]]:
@@ -526,7 +491,7 @@ class Attribution:
                         utilization_ratio=item.utilization_ratio,
                     )
                 )
-            accounted = _sum(item.memory_bytes for item in known)
+            accounted = total(item.memory_bytes for item in known)
             if gpu.memory_used_bytes is not None and accounted is not None:
                 # The driver's lists and sums are taken one after another.
                 unattributed[gpu.uuid] = max(0, gpu.memory_used_bytes - accounted)
@@ -542,25 +507,13 @@ class Attribution:
         }
 
 
-def _sum(values: Iterable[int | None]) -> int | None:
-    total = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
+def _start_time(group: Group, *, booted: float) -> float | None:
+    if group.root is not None:
+        return start_time(group.root, booted=booted)
+    return group.allocation.start_time if group.allocation is not None else None
 
 
-def _shared(own: Iterable[GpuProcess]) -> float | None:
-    total = 0.0
-    for item in own:
-        if item.utilization_ratio is None:
-            return None
-        total += item.utilization_ratio
-    return min(1.0, total)
-
-
-def _source(group: _Group, command: YoloCommand | None) -> str:
+def _source(group: Group, command: YoloCommand | None) -> str:
     if group.platform.kind is PlatformKind.SLURM:
         return "slurm"
     if group.platform.kind is PlatformKind.KUBERNETES:

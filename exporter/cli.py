@@ -44,7 +44,7 @@ def _switches(command: Callable[..., None]) -> Callable[..., None]:
             f"--collector.{name}/--no-collector.{name}",
             name,
             default=switch.default,
-            show_default=True,
+            show_default="on where found" if switch.default is None else True,
             help=switch.help,
         )
         command = option(command)
@@ -107,6 +107,15 @@ def _engine_settings(
     settings = registration.EngineSettings(url.rstrip("/"), token.absolute(), advertise, ca)
     registration.check_reachable(settings, host)
     return settings
+
+
+def _is_on(name: str, chosen: bool | None) -> bool:
+    """What was chosen by a flag, or what is found where none was given."""
+    if chosen is not None:
+        return chosen
+    from gpuwarden.exporter import kubelets, slurm  # noqa: PLC0415 (--help answers at once)
+
+    return {"kubernetes": kubelets.detect, "slurm": slurm.detect}[name]()
 
 
 _GPUS = click.option(
@@ -245,7 +254,7 @@ def exporter(
     log_level: str,
     log_format: str,
     once: bool,
-    **switches: bool,
+    **switches: bool | None,
 ) -> None:
     """Serve a node's GPU metrics to Prometheus.
 
@@ -269,7 +278,8 @@ def exporter(
         gpus=gpus,
         interval=interval,
         launchers=launchers,
-        collectors=frozenset(name for name, on in switches.items() if on) | _compatible(compat),
+        collectors=frozenset(name for name, on in switches.items() if _is_on(name, on))
+        | _compatible(compat),
         max_processes=max_processes,
         release_file=release_file.absolute(),
         web_config=web_config,

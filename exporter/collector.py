@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, XidErrors
     from gpuwarden.exporter.jobs import GpuProcessRow, Job, NodeSnapshot, Run
 
-COLLECTORS = ("nvml", "jobs", "xid")
+COLLECTORS = ("nvml", "jobs", "xid", "slurm", "kubernetes")
 MAX_ON_CARD = 512
 """Jobs of a card, each with some forty series; those with the least memory have none beyond it."""
 MAX_WAITING = 64
@@ -39,15 +39,22 @@ DROP_REASONS = (
     "job_file_owner",
     "job_file_waits",
     "job_limit",
+    "kubernetes_device",
+    "kubernetes_pod",
     "log_owner",
     "no_process",
     "nvml_error",
     "permission",
     "pid",
+    "private_cgroup",
     "process_limit",
     "process_table",
     "run_limit",
     "series_limit",
+    "slurm_cards",
+    "slurm_pending",
+    "slurm_unknown_job",
+    "slurm_unresolved",
     "stale_sample",
     "unsupported",
 )
@@ -104,7 +111,7 @@ def collect(
     if complete:
         families.add("gpuwarden_snapshot_timestamp_seconds", snapshot.taken_at)
     dropped["duplicate_series"] = families.duplicates
-    failed = set(snapshot.failed)
+    failed = {*snapshot.failed, *snapshot.impaired}
     if devices is None or not devices.xids_heard:
         # Nobody is judged by these: without them the snapshot is complete.
         failed.add("xid")
@@ -255,12 +262,32 @@ def shown(jobs: Iterable[Job]) -> list[Job]:
         for holding in job.holdings:
             held[holding.uuid].append((-(holding.memory_bytes or 0), at))
         if not job.holdings:
-            waiting[job.user].append((job.start_time, at))
+            waiting[job.user].append((job.start_time or 0.0, at))
     oldest = sorted(item for of_user in waiting.values() for item in sorted(of_user)[:MAX_WAITING])
     kept = {at for _, at in oldest[:MAX_WAITING_IN_ALL]}
     for of_card in held.values():
         kept.update(at for _, at in sorted(of_card)[:MAX_ON_CARD])
     return [job for at, job in enumerate(jobs) if at in kept]
+
+
+def _platform(families: Families, job: Job) -> None:
+    facts = job.platform
+    if facts.platform:
+        families.add(
+            "gpu_job_platform_info",
+            1,
+            job.job_id,
+            facts.platform,
+            facts.number,
+            facts.cluster,
+            facts.partition,
+            facts.account,
+            facts.namespace,
+            facts.name,
+        )
+    for container in facts.containers:
+        families.add("gpu_job_container_info", 1, job.job_id, container)
+    families.add("gpu_job_submit_timestamp_seconds", facts.submit_time, job.job_id)
 
 
 def _job(families: Families, job: Job, said: Vocabularies) -> int:
@@ -283,6 +310,7 @@ def _job(families: Families, job: Job, said: Vocabularies) -> int:
         families.add("gpu_job_holds_gpu", 1, *card)
         families.add("gpu_job_utilization_ratio", holding.utilization_ratio, *card)
         families.add("gpu_job_memory_bytes", holding.memory_bytes, *card)
+    _platform(families, job)
     families.add("gpu_job_start_time_seconds", job.start_time, name)
     families.add("gpu_job_first_gpu_use_timestamp_seconds", job.first_gpu_use, name)
     for signal, time in job.activity.items():

@@ -11,16 +11,27 @@ import structlog
 
 from gpuwarden.exporter import app, state_files
 from gpuwarden.exporter.attribution import Attribution
+from gpuwarden.exporter.inquiries import Inquiry
 from gpuwarden.exporter.job_servers import JobServers
+from gpuwarden.exporter.kubelets import KubeletQuestions
 from gpuwarden.exporter.nvml import open_gpus
 from gpuwarden.exporter.pages import Format
 from gpuwarden.exporter.processes import Launchers, boot_id
 from gpuwarden.exporter.releases import ReleaseWatch, restart
 from gpuwarden.exporter.runs import prepare
 from gpuwarden.exporter.sampler import Sampler
+from gpuwarden.exporter.slurm import SlurmQuestions
 
 if TYPE_CHECKING:
+    from gpuwarden.exporter.kubelets import KubeletView
     from gpuwarden.exporter.settings import ExporterSettings
+    from gpuwarden.exporter.slurm import SlurmView
+
+SLURM_SECONDS = 30.0
+"""Between two questions to Slurm's controller, which every node of the cluster asks."""
+KUBELET_SECONDS = 10.0
+ONCE_SECONDS = 10.0
+"""How long a single page waits for the platforms' answers."""
 
 _SWITCH_SECONDS = 0.0002
 """How long a thread may keep the interpreter while another one wants it. With Python's 5 ms a
@@ -53,7 +64,12 @@ def build(settings: ExporterSettings) -> Sampler:
     # Nobody becomes a job of his own by making his command line hang.
     servers = JobServers(unknown=False)
     launchers = Launchers.with_extra(settings.launchers, servers.includes)
-    attribution = Attribution(settings.jobs_directory, launchers=launchers)
+    attribution = Attribution(
+        settings.jobs_directory,
+        launchers=launchers,
+        slurm=_slurm() if "slurm" in settings.collectors else None,
+        kubelet=_kubelet() if "kubernetes" in settings.collectors else None,
+    )
     if settings.state_file is None:
         return Sampler(settings, nvml, attribution)
     known = state_files.load(settings.state_file, boot_id())
@@ -61,6 +77,14 @@ def build(settings: ExporterSettings) -> Sampler:
         attribution.recall(known)
     state = state_files.StateFile(settings.state_file)
     return Sampler(settings, nvml, attribution, state=state)
+
+
+def _slurm() -> Inquiry[SlurmView]:
+    return Inquiry("slurm", SlurmQuestions().ask, every=SLURM_SECONDS)
+
+
+def _kubelet() -> Inquiry[KubeletView]:
+    return Inquiry("kubelet", KubeletQuestions().ask, every=KUBELET_SECONDS)
 
 
 def run(settings: ExporterSettings) -> None:
@@ -104,6 +128,10 @@ def once(settings: ExporterSettings) -> str:
     sampler = build(replace(settings, state_file=None))
     ReleaseWatch(settings.release_file, sampler, restart=restart).look()
     try:
+        if settings.collectors & {"slurm", "kubernetes"}:
+            # What they answer counts for whom was seen before they were asked.
+            sampler.sample()
+            sampler.ask_platforms(ONCE_SECONDS)
         return sampler.sample().body[Format.TEXT].decode()
     finally:
         sampler.stop()

@@ -71,6 +71,7 @@ class Gpu:
         uuid: NVML's UUID; identifies the card.
         name: product name.
         pci_bus_id: such as 00000000:3B:00.0.
+        minor: of its device file, /dev/nvidia<minor>: not its index; None where not told.
         up: whether it answers; a lost card has no values.
         processes: None where the list could not be read; an empty tuple says that there is none.
         memory_unified: whether it uses the node's memory and has none of its own, so that its sizes
@@ -89,6 +90,7 @@ class Gpu:
     uuid: str
     name: str
     pci_bus_id: str = ""
+    minor: int | None = None
     up: bool = True
     utilization_ratio: float | None = None
     tensor_activity_ratio: float | None = None

@@ -79,6 +79,30 @@ class YoloCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class PlatformFacts:
+    """What is known of a job beside its processes; empty where it is not known.
+
+    Attributes:
+        platform: slurm, kubernetes, or empty.
+        number: what the platform's tools take: Slurm's number of the job, or the pod's uid.
+        cluster, partition, account: Slurm's.
+        namespace, name: the pod's.
+        submit_time: Unix time at which it was submitted (Slurm), or None.
+        containers: ids of the containers of its processes on cards.
+    """
+
+    platform: str = ""
+    number: str = ""
+    cluster: str = ""
+    partition: str = ""
+    account: str = ""
+    namespace: str = ""
+    name: str = ""
+    submit_time: float | None = None
+    containers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """A declared training whose process is proven to be its writer's.
 
@@ -108,16 +132,18 @@ class Job:
         source: where its identity comes from: slurm, pod, trainer, cmdline or process.
         framework: ultralytics, torch, jupyter, tensorflow, jax, or empty where not recognised.
         interactive: a terminal or a Jupyter kernel.
-        root: its root process, or the oldest of its processes for a platform's job.
+        root: its root process, or the oldest of its processes for a platform's job; None where
+            such a job has no process here.
         executables: (executable, cgroup) of each process that holds a GPU, an empty executable
             where it does not count; those whose executable could not be found out are not in it.
         holdings: the cards that it holds.
-        start_time: Unix time.
+        start_time: Unix time; of a job without a process, by its platform, or None.
         first_gpu_use: Unix time, or None while it used none.
         activity: signal (log, heartbeat, cpu) -> Unix time of the last sign of life.
         resources: None where /proc could not be read.
         runs: its declared trainings.
         command: an undeclared training recognised from the command line.
+        platform: what its platform tells of it.
     """
 
     job_id: str
@@ -125,15 +151,16 @@ class Job:
     source: str
     framework: str
     interactive: bool
-    root: Process
+    root: Process | None
     executables: tuple[tuple[str, str], ...]
     holdings: tuple[Holding, ...]
-    start_time: float
+    start_time: float | None
     first_gpu_use: float | None
     activity: dict[str, float]
     resources: Resources | None = None
     runs: tuple[Run, ...] = ()
     command: YoloCommand | None = None
+    platform: PlatformFacts = field(default_factory=PlatformFacts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +199,8 @@ class NodeSnapshot:
         node_pressure: resource -> stall seconds of the node.
         lost_gpu_seconds: (user, reason) -> GPU time of ended runs that no saved state covers.
         dropped: reason -> values dropped in this snapshot.
-        failed: collectors that failed.
+        failed: collectors that failed: the snapshot is not complete.
+        impaired: collectors that failed, without which it is complete all the same.
         host_pids: whether pids mean here what they mean to the driver.
     """
 
@@ -185,4 +213,5 @@ class NodeSnapshot:
     lost_gpu_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     failed: frozenset[str] = frozenset()
+    impaired: frozenset[str] = frozenset()
     host_pids: bool = True

@@ -315,6 +315,7 @@ class Nvml:
             uuid=card.uuid,
             name=card.name,
             pci_bus_id=card.pci_bus_id,
+            minor=card.minor,
             up=False,
             instances=card.instances,
         )
@@ -334,6 +335,7 @@ class Nvml:
                 uuid=card.uuid,
                 name=card.name,
                 pci_bus_id=card.pci_bus_id,
+                minor=card.minor,
                 utilization_ratio=busy,
                 tensor_activity_ratio=None if mig else self._gpm.of_card(card.uuid, handle).tensor,
                 memory_activity_ratio=activity,

@@ -29,6 +29,7 @@ MAX_DEPTH = 4096
 """Ancestors that are followed at most; a race can show a loop."""
 MAX_ARGUMENT_BYTES = 64 * 1024
 MAX_FIELD_BYTES = 64 * 1024
+MAX_ENVIRONMENT_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +390,30 @@ def split_arguments(content: bytes) -> tuple[str, ...]:
     if not content:
         return ()
     return tuple(item.decode(errors="replace") for item in content.rstrip(b"\0").split(b"\0"))
+
+
+def environment(pid: int, name: str, proc: Path = PROC) -> str | None:
+    """A variable of a process's environment as it was started, which is its owner's word.
+
+    It lies in the process's own memory: the call may hang, and the process may have overwritten it.
+
+    Args:
+        pid: the process.
+        name: of the variable.
+        proc: where procfs is mounted.
+
+    Returns:
+        Its value, or None where it is not set, or cannot be read.
+    """
+    try:
+        content = _read_bytes(f"{proc}/{pid}/environ", MAX_ENVIRONMENT_BYTES)
+    except OSError:
+        return None
+    wanted = f"{name}=".encode()
+    for item in (content or b"").split(b"\0"):
+        if item.startswith(wanted):
+            return item[len(wanted) :].decode(errors="replace")
+    return None
 
 
 # ---------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ class Card:
     tables: ProcessTables
     name: str = ""
     pci_bus_id: str = ""
+    minor: int | None = None
     mig: bool = False
     has_memory: bool = False
     instances: tuple[MigInstance, ...] = ()
@@ -138,6 +139,8 @@ class Roster:
         # Asked for until it is told: a card that was busy when it was first seen has a name too.
         card.name = card.name or self._driver.text("nvmlDeviceGetName", handle, 96)
         card.pci_bus_id = card.pci_bus_id or self._pci_bus_id(handle)
+        if card.minor is None:
+            card.minor = self._driver.number("nvmlDeviceGetMinorNumber", handle)
         return card
 
     def _told_apart(self, silent: list[int], found: dict[str, Place]) -> list[Place]:

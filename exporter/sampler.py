@@ -166,6 +166,10 @@ class Sampler:
         self._attribution.close()
         self._nvml.close()
 
+    def ask_platforms(self, seconds: float) -> None:
+        """Have the node's platforms asked, and wait for the answers, at most so long for each."""
+        self._attribution.wait(seconds)
+
     def page(self) -> Rendered:
         """The newest page, or one that says that there is none."""
         page, now = self._page, self._clock.monotonic()

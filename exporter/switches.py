@@ -11,16 +11,22 @@ class Switch:
 
     Attributes:
         help: which families, and what they cost.
-        default: whether they are on where nothing is said.
+        default: whether they are on where nothing is said; None: where what they need is found.
     """
 
     help: str
-    default: bool = True
+    default: bool | None = True
 
 
 SWITCHES = {
     "clock": Switch("gpu_clock_hertz: four driver calls per card."),
     "ecc": Switch("gpu_ecc_errors_total: two driver calls per card."),
+    "kubernetes": Switch(
+        "Names of pods, by the folders of /var/log/pods, and the cards that the kubelet gave to "
+        "pods without a process, by its pod-resources socket (gpuwarden[kubelet]): asked every "
+        "10 s, at most every 2 s. Found on a node of Kubernetes.",
+        default=None,
+    ),
     "mig": Switch(
         "gpu_mig_*, and a job's card is its instance: six driver calls per instance, "
         "and two more for its utilization on Hopper and later."
@@ -31,6 +37,12 @@ SWITCHES = {
     ),
     "pcie": Switch("gpu_pcie_*_bytes_total: one driver call per card."),
     "process": Switch("gpu_process_*: one series per process, card and family."),
+    "slurm": Switch(
+        "Identity of Slurm's jobs, and the cards that jobs without a process hold: one squeue "
+        "every 30 s, or after 2 s for a job that is new, and one scontrol per new job. Without it "
+        "Slurm's jobs are slurm-unresolved-N. Found where Slurm's commands and configuration are.",
+        default=None,
+    ),
     "tensor": Switch(
         "gpu_tensor_activity_ratio and gpu_mig_tensor_activity_ratio, on Hopper and later: two "
         "driver calls per card.",
@@ -42,3 +54,4 @@ SWITCHES = {
 """Flag after `--collector.` -> group."""
 
 DEFAULT_COLLECTORS = frozenset(name for name, switch in SWITCHES.items() if switch.default)
+"""Those that need nothing to be found."""

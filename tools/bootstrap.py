@@ -28,6 +28,10 @@ DEBIAN = {
     "usr/bin/prometheus-alertmanager": "prometheus-alertmanager",
     "usr/bin/gcc": "gcc",
     "usr/include/stdlib.h": "libc6-dev",
+    "usr/sbin/slurmctld": "slurmctld",
+    "usr/sbin/slurmd": "slurmd",
+    "usr/bin/scontrol": "slurm-client",
+    "usr/sbin/munged": "munge",
     "usr/lib/*/libGL.so.1": "libgl1",
     "usr/lib/*/libgthread-2.0.so.0": "libglib2.0-0",
 }

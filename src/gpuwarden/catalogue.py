@@ -252,7 +252,40 @@ _JOBS = (
         _JOB_GPU,
         "Memory of the GPU used by the job: the sum of its processes, 0 while held and unused.",
     ),
-    _job("gpu_job_start_time_seconds", _G, "seconds", "Start of the job's root process."),
+    _job(
+        "gpu_job_platform_info",
+        _G,
+        "",
+        "The job at its platform; 1. platform_job_id is what the platform's tools take: Slurm's "
+        "number, or the pod's uid. cluster, partition and account are Slurm's, workload_namespace "
+        "and workload_name the pod's.",
+        "platform",
+        "platform_job_id",
+        "cluster",
+        "partition",
+        "account",
+        "workload_namespace",
+        "workload_name",
+    ),
+    _job(
+        "gpu_job_container_info",
+        _G,
+        "",
+        "A container in which processes of the job hold a GPU, or run where none does; 1.",
+        "container_id",
+    ),
+    _job(
+        "gpu_job_submit_timestamp_seconds",
+        _G,
+        "seconds",
+        "When the job was submitted, or last requeued, by Slurm's word.",
+    ),
+    _job(
+        "gpu_job_start_time_seconds",
+        _G,
+        "seconds",
+        "Start of the job's root process; of a job without a process, by its platform.",
+    ),
     _job(
         "gpu_job_first_gpu_use_timestamp_seconds",
         _G,

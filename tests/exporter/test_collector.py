@@ -27,6 +27,7 @@ from gpuwarden.exporter.jobs import (
     Holding,
     Job,
     NodeSnapshot,
+    PlatformFacts,
     Resources,
     Run,
     YoloCommand,
@@ -124,6 +125,15 @@ JOB = Job(
         pressure=dict.fromkeys(PRESSURE_RESOURCES, 1.5),
     ),
     runs=(RUN,),
+    platform=PlatformFacts(
+        platform="slurm",
+        number="211",
+        cluster="main",
+        partition="gpu",
+        account="vision",
+        submit_time=1.0,
+        containers=("ab" * 32,),
+    ),
 )
 SNAPSHOT = NodeSnapshot(
     taken_at=100.0,

@@ -1,0 +1,305 @@
+"""Slurm's answers in text: what every version gives, read so that no user's words count.
+
+Callers set SLURM_TIME_FORMAT=%s, so that a time is a Unix time and not a local one, which comes
+twice when clocks are set back.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.platforms import hostlists
+from gpuwarden.platforms.slurm import MAX_JOB_ID, SlurmJob, decode_tres, gpu_indexes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+LIST_FIELDS: Final = (
+    "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "HetJobOffset",
+    "UserID",
+    "State",
+    "RestartCnt",
+    "SubmitTime",
+    "StartTime",
+    "EndTime",
+    "Partition",
+    "tres-alloc",
+    "NodeList",
+    "Account",
+)
+"""What `squeue -O` is asked for."""
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_MARK = re.compile(r"\|[0-9a-z]{8,64}")
+
+
+def list_format(mark: str) -> str:
+    """The argument of `squeue --noheader -O` whose answer `decode_list` reads.
+
+    Args:
+        mark: `|` and at least eight letters or digits that nobody can foresee: an account's name
+            may hold anything, the mark excepted.
+    """
+    if not _MARK.fullmatch(mark):
+        raise ValueError(f"{mark!r} is no mark")
+    # A width would cut values, and a suffix that began with a digit would be taken for one.
+    return ",".join(f"{name}:{mark}" for name in LIST_FIELDS)
+
+
+def decode_list(text: str, mark: str) -> tuple[SlurmJob, ...]:
+    """Jobs of an answer of `squeue --noheader -O` in `list_format`.
+
+    Args:
+        text: what it printed.
+        mark: that of the format.
+
+    Raises:
+        ServiceUnavailable: it is no such answer.
+    """
+    values = text.split(mark)
+    rest = values.pop()
+    if rest.strip() or len(values) % len(LIST_FIELDS):
+        raise ServiceUnavailable("squeue answered in another form than it was asked for")
+    jobs = []
+    for at in range(0, len(values), len(LIST_FIELDS)):
+        row = dict(zip(LIST_FIELDS, values[at : at + len(LIST_FIELDS)], strict=True))
+        jobs.append(_listed(row))
+    return tuple(jobs)
+
+
+def _listed(row: dict[str, str]) -> SlurmJob:
+    job_id = _number(row["JobID"])
+    if job_id is None or not 0 < job_id <= MAX_JOB_ID:
+        raise ServiceUnavailable("squeue answered with a job that has no number")
+    task, het = _number(row["ArrayTaskID"]), _number(row["HetJobID"])
+    try:
+        nodes = hostlists.expand(row["NodeList"])
+    except ValueError as error:
+        raise ServiceUnavailable(f"squeue answered with nodes that are none: {error}") from error
+    return SlurmJob(
+        job_id=job_id,
+        array_job_id=_number(row["ArrayJobID"]) if task is not None else None,
+        array_task_id=task,
+        het_job_id=het or None,
+        het_job_offset=_number(row["HetJobOffset"]) if het else None,
+        user_id=_number(row["UserID"]),
+        account=_word(row["Account"]),
+        partition=_word(row["Partition"]),
+        states=frozenset(re.findall(r"[A-Z_]+", row["State"].upper())),
+        restarts=_number(row["RestartCnt"]) or 0,
+        submit_time=_time(row["SubmitTime"]),
+        start_time=_time(row["StartTime"]),
+        end_time=_time(row["EndTime"]),
+        nodes=nodes,
+        tres=decode_tres(_word(row["tres-alloc"])),
+    )
+
+
+def _number(text: str) -> int | None:
+    text = text.strip()
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def _time(text: str) -> float | None:
+    seconds = _number(text)
+    return float(seconds) if seconds else None
+
+
+def _word(text: str) -> str:
+    text = text.strip()
+    return "" if text in ("(null)", "N/A", "None") else text
+
+
+# ---------------------------------------------------------------------------------------------
+# scontrol show job
+
+_ANCHORS: Final = (
+    "JobId=",
+    "   UserId=",
+    "   JobState=",
+    "   NodeList=",
+    "   MinCPUsNode=",
+    "   Command=",
+)
+"""Beginnings of lines that an answer about one job has, each once and in this order."""
+_PLACE = re.compile(r" {5}Nodes=(?P<nodes>\S+) CPU_IDs=\S* Mem=\S*(?: GRES=(?P<gres>\S*))?\s*")
+
+
+def decode_details(text: str, job_id: int) -> dict[str, tuple[int, ...]] | None:
+    """Node -> indexes of a job's cards, from `scontrol show --details job NUMBER` of one job.
+
+    A user's words may hold line feeds: an answer in which a line that must be there once is there
+    twice is not believed.
+
+    Args:
+        text: what it printed.
+        job_id: Slurm's number of the job.
+
+    Returns:
+        The indexes; None where they are not told, or not to be believed.
+    """
+    lines = text.split("\n")
+    at = -1
+    places: dict[str, int] = {}
+    for anchor in _ANCHORS:
+        found = [number for number, line in enumerate(lines) if line.startswith(anchor)]
+        if len(found) != 1 or found[0] <= at:
+            return None
+        places[anchor] = at = found[0]
+    if lines[0].split(maxsplit=1)[0] != f"JobId={job_id}":
+        return None
+    cards: dict[str, tuple[int, ...]] = {}
+    for line in lines[places["   NodeList="] + 1 : places["   MinCPUsNode="]]:
+        match = _PLACE.fullmatch(line)
+        if match is None:
+            continue
+        indexes = gpu_indexes(_word(match["gres"] or ""))
+        if indexes is None:
+            return None
+        try:
+            nodes = hostlists.expand(match["nodes"])
+        except ValueError:
+            return None
+        for node in nodes:
+            cards[node] = tuple(sorted({*cards.get(node, ()), *indexes}))
+    return cards
+
+
+# ---------------------------------------------------------------------------------------------
+# The cluster and its nodes
+
+_SETTING = re.compile(r"^(?P<name>\w+)\s*=\s*(?P<value>.*?)\s*$", re.MULTILINE)
+_VERSION = re.compile(r"\b(?P<major>[0-9]{2})\.(?P<minor>[0-9]{1,2})\b")
+_CLUSTER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NODE = re.compile(r"(?:^|\s)(?P<key>NodeName|NodeHostName)=(?P<value>\S+)")
+_STEP = re.compile(
+    r"slurmstepd: \[(?P<job>[0-9]{1,10})\.(?:[0-9]+|batch|extern|interactive)[^\]]*\]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """What of `scontrol show config` matters here.
+
+    Attributes:
+        name: the cluster's.
+        accounts_for_gpus: whether `tres` of its jobs tells of their cards.
+    """
+
+    name: str
+    accounts_for_gpus: bool = False
+
+
+def decode_config(text: str) -> ClusterConfig:
+    """Settings of a cluster.
+
+    Args:
+        text: what `scontrol show config` printed.
+
+    Raises:
+        ServiceUnavailable: it names no cluster.
+    """
+    settings = {match["name"]: match["value"] for match in _SETTING.finditer(text)}
+    name = settings.get("ClusterName", "")
+    if not _CLUSTER.fullmatch(name):
+        raise ServiceUnavailable("`scontrol show config` names no cluster")
+    tracked = settings.get("AccountingStorageTRES", "").split(",")
+    return ClusterConfig(name, accounts_for_gpus="gres/gpu" in tracked)
+
+
+def decode_version(text: str) -> tuple[int, int]:
+    """(major, minor) of `scontrol --version`; (0, 0) where it does not tell."""
+    match = _VERSION.search(text)
+    return (int(match["major"]), int(match["minor"])) if match is not None else (0, 0)
+
+
+def node_names(text: str, hosts: Collection[str]) -> tuple[str, ...]:
+    """Names of the nodes that run on a host; usually one, of the host's own name.
+
+    Args:
+        text: what `scontrol show node --oneliner` printed.
+        hosts: names of the host, with and without its domain.
+    """
+    found = []
+    for line in text.split("\n"):
+        keys = {match["key"]: match["value"] for match in _NODE.finditer(line)}
+        name = keys.get("NodeName", "")
+        if name and keys.get("NodeHostName", name) in hosts:
+            found.append(name)
+    return tuple(found)
+
+
+def step_job(title: str) -> int | None:
+    """The job whose step a `slurmstepd` serves, by its title, such as `slurmstepd: [12.batch]`."""
+    match = _STEP.match(title)
+    return int(match["job"]) if match is not None else None
+
+
+# ---------------------------------------------------------------------------------------------
+# The node's own list of cards
+
+
+@dataclass(frozen=True, slots=True)
+class GresCard:
+    """A card in the node's list, whose place there is the index by which jobs are told of it.
+
+    Attributes:
+        minor: of its device file, or None.
+        uuid: where Slurm knows it (MIG), else empty.
+    """
+
+    minor: int | None
+    uuid: str = ""
+
+
+_GRES_LINE = re.compile(r"Gres Name=gpu(?=\s)(?P<rest>.*)")
+_FILE = re.compile(r"\sFile=(?P<file>\S+)")
+_UUID = re.compile(r"\sUniqueId=(?P<uuid>\S+)")
+_DEVICE = re.compile(r".*/nvidia(?P<minor>[0-9]{1,4})")
+
+
+def decode_gres(text: str) -> tuple[GresCard, ...]:
+    """The node's cards in the order of their indexes, from `slurmd -G`.
+
+    Args:
+        text: what it printed; each line has a prefix of the daemon's.
+
+    Raises:
+        ServiceUnavailable: a card has no device file that is known.
+    """
+    cards: list[GresCard] = []
+    for line in text.split("\n"):
+        match = _GRES_LINE.search(line)
+        if match is None:
+            continue
+        file, uuid = _FILE.search(match["rest"]), _UUID.search(match["rest"])
+        if file is None:
+            raise ServiceUnavailable("gres.conf names cards without their device files")
+        try:
+            paths = _paths(file["file"])
+        except ValueError as error:
+            raise ServiceUnavailable(f"gres.conf's device files: {error}") from error
+        cards += [
+            GresCard(_minor(path), uuid["uuid"] if uuid is not None else "") for path in paths
+        ]
+    return tuple(cards)
+
+
+def _paths(text: str) -> Sequence[str]:
+    """Device files of one line; with several for one card (MIG) the first is the card's."""
+    folder, slash, names = text.rpartition("/")
+    if "," in folder:
+        return [text.partition(",")[0]]
+    return [f"{folder}{slash}{name}" for name in hostlists.expand(names)]
+
+
+def _minor(path: str) -> int | None:
+    match = _DEVICE.fullmatch(path)
+    return int(match["minor"]) if match is not None else None

@@ -1,0 +1,343 @@
+"""A real one-node Slurm as processes of a test: no systemd, no real GPU, no accounting database.
+
+Nothing here depends on pytest::
+
+    with slurm(tmp_path / "slurm", gpus=4) as cluster:
+        job = cluster.submit("sleep 600", "--gres=gpu:2")
+        cluster.wait_for_state(job, "RUNNING")
+
+Everything lies below one folder: the configuration, munge's key and socket, state, spool and logs.
+Ports are free ones of the loopback. Daemons are stopped by their own pids, after their jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.servers import ServerFailed, binary, free_port, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+CLUSTER = "ci"
+NODE = "node1"
+"""Not the host's name: an adapter that takes one for the other is found out."""
+
+_SECONDS = 60.0
+_LEAVE_SECONDS = 15.0
+_NEEDED = "slurmctld slurmd slurm-client munge"
+
+
+@dataclass(slots=True)
+class SlurmCluster:
+    """A running Slurm.
+
+    Attributes:
+        folder: everything that it writes.
+        gpus: how many cards the node has.
+        environment: for commands that are to talk to it; only SLURM_CONF is added.
+        version: (major, minor), such as (22, 5).
+        devices: the stand-in device files, in the order of gres.conf.
+    """
+
+    folder: Path
+    gpus: int
+    environment: dict[str, str]
+    version: tuple[int, int]
+    devices: tuple[Path, ...]
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Path:
+        """Its slurm.conf."""
+        return self.folder / "etc" / "slurm.conf"
+
+    def run(self, *words: str, timeout: float = 30.0) -> str:
+        """What one of Slurm's commands prints.
+
+        Raises:
+            ServerFailed: if it fails, with what it said.
+        """
+        done = subprocess.run(
+            words,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
+        if done.returncode:
+            raise ServerFailed(f"{' '.join(words)}: {done.stderr or done.stdout}")
+        return done.stdout
+
+    def submit(self, script: str, *options: str) -> int:
+        """Submit a batch script; gives its job id (an array's own id for an array)."""
+        path = self.folder / "scripts" / f"{len(list((self.folder / 'scripts').iterdir()))}.sh"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        out = str(self.folder / "log" / "job-%j.out")
+        words = ("sbatch", "--parsable", f"--output={out}", *options, str(path))
+        return int(self.run(*words).strip().partition(";")[0])
+
+    def states(self, job: int) -> set[str]:
+        """States of a job and, for an array, of its tasks; empty once it is forgotten."""
+        try:
+            answer = self.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "-o", "%T")
+        except ServerFailed:
+            return set()
+        return set(answer.split())
+
+    def wait_for_state(self, job: int, state: str) -> None:
+        """Wait until all of a job is in a state."""
+        until(lambda: self.states(job) == {state}, _SECONDS)
+
+    def pids(self, job: int) -> tuple[int, ...]:
+        """Processes that Slurm itself counts to a job of this node, its own helpers left out."""
+        try:
+            answer = self.run("scontrol", "listpids", str(job), NODE)
+        except ServerFailed:
+            return ()
+        return tuple(sorted({int(pid) for pid in re.findall(r"^ *(\d+) ", answer, re.MULTILINE)}))
+
+    def start(self, name: str) -> None:
+        """Start slurmctld or slurmd (again) and wait until it serves."""
+        match name:
+            case "slurmctld":
+                self._spawn(name, binary(("slurmctld",)), "-D")
+                self._until(name, lambda: "UP" in self.run("scontrol", "ping"))
+            case "slurmd":
+                self._spawn(name, binary(("slurmd",)), "-D", "-N", NODE)
+                self._until(
+                    name,
+                    lambda: (
+                        self.run("sinfo", "--noheader", "-o", "%T").split()[0]
+                        in ("idle", "mixed", "allocated")
+                    ),
+                )
+            case _:
+                raise ValueError(name)
+
+    def kill(self, name: str) -> None:
+        """End a daemon as a crash would."""
+        process = self._processes[name]
+        process.kill()
+        process.wait(timeout=10)
+
+    def stop_daemon(self, name: str) -> None:
+        """End a daemon in order: it writes down what it knows."""
+        process = self._processes[name]
+        process.terminate()
+        process.wait(timeout=30)
+
+    def freeze(self, name: str) -> None:
+        """Make a daemon hang: it keeps its port and answers nobody until it is thawed."""
+        self._processes[name].send_signal(signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """Let a frozen daemon go on."""
+        self._processes[name].send_signal(signal.SIGCONT)
+
+    def _spawn(self, name: str, *words: str) -> None:
+        with (self.folder / "log" / f"{name}.out").open("ab") as out:
+            self._processes[name] = subprocess.Popen(
+                words,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def _until(self, name: str, probe: object) -> None:
+        def ready() -> bool:
+            if self._processes[name].poll() is not None:
+                return True
+            try:
+                return bool(probe())  # type: ignore[operator]
+            except ServerFailed:
+                return False
+
+        with contextlib.suppress(TimeoutError):
+            until(ready, _SECONDS)
+            if self._processes[name].poll() is None:
+                return
+        raise ServerFailed(f"{name} does not serve\n{self.log(name)}")
+
+    def log(self, name: str, lines: int = 30) -> str:
+        """The end of what a daemon wrote."""
+        text = (self.folder / "log" / f"{name}.out").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def stop(self) -> None:
+        """End all jobs, then the daemons."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+        if "slurmctld" in self._processes and self._processes["slurmctld"].poll() is None:
+            # Jobs outlive slurmd: left running, their processes would stay behind.
+            with contextlib.suppress(ServerFailed, subprocess.TimeoutExpired, TimeoutError):
+                self.run("scancel", "--state=PENDING", f"--user={os.geteuid()}", timeout=5)
+                self.run("scancel", "--full", f"--user={os.geteuid()}", timeout=5)
+                until(lambda: not self.run("squeue", "--noheader").strip(), _LEAVE_SECONDS)
+        for process in reversed(self._processes.values()):
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(timeout=5)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait(timeout=5)
+
+
+def _version() -> tuple[int, int]:
+    try:
+        program = binary(("slurmctld",))
+    except ServerFailed as error:
+        raise ServerFailed(f"Slurm is not installed: apt-get install {_NEEDED}") from error
+    answer = subprocess.run([program, "-V"], capture_output=True, text=True, check=True, timeout=30)
+    match = re.search(r"(\d+)\.(\d+)", answer.stdout)
+    if match is None:
+        raise ServerFailed(f"{program} -V: {answer.stdout}")
+    return int(match[1]), int(match[2])
+
+
+@contextlib.contextmanager
+def slurm(
+    folder: Path,
+    *,
+    gpus: int = 4,
+    minors: Sequence[int] | None = None,
+    settings: Sequence[str] = (),
+) -> Iterator[SlurmCluster]:
+    """A Slurm of one node, as the user who runs the test.
+
+    Args:
+        folder: where everything goes; a short path, for it holds a socket.
+        gpus: cards of the node.
+        minors: number of each card's device file, in the order of gres.conf; ascending from 0
+            where it is not given.
+        settings: further lines of slurm.conf.
+
+    Raises:
+        ServerFailed: it does not start.
+    """
+    version = _version()
+    for name in ("etc", "state", "spool", "log", "munge", "dev", "scripts", "cgroup"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+    (folder / "munge").chmod(0o755)
+    devices = _devices(folder / "dev", tuple(minors) if minors is not None else range(gpus))
+    _configure(folder, devices, version=version, settings=settings)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SRUN_"))
+    } | {"SLURM_CONF": str(folder / "etc/slurm.conf")}
+    cluster = SlurmCluster(folder, gpus, environment, version, devices)
+    try:
+        _munge(cluster)
+        cluster.start("slurmctld")
+        cluster.start("slurmd")
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _munge(cluster: SlurmCluster) -> None:
+    folder = cluster.folder / "munge"
+    key = folder / "key"
+    key.touch(0o600)
+    key.write_bytes(os.urandom(128))
+    cluster._spawn(
+        "munged",
+        binary(("munged",)),
+        "--foreground",
+        f"--key-file={key}",
+        f"--socket={folder / 'sock'}",
+        f"--pid-file={folder / 'pid'}",
+        f"--log-file={folder / 'log'}",
+        f"--seed-file={folder / 'seed'}",
+    )
+    cluster._until("munged", lambda: cluster.run("munge", "-S", str(folder / "sock"), "-n"))
+
+
+def _devices(folder: Path, minors: Sequence[int]) -> tuple[Path, ...]:
+    """Stand-ins for /dev/nvidia*: character devices, or Slurm would not give them to a job."""
+    paths = []
+    for minor in minors:
+        path = folder / f"nvidia{minor}"
+        try:
+            # The null device: nothing can be broken through it.
+            os.mknod(path, 0o600 | 0o020000, os.makedev(1, 3))
+        except PermissionError:
+            return tuple(Path(f"/dev/tty{number}") for number in minors)
+        paths.append(path)
+    return tuple(paths)
+
+
+def _configure(
+    folder: Path,
+    devices: Sequence[Path],
+    *,
+    version: tuple[int, int],
+    settings: Sequence[str],
+) -> None:
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    host = os.uname().nodename.partition(".")[0]
+    if version >= (23, 11):
+        # Later versions want a cgroup file system unless they are told that there is none.
+        (folder / "etc/cgroup.conf").write_text("CgroupPlugin=disabled\n")
+    gres = [f"NodeName={NODE} Name=gpu Type=a100 File={path}" for path in devices]
+    (folder / "etc/gres.conf").write_text("\n".join([*gres, ""]))
+    controller, node = free_port(), free_port()
+    cards = f"gpu:a100:{len(devices)}"
+    cores = "CPUs=8 RealMemory=1000"
+    lines = [
+        f"ClusterName={CLUSTER}",
+        f"SlurmctldHost={host}(127.0.0.1)",
+        f"SlurmctldPort={controller}",
+        f"SlurmdPort={node}",
+        f"SlurmUser={user}",
+        f"SlurmdUser={user}",
+        "AuthType=auth/munge",
+        # A requeued job waits until its credential has expired; two minutes where nothing is said.
+        f"AuthInfo=socket={folder / 'munge/sock'},cred_expire=5",
+        f"StateSaveLocation={folder / 'state'}",
+        f"SlurmdSpoolDir={folder / 'spool'}",
+        f"SlurmctldPidFile={folder / 'slurmctld.pid'}",
+        f"SlurmdPidFile={folder / 'slurmd.pid'}",
+        "MailProg=/bin/true",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "MpiDefault=none",
+        "ReturnToService=2",
+        # The test's machine may have fewer cores than the node says.
+        "SlurmdParameters=config_overrides",
+        "SchedulerType=sched/backfill",
+        "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core",
+        "KillWait=5",
+        "MinJobAge=300",
+        "JobRequeue=1",
+        "RequeueExit=75",
+        "RequeueExitHold=76",
+        "JobAcctGatherType=jobacct_gather/linux",
+        "AccountingStorageType=accounting_storage/none",
+        "GresTypes=gpu",
+        f"NodeName={NODE} NodeHostname={host} NodeAddr=127.0.0.1 {cores} Gres={cards}",
+        "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
+        *settings,
+    ]
+    (folder / "etc/slurm.conf").write_text("\n".join([*lines, ""]))
+    shutil.rmtree(folder / "state", ignore_errors=True)
+    (folder / "state").mkdir()
