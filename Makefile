@@ -37,7 +37,7 @@ dashboards: setup ## write grafana/dashboards from code
 schema: setup ## write the JSON Schema of rule files
 	@$(BIN)/gpuwarden rules schema > ruleengine/schema.json
 
-bench: setup ## the exporter beside nvitop-exporter; ARGS=--quick for two minutes
+bench: setup ## the exporter beside nvitop-exporter; ARGS=--quick for three minutes
 	@$(BIN)/python -m bench.exporter $(ARGS)
 
 dist: setup ## build wheel and sdist

@@ -142,7 +142,8 @@ class Bodies(Mapping[Format, bytes]):
         if made is None:
             # Two threads may do this at once, with the same result.
             if compressed:
-                plain = self.prepare(form, compressed=False)
+                # Not kept: who takes gzip does not take it plain, and it is twenty times as large.
+                plain = self._made.get((form, False)) or self._write(form)
                 made = gzip.compress(plain, _GZIP_LEVEL, mtime=0)
             else:
                 made = self._write(form)

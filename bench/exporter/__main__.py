@@ -1,8 +1,8 @@
 """Measure the exporter beside nvitop-exporter: `python -m bench.exporter [--quick]`.
 
-Both run at the same time on the same simulated driver and are scraped as Prometheus does. The
-first run makes a virtual environment for nvitop-exporter in .bench/. Exits with 1 where a target
-is missed.
+Both run at the same time on the same simulated driver and are scraped as Prometheus does, each in a
+virtual environment of its own, which the first run makes in .bench/. Exits with 1 where a target is
+missed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from pathlib import Path
 
 from bench.exporter import budgets, nodes, programs
 from bench.exporter.figures import Figures, measure, missed, table
-
-ROOT = Path(__file__).parents[2]
 
 LOADS = (
     nodes.Load(8),
@@ -33,8 +31,14 @@ class _Length:
     scrapes: int
 
 
-_QUICK = _Length(seconds=10, scrapes=20)
-_FULL = _Length(seconds=60, scrapes=100)
+@dataclass(frozen=True, slots=True)
+class _Pythons:
+    own: Path
+    peer: Path
+
+
+_QUICK = _Length(seconds=15, scrapes=60)
+_FULL = _Length(seconds=60, scrapes=300)
 
 
 def main() -> int:
@@ -44,23 +48,27 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="about two minutes instead of seven")
+    parser.add_argument("--quick", action="store_true", help="about three minutes instead of ten")
     parser.add_argument(
-        "--environment",
+        "--environments",
         type=Path,
-        default=ROOT / ".bench/nvitop-exporter",
+        default=programs.ROOT / ".bench",
         metavar="FOLDER",
-        help="virtual environment for nvitop-exporter; made if it is not there",
+        help="where the two virtual environments are; made if they are not there",
     )
     arguments = parser.parse_args()
     length = _QUICK if arguments.quick else _FULL
-    python = programs.install_peer(arguments.environment.absolute())
+    folder = arguments.environments.absolute()
+    pythons = _Pythons(
+        own=programs.install(folder / "gpuwarden", "--editable", programs.OWN),
+        peer=programs.install(folder / "nvitop-exporter", programs.PEER),
+    )
     print(f"{programs.PEER} and this gpuwarden, each with its defaults, at the same time;")
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}\n")
     faults = []
     for load in LOADS:
         with nodes.sleepers(load.processes) as ranks, tempfile.TemporaryDirectory() as folder:
-            own, peer = _compare(load, ranks, Path(folder), python=python, length=length)
+            own, peer = _compare(load, ranks, Path(folder), pythons=pythons, length=length)
             print(table(load, own, peer), flush=True)
             faults += [f"{load}: {fault}" for fault in missed(own, peer)]
             if not load.delay:
@@ -71,12 +79,12 @@ def main() -> int:
 
 
 def _compare(
-    load: nodes.Load, ranks: list[list[int]], folder: Path, *, python: Path, length: _Length
+    load: nodes.Load, ranks: list[list[int]], folder: Path, *, pythons: _Pythons, length: _Length
 ) -> tuple[Figures, Figures]:
     content = nodes.scenario(load, ranks)
     with (
-        programs.gpuwarden(folder, nodes.write(folder, "gpuwarden", content)) as own,
-        programs.nvitop(python, nodes.write(folder, "nvitop", content)) as peer,
+        programs.gpuwarden(pythons.own, folder, nodes.write(folder, "gpuwarden", content)) as own,
+        programs.nvitop(pythons.peer, nodes.write(folder, "nvitop", content)) as peer,
     ):
         first, second = measure([own, peer], seconds=length.seconds, scrapes=length.scrapes)
         return first, second

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import math
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuwarden.exporter.simulated import calls
@@ -20,7 +21,9 @@ SCRAPE_SECONDS = 5.0
 WARM_UP_SECONDS = 10.0
 """What a program does once for each process is not what it does all the time."""
 MIB = 1024 * 1024
-_PAUSE_SECONDS = 0.13
+ROUNDS = 3
+"""Both measurements are made by turns, so that what disturbs the machine disturbs both."""
+_PAUSE_SECONDS = 0.073
 """Between two scrapes of the latency's measurement; no divisor of any program's own interval."""
 
 LATENCY_TARGET = 0.1
@@ -54,6 +57,21 @@ class Figures:
     calls: float
 
 
+@dataclass(slots=True)
+class _Counts:
+    """What is counted of a program while it is measured."""
+
+    latencies: list[float] = field(default_factory=list)
+    cpu: float = 0.0
+    calls: int = 0
+    resident: int = 0
+
+    def see(self, program: Program) -> None:
+        """Scrape a program once."""
+        self.latencies.append(program.scrape()[0])
+        self.resident = max(self.resident, program.resident_bytes())
+
+
 def measure(programs: Sequence[Program], *, seconds: float, scrapes: int) -> list[Figures]:
     """Measure programs side by side.
 
@@ -62,46 +80,53 @@ def measure(programs: Sequence[Program], *, seconds: float, scrapes: int) -> lis
         seconds: how long CPU time is counted while each is scraped every 5 s.
         scrapes: how many more, in turn and in quick succession, for the latency.
     """
-    latencies: dict[str, list[float]] = {program.name: [] for program in programs}
-    resident = {program.name: 0 for program in programs}
+    counts = {program.name: _Counts() for program in programs}
     time.sleep(WARM_UP_SECONDS)
     for program in programs:
         program.scrape()
+    minutes = 0.0
+    for number in range(ROUNDS):
+        # Nobody is always the first, which finds the machine's caches as the pause left them.
+        turn = programs if number % 2 else programs[::-1]
+        minutes += _count(turn, counts, seconds / ROUNDS)
+        for _ in range(scrapes // ROUNDS):
+            for program in turn:
+                time.sleep(_PAUSE_SECONDS)
+                counts[program.name].see(program)
+    return [_figures(program, counts[program.name], minutes) for program in programs]
+
+
+def _count(programs: Sequence[Program], counts: dict[str, _Counts], seconds: float) -> float:
+    """Count CPU time and driver calls while everybody is scraped every 5 s; minutes it took."""
     began = time.monotonic()
-    cpu = {program.name: program.cpu_seconds() for program in programs}
-    called = {program.name: calls(program.scenario) for program in programs}
-    rounds = max(1, round(seconds / SCRAPE_SECONDS))
-    for number in range(1, rounds + 1):
-        for program in programs:
-            latencies[program.name].append(program.scrape()[0])
-            resident[program.name] = max(resident[program.name], program.resident_bytes())
-        time.sleep(max(0.0, began + number * SCRAPE_SECONDS - time.monotonic()))
-    minutes = (time.monotonic() - began) / 60
-    cpu = {item.name: (item.cpu_seconds() - cpu[item.name]) / minutes for item in programs}
-    called = {item.name: calls(item.scenario) - called[item.name] for item in programs}
-    for _ in range(scrapes):
-        for program in programs:
-            time.sleep(_PAUSE_SECONDS)
-            latencies[program.name].append(program.scrape()[0])
-    found = []
     for program in programs:
-        taken = sorted(latencies[program.name])
-        sent = program.scrape()[1]
-        page = gzip.decompress(sent) if sent.startswith(b"\x1f\x8b") else sent
-        found.append(
-            Figures(
-                name=program.name,
-                median=statistics.median(taken),
-                p99=taken[min(len(taken) - 1, round(0.99 * len(taken)))],
-                cpu=cpu[program.name],
-                resident=max(resident[program.name], program.resident_bytes()),
-                page=len(page),
-                sent=len(sent),
-                series=sum(1 for line in page.splitlines() if line and not line.startswith(b"#")),
-                calls=called[program.name] / minutes,
-            )
-        )
-    return found
+        counts[program.name].cpu -= program.cpu_seconds()
+        counts[program.name].calls -= calls(program.scenario)
+    for number in range(1, max(1, round(seconds / SCRAPE_SECONDS)) + 1):
+        for program in programs:
+            counts[program.name].see(program)
+        time.sleep(max(0.0, began + number * SCRAPE_SECONDS - time.monotonic()))
+    for program in programs:
+        counts[program.name].cpu += program.cpu_seconds()
+        counts[program.name].calls += calls(program.scenario)
+    return (time.monotonic() - began) / 60
+
+
+def _figures(program: Program, counted: _Counts, minutes: float) -> Figures:
+    taken = sorted(counted.latencies)
+    sent = program.scrape()[1]
+    page = gzip.decompress(sent) if sent.startswith(b"\x1f\x8b") else sent
+    return Figures(
+        name=program.name,
+        median=statistics.median(taken),
+        p99=taken[math.ceil(0.99 * len(taken)) - 1],
+        cpu=counted.cpu / minutes,
+        resident=max(counted.resident, program.resident_bytes()),
+        page=len(page),
+        sent=len(sent),
+        series=sum(1 for line in page.splitlines() if line and not line.startswith(b"#")),
+        calls=counted.calls / minutes,
+    )
 
 
 def missed(own: Figures, peer: Figures) -> list[str]:

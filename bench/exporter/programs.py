@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import time
 import venv
 from dataclasses import dataclass
@@ -18,10 +17,15 @@ from gpuwarden.exporter.simulated import SCENARIO_VARIABLE, build
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+ROOT = Path(__file__).parents[2]
 PEER = "nvitop-exporter==1.7.2"
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+OWN = f"{ROOT}[exporter,simulated]"
+"""What a node installs: an environment with more in it loads more (structlog, for one, loads rich
+wherever that is installed)."""
 _READY_SECONDS = 60.0
 _SCRAPE_SECONDS = 30.0
+_SCHEDULED = 2
+"""CPUCLOCK_SCHED: what the scheduler has counted."""
 
 # What Prometheus 2.42 sends.
 SCRAPE_HEADERS = {
@@ -74,10 +78,11 @@ class Program:
         return spent, body
 
     def cpu_seconds(self) -> float:
-        """CPU time that it has used."""
-        content = Path(f"/proc/{self.pid}/stat").read_text()
-        fields = content[content.rfind(")") + 2 :].split()
-        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+        """CPU time that all its threads have used, also those that have ended.
+
+        The clock of clock_getcpuclockid(3): nanoseconds, where /proc has hundredths of a second.
+        """
+        return time.clock_gettime((~self.pid << 3) | _SCHEDULED)
 
     def resident_bytes(self) -> int:
         """Resident memory now."""
@@ -91,21 +96,24 @@ class Program:
         return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
 
 
-def install_peer(folder: Path) -> Path:
-    """A virtual environment with nvitop-exporter; made once, and no part of the project.
+def install(folder: Path, *requirements: str) -> Path:
+    """A virtual environment of a program's own, made once for the same requirements.
 
     Args:
         folder: where to make it.
+        requirements: as for pip.
 
     Returns:
         Its python.
     """
-    python = folder / "bin/python"
-    if not (folder / "installed").exists():
+    python, mark = folder / "bin/python", folder / "installed"
+    wanted = "\n".join((*requirements, (ROOT / "pyproject.toml").read_text()))
+    if not mark.exists() or mark.read_text() != wanted:
         venv.create(folder, with_pip=True, clear=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "--quiet", PEER]
+        command = [str(python), "-m", "pip", "install", "--quiet", "--quiet"]
+        command += ["--constraint", str(ROOT / "constraints.txt"), *requirements]
         subprocess.run(command, check=True, timeout=600)
-        (folder / "installed").write_text(f"{PEER}\n")
+        mark.write_text(wanted)
     return python
 
 
@@ -154,19 +162,23 @@ def free_port() -> int:
         return port
 
 
-def gpuwarden(folder: Path, scenario: Path) -> contextlib.AbstractContextManager[Program]:
+def gpuwarden(
+    python: Path, folder: Path, scenario: Path
+) -> contextlib.AbstractContextManager[Program]:
     """The exporter of gpuwarden with its defaults.
 
     Args:
-        folder: for the job files.
+        python: of the environment that has it.
+        folder: for what is in /run/gpuwarden on a node.
         scenario: of the driver.
     """
     port = free_port()
     command = [
-        *(sys.executable, "-m", "gpuwarden", "exporter"),
+        *(str(python), "-m", "gpuwarden", "exporter"),
         *("--gpus", f"simulated:{scenario}"),
         *("--web.listen-address", f"127.0.0.1:{port}"),
         *("--jobs.directory", str(folder / "jobs")),
+        *("--release-file", str(folder / "release")),
         # So that each job is one of its own, and not all of them one of this benchmark's.
         *("--attribution.launcher", Path("/proc/self/comm").read_text().strip()),
     ]
