@@ -62,7 +62,7 @@ _ENGINE = (
     click.option(
         "--engine.token-file",
         "engine_token",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=click.Path(readable=False, path_type=Path, dir_okay=False),
         metavar="FILE",
         help="The nodes' bearer token (nodes.registration.token_file of the engine); read anew "
         "each time.",
@@ -77,7 +77,7 @@ _ENGINE = (
     click.option(
         "--engine.ca-file",
         "engine_ca",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=click.Path(readable=False, path_type=Path, dir_okay=False),
         metavar="FILE",
         help="Certificates for the engine's TLS; the system's by default.",
     ),
@@ -127,7 +127,7 @@ _GPUS = click.option(
 )
 _RELEASE_FILE = click.option(
     "--release-file",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     default=releases.DEFAULT_RELEASE_FILE,
     show_default=True,
     help="By which `release` and `acquire` reach the node's exporter and agent; in a folder that "
@@ -147,7 +147,7 @@ _RELEASE_FILE = click.option(
 @click.option(
     "--web.config.file",
     "web_config",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     metavar="FILE",
     help="TLS, client certificates and basic authentication, in the exporter-toolkit's format "
     "(tls_server_config, basic_auth_users); followed when it changes. Takes gpuwarden[web].",
@@ -155,14 +155,14 @@ _RELEASE_FILE = click.option(
 @click.option(
     "--textfile.directory",
     "textfile_directory",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=click.Path(readable=False, path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
     help="Write each page to gpuwarden.prom in it too, for node_exporter's textfile collector.",
 )
 @click.option(
     "--jobs.directory",
     "jobs_directory",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     envvar=[job_files.DIRECTORY_VARIABLE],
     default=job_files.DEFAULT_DIRECTORY,
     show_default=True,
@@ -171,7 +171,7 @@ _RELEASE_FILE = click.option(
 @click.option(
     "--state.path",
     "state_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(readable=False, path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Where what must outlive a restart is kept: each job's root and first use of a card, its "
     "activity and counters, lost GPU time. In a folder that only this user may write. Without it "

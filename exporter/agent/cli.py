@@ -45,8 +45,9 @@ def _run_options(command: F) -> F:
     return command
 
 
-_FILE = click.Path(path_type=Path)
-_PRESENT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+# Whether a file can be read shows when it is: click asks access(2), which knows no capabilities.
+_FILE = click.Path(readable=False, path_type=Path)
+_PRESENT_FILE = click.Path(exists=True, dir_okay=False, readable=False, path_type=Path)
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--web.listen-address",

@@ -251,12 +251,13 @@ class AgentProcess:
     url: str
     log: Path
     process: subprocess.Popen[bytes] | None = None
+    command: list[str] = field(default_factory=lambda: [sys.executable, "-m", "gpuwarden", "agent"])
 
     def start(self) -> None:
         """Start it and wait until it serves."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gpuwarden", "agent", *self.arguments],
+                [*self.command, *self.arguments],
                 stdout=log,
                 stderr=log,
             )

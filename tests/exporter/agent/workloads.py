@@ -218,6 +218,19 @@ def headless() -> None:
     ctypes.CDLL(None).pthread_exit(None)
 
 
+def tenant() -> None:
+    """A process of another user's, which is a job of its own."""
+
+    def work(ready) -> None:
+        os.setgroups([])
+        os.setgid(4242)
+        os.setuid(4242)
+        ready()
+
+    report(begotten(work))
+    idle()
+
+
 def other_user() -> None:
     """A child that belongs to somebody else."""
     pid = os.fork()
