@@ -10,12 +10,20 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.trainer import captures, comparisons, measuring, orders, parallel, resume
+from gpuwarden.trainer import (
+    captures,
+    comparisons,
+    loggers,
+    measuring,
+    orders,
+    parallel,
+    resume,
+)
 from gpuwarden.trainer.leaving import QuietWorker
 from gpuwarden.trainer.loaders import TrainLoader
 from gpuwarden.trainer.states import Position
@@ -132,15 +140,9 @@ class Hooks(_Host):
 
     def run_callbacks(self, event: str) -> None:
         """Ultralytics' and the user's callbacks, between gpuwarden's own steps."""
-        loop = self.gpuwarden
-        if event == "on_train_batch_start":
-            self._before_batch()
-        elif event == "on_train_batch_end":
-            replayed = self._after_batch()
-            if replayed:
-                return  # others saw this batch in the attempt that trained on it
-        hidden = loop.model is not None and event == "on_train_batch_start"
-        if not hidden:
+        if not self._before_event(event):
+            return
+        with self._beside_loggers() if event == "on_pretrain_routine_end" else nullcontext():
             super().run_callbacks(event)
         if event == "on_train_start":
             self._before_training()
@@ -150,6 +152,25 @@ class Hooks(_Host):
             self.gpuwarden_session.boundary(self)
         elif event == "on_fit_epoch_end":
             self._after_epoch()
+
+    def _before_event(self, event: str) -> bool:
+        """Returns whether others are to hear of it: not of a batch of an earlier attempt."""
+        if event == "on_train_batch_start":
+            self._before_batch()
+            return self.gpuwarden.model is None
+        if event == "on_train_batch_end":
+            return not self._after_batch()
+        if event == "teardown" and self.gpuwarden_session.must_leave():
+            loggers.leaving()
+        return True
+
+    @contextmanager
+    def _beside_loggers(self) -> Iterator[None]:
+        session = self.gpuwarden_session
+        with loggers.one_run(session.record) as noted:
+            yield
+        if noted != session.record.loggers:
+            session.note(loggers=noted)
 
     def _before_training(self) -> None:
         loop = self.gpuwarden

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Self
 
 from gpuwarden import job_files
@@ -41,6 +41,7 @@ class RunRecord:
         finished: Unix time of its end, or None.
         answered: leave requests carried out, so that a requeued attempt does not obey them again.
         extended: epochs in all, if it was given more than its words say.
+        loggers: by tracker, the id of the run that it keeps of this training.
     """
 
     run_id: str
@@ -50,6 +51,7 @@ class RunRecord:
     finished: float | None = None
     answered: tuple[str, ...] = ()
     extended: int | None = None
+    loggers: dict[str, str] = field(default_factory=dict)
 
     FILE = "run.json"
     ANSWERS = 32

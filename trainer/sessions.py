@@ -66,7 +66,7 @@ class Session:
         self.board: status.StatusBoard
         self._trainer: Any = None
         self._plan: resume.Plan
-        self._record: RunRecord
+        self.record: RunRecord
         self._store: StateStore
         self._saver: Saver
         self._adviser: advice.Adviser
@@ -120,12 +120,12 @@ class Session:
                         watch=self.watch,
                         clock=self.clock,
                     )
-                    self._plan, self._record, lock = claimed
-                    backups.restore(settings, self._plan, self._record)
+                    self._plan, self.record, lock = claimed
+                    backups.restore(settings, self._plan, self.record)
                 former = RunRecord.read(self._plan.folder) if self._plan.fresh else None
                 if native is not None and former is not None:
                     raise resume.native_of_ours(str(checkpoint), former)
-                told = Beginning.of(self._plan, self._record)
+                told = Beginning.of(self._plan, self.record)
         except Leave:
             notice = self.watch.notice()
             told = Beginning(
@@ -138,12 +138,12 @@ class Session:
                 return job_files.EXIT_FAULT, "rank 0 could not begin"
             if told.ended is not None:
                 return told.ended
-            self._plan, self._record = told.plan, told.record
+            self._plan, self.record = told.plan, told.record
             leads = self.team.place.leads
             board = status.StatusBoard if leads else peers.PeerBoard
-            self.board = board(settings.jobs_directory, self._record.run_id, clock=self.clock)
+            self.board = board(settings.jobs_directory, self.record.run_id, clock=self.clock)
             self._backup = backups.Backup(
-                settings, self._plan, run_id=self._record.run_id, board=self.board, active=leads
+                settings, self._plan, run_id=self.record.run_id, board=self.board, active=leads
             )
             with closing(self._backup):
                 return self._attempt(model, words, native=native, train=train, base=base)
@@ -170,7 +170,7 @@ class Session:
     ) -> tuple[int, str]:
         from gpuwarden.trainer import callbacks, loaders  # torch comes with them
 
-        record, folder = self._record, self._plan.folder
+        record, folder = self.record, self._plan.folder
         self._store = StateStore(folder, record.lineage, keep=self.settings.keep)
         leads, words = self.team.place.leads, {**words, "resume": self._native(native)}
         if leads:
@@ -225,9 +225,9 @@ class Session:
 
     def _further_epochs(self, words: dict[str, Any]) -> dict[str, Any]:
         """What a run that was given more epochs needs said besides its words."""
-        if self._record.extended is None:
+        if self.record.extended is None:
             return {}
-        further: dict[str, Any] = {"epochs": self._record.extended}
+        further: dict[str, Any] = {"epochs": self.record.extended}
         manifests = self._store.manifests()
         if words.get("optimizer", "auto") == "auto" and manifests and manifests[0].optimizer:
             further["optimizer"] = manifests[0].optimizer  # chosen by the number of epochs
@@ -262,8 +262,7 @@ class Session:
             code, reason = job_files.EXIT_NOT_RESUMABLE, f"{reason}; no state could be saved"
         if notice:
             if notice.decision_id:
-                self._record = self._record.having_answered(notice.decision_id)
-                self._write_record()
+                self.note(answered=self.record.having_answered(notice.decision_id).answered)
             self.board.set(stop_latency=max(0.0, self.clock.monotonic() - notice.received))
         self._answer(RequestState.LEAVING)
         self.board.finish(code, reason)
@@ -279,14 +278,13 @@ class Session:
 
     def _finish_record(self) -> None:
         self._saver.collect(wait=True)
-        self._record = dataclasses.replace(self._record, finished=self.clock.wall())
-        self._write_record()
+        self.note(finished=self.clock.wall())
 
     def _write_record(self) -> None:
         if not self.team.place.leads:
             return
         try:
-            self._record.write(self._plan.folder)
+            self.record.write(self._plan.folder)
             self._backup.recorded()
         except OSError as error:
             log.warning("cannot write %s: %s", self._plan.folder / RunRecord.FILE, error)
@@ -303,11 +301,16 @@ class Session:
             log.warning("resumes from whole epochs only: %s", degraded)
         self.board.set(resume_mode=trainer.gpuwarden.mode)
         manifests = [] if self._plan.fresh else self._store.manifests()
-        if manifests and manifests[0].words.get("batch") == self._record.words.get("batch"):
+        if manifests and manifests[0].words.get("batch") == self.record.words.get("batch"):
             # Said in the same words, another batch size was found by AutoBatch, or halved for lack
             # of memory, and is the one that the state belongs to.
             trainer.args.batch = trainer.batch_size = manifests[0].batch_size
         self._describe(trainer)
+
+    def note(self, **changes: Any) -> None:
+        """Change the run's record, for the attempts to come."""
+        self.record = dataclasses.replace(self.record, **changes)
+        self._write_record()
 
     def degrade(self, trainer: Any, reason: str) -> None:
         """Exact resume has turned out to be impossible."""
@@ -318,7 +321,7 @@ class Session:
         descriptions.publish(
             trainer,
             self.board,
-            run_id=self._record.run_id,
+            run_id=self.record.run_id,
             folder=self._plan.folder,
             log_file=self.settings.log,
             world_size=self.team.place.world,
@@ -348,7 +351,7 @@ class Session:
                     "put aside as *.bad): mend what is said above, or start anew with "
                     "--resume never"
                 )
-            log.info("run %s has no state yet: it starts from the beginning", self._record.run_id)
+            log.info("run %s has no state yet: it starts from the beginning", self.record.run_id)
             return None
         manifest, state = found
         loop = trainer.gpuwarden
@@ -357,7 +360,7 @@ class Session:
             trainer,
             dataset=loop.dataset,
             order=loop.order,
-            record=self._record,
+            record=self.record,
             on_mismatch=self.settings.on_mismatch,
         )
         if kind == comparisons.WEIGHTS:
@@ -378,7 +381,7 @@ class Session:
         self.board.set(step=manifest.step, epoch=manifest.epoch)
         log.info(
             "resuming run %s at epoch %d, batch %d of %d (step %d)",
-            self._record.run_id,
+            self.record.run_id,
             manifest.epoch + 1,
             manifest.batch,
             manifest.batches,
@@ -388,11 +391,11 @@ class Session:
 
     def _begin_anew(self, trainer: Any, manifest: Manifest) -> None:
         """The run becomes another training: what it had learnt stays beside what it will."""
-        self._record = dataclasses.replace(self._record, lineage=secrets.token_hex(8))
+        self.record = dataclasses.replace(self.record, lineage=secrets.token_hex(8))
         for path in (trainer.best, trainer.last):
             if path.exists():
                 path.replace(path.with_stem(f"{path.stem}-before-{manifest.lineage}"))
-        self._store = StateStore(self._plan.folder, self._record.lineage, keep=self.settings.keep)
+        self._store = StateStore(self._plan.folder, self.record.lineage, keep=self.settings.keep)
         self._saver.follow(self._store)
         self._write_record()
 
@@ -405,7 +408,7 @@ class Session:
         self._figures(trainer)
         self._adviser = advice.Adviser(self.board)
         if self.team.place.leads:
-            self._adviser.begin(trainer, self._record.words, world=self.team.place.world)
+            self._adviser.begin(trainer, self.record.words, world=self.team.place.world)
 
     def trained(self, trainer: Any, *, images: int) -> None:
         """One batch was trained on."""
@@ -541,8 +544,7 @@ class Session:
         self._answer(RequestState.SAVING)
         # Answered even if it failed, which the checkpoint's time tells: not a try at each step.
         self._save(trainer, "request", background=True)
-        self._record = self._record.having_answered(decision_id)
-        self._write_record()
+        self.note(answered=self.record.having_answered(decision_id).answered)
         self.watch.answer(decision_id)
 
     def _answer(self, state: RequestState) -> None:
@@ -567,7 +569,7 @@ class Session:
         )
         draft = comparisons.draft(
             trainer,
-            self._record,
+            self.record,
             reason=reason,
             now=self.clock.wall(),
             world_size=self.team.place.world,
