@@ -1,6 +1,6 @@
 """Experiment trackers over several attempts; stand-ins have the calls that ultralytics makes.
 
-Against the real ones (wandb 0.31, mlflow 3.17, both offline) the same was seen by hand: one run each
+Against the real ones (wandb 0.31, mlflow 3.17, offline) the same was seen by hand: one run each
 over a SIGTERM, with an entry for every epoch.
 """
 
