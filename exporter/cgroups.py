@@ -35,7 +35,7 @@ class Platform:
 # Anchored at the top: a user may create cgroups of any name, but only below a slice of their own.
 _SLURM = re.compile(
     r"/slurm(?:_[A-Za-z0-9._-]+)?/uid_[0-9]+/job_(?P<v1>[0-9]{1,12})(?:/|$)"
-    r"|(?:/system\.slice)?/(?:[A-Za-z0-9.-]+_)?slurmstepd\.scope"
+    r"|(?:/system\.slice)?/(?:[A-Za-z0-9._-]+_)?slurmstepd\.scope"
     r"/(?:job_(?P<v2>[0-9]{1,12})|(?P<sluid>s[0-9A-HJKMNP-TV-Z]{13}))(?:/|$)"
 )
 _POD = re.compile(
@@ -43,19 +43,24 @@ _POD = re.compile(
     r"(?P<uid>[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
     r"|[0-9a-f]{32})(?:\.slice)?(?=[/:]|$)"
 )
+_ABOVE = re.compile(r"^(?:/\.\.)+(?=/|$)")
 _CONTAINER = re.compile(r"[/:-](?P<id>[0-9a-f]{64})(?:\.scope)?(?:/|$)")
 
 
 @lru_cache(maxsize=4096)
 def platform_of(cgroup: str) -> Platform:
     """Platform of a process, by its cgroup; NONE where the path names none."""
+    # Seen from within a cgroup namespace, what is outside begins at the namespace's root.
+    cgroup = _ABOVE.sub("", cgroup)
     # What is below a user's slice was named by that user (delegation, rootless containers).
     if cgroup.startswith("/user.slice"):
         return Platform()
     slurm = _SLURM.match(cgroup)
     if slurm is not None:
         return Platform(PlatformKind.SLURM, slurm["v1"] or slurm["v2"] or slurm["sluid"])
-    pod, container = _POD.search(cgroup), _CONTAINER.search(cgroup)
+    pod = _POD.search(cgroup)
+    # The outermost that the platform itself made: what lies below it may be its user's own.
+    container = _CONTAINER.search(cgroup, pod.end() if pod is not None else 0)
     inside = container["id"] if container is not None else ""
     if pod is not None:
         return Platform(PlatformKind.KUBERNETES, pod["uid"].replace("_", "-"), inside)

@@ -14,7 +14,6 @@ from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.exceptions import H2Error
-from h2.settings import SettingCodes
 
 from gpuwarden.errors import ServiceUnavailable
 
@@ -29,7 +28,6 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _PREFIX_BYTES = 5
 """Before each message: whether it is compressed, and its length."""
 _CHUNK = 65_536
-_WINDOW = 1024 * 1024
 
 
 def call(path: Path, method: str, *, seconds: float = CALL_SECONDS) -> bytes:
@@ -68,9 +66,7 @@ class _Call:
 
     def make(self, method: str) -> bytes:
         peer = self._peer
-        peer.local_settings[SettingCodes.INITIAL_WINDOW_SIZE] = _WINDOW
         peer.initiate_connection()
-        peer.increment_flow_control_window(_WINDOW)
         stream = peer.get_next_available_stream_id()
         peer.send_headers(
             stream,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.exporter.cgroups import PlatformKind, platform_of
 from gpuwarden.exporter.jobs import PlatformFacts
 from gpuwarden.exporter.kubernetes_pods import KubernetesPods
+from gpuwarden.exporter.processes import host_mount_namespace
 from gpuwarden.exporter.slurm_jobs import SlurmJobs
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Platforms:
         if known is None:
             try:
                 own = (self._proc / str(process.pid) / "ns/mnt").stat().st_ino
-                known = own != (self._proc / "1/ns/mnt").stat().st_ino
+                known = own != host_mount_namespace(self._proc)
             except OSError:
                 known = False
             self._hidden[process.identity] = known

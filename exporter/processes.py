@@ -320,7 +320,7 @@ def executable(pid: int, proc: Path = PROC) -> str | None:
     """
     folder = proc / str(pid)
     try:
-        if (folder / "ns/mnt").stat().st_ino != _host_mount_namespace(proc):
+        if (folder / "ns/mnt").stat().st_ino != host_mount_namespace(proc):
             return ""
         path = (folder / "exe").readlink()
         about = (folder / "exe").stat()
@@ -361,7 +361,12 @@ def _host_root(proc: Path) -> Path:
     return root
 
 
-def _host_mount_namespace(proc: Path) -> int:
+def host_mount_namespace(proc: Path) -> int:
+    """The mount namespace whose names mean on the host what they say.
+
+    Raises:
+        OSError: it cannot be found out.
+    """
     try:
         return (proc / "1/ns/mnt").stat().st_ino
     except OSError:
