@@ -159,11 +159,13 @@ class Launcher:
         command: of a rank, the same for each.
         devices: one per rank, see `devices_of`.
         grace: seconds from the first request to leave until what is left is killed.
+        patience: seconds that the other ranks have when one has failed.
     """
 
     command: Sequence[str]
     devices: Sequence[str]
     grace: float
+    patience: float = PEER_SECONDS
     _ranks: list[_Rank] = field(default_factory=list)
     _deadline: float = float("inf")
     _why: str = ""
@@ -324,7 +326,7 @@ class Launcher:
             return
         if self._failed is None:
             self._failed = rank
-            self._deadline = min(self._deadline, time.monotonic() + PEER_SECONDS)
+            self._deadline = min(self._deadline, time.monotonic() + self.patience)
 
     def _kill_rest(self) -> None:
         for rank in self._ranks:
