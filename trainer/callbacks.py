@@ -416,8 +416,15 @@ class Hooks(_Host):
         if state is not None:
             return dict(state["metrics"]), state["fitness"]
         self.gpuwarden_session.settle()  # the first validation forks its loader's workers
-        with self.gpuwarden_session.board.during("validate"):
-            return super().validate()
+        # Samples of the validation draw from this process's generators, or from workers' own: in
+        # an order that does not depend on the number of workers, training must not notice.
+        kept = orders.get_randomness() if self.gpuwarden.order == orders.STATELESS else None
+        try:
+            with self.gpuwarden_session.board.during("validate"):
+                return super().validate()
+        finally:
+            if kept is not None:
+                orders.set_randomness(kept)
 
     def save_metrics(self, *args: Any, **kwargs: Any) -> None:
         """Append to results.csv, unless the row is there."""

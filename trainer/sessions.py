@@ -163,6 +163,7 @@ class Session:
             return {}
         device = parallel.choose_device(words, place, os.environ.get(ranks.DEVICE_VARIABLE))
         self.team = agreement.join(cuda=device != "cpu")
+        self.team.settle(Wish())  # what an earlier training of this process left unread
         return {"device": device}
 
     def _attempt(
