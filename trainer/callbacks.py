@@ -259,7 +259,7 @@ class Hooks(_Host):
         mode = kwargs.get("mode", args[1] if len(args) > 1 else "train")
         if mode != "train" or loop.mode != resume.EXACT:
             return dataset
-        if not is_plain_yolo(dataset):
+        if not is_known(dataset):
             session.degrade(self, f"data sets of class {type(dataset).__name__} are not known")
         elif session.settings.data_order == "stateless":
             shuffle = not _keeps_order(dataset)
@@ -275,6 +275,8 @@ class Hooks(_Host):
             loader.worker_init_fn = QuietWorker(loader.worker_init_fn)
         mode = kwargs.get("mode", args[3] if len(args) > 3 else "train")
         if mode != "train":
+            if loop.mode == resume.EXACT and self.args.task == "classify":
+                orders.keep_order(loader)
             return loader
         loop.dataset = orders.fingerprint(loader.dataset)
         wrapped = TrainLoader(
@@ -455,11 +457,11 @@ def trainer_class(base: type, session: Session) -> type:
     )
 
 
-def is_plain_yolo(dataset: Any) -> bool:
-    """Whether the data set is ultralytics' own for boxes, whose random choices are known."""
-    from ultralytics.data.dataset import YOLODataset
+def is_known(dataset: Any) -> bool:
+    """Whether the data set is one of ultralytics' own, whose random choices are known."""
+    from ultralytics.data.dataset import ClassificationDataset, YOLODataset
 
-    return type(dataset) is YOLODataset
+    return type(dataset) in (YOLODataset, ClassificationDataset)
 
 
 def is_plain_loader(loader: Any) -> bool:

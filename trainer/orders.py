@@ -134,7 +134,8 @@ class StatelessDataset:
 
     def __init__(self, inner: Any, order: EpochOrder, seed: int) -> None:
         self._inner, self._order, self._seed = inner, order, seed
-        inner.buffer = WindowedBuffer(inner.buffer)
+        if hasattr(inner, "buffer"):  # classification makes no mosaics
+            inner.buffer = WindowedBuffer(inner.buffer)
 
     @property
     def order(self) -> EpochOrder:
@@ -167,7 +168,8 @@ class StatelessDataset:
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 -- what ultralytics' transforms draw from
         torch.default_generator.manual_seed(seed & ((1 << 63) - 1))
-        self._inner.buffer.window = self._order.window(epoch, position)
+        if (buffer := getattr(self._inner, "buffer", None)) is not None:
+            buffer.window = self._order.window(epoch, position)
         try:
             return self._inner[index]
         finally:
@@ -198,6 +200,17 @@ def use_stateless(loader: Any, place: Place) -> EpochBatches:
     # DataLoader refuses to change this attribute after construction; ultralytics does the same.
     object.__setattr__(loader, "batch_sampler", batches)
     return batches
+
+
+def keep_order(loader: Any) -> None:
+    """Make a loader of ultralytics that shuffles take its data set as it is.
+
+    Classification is validated in a random order that goes on from epoch to epoch; sums of its
+    losses are rounded otherwise in another.
+    """
+    batches = loader.batch_sampler.sampler
+    if isinstance(batches.sampler, torch.utils.data.RandomSampler):
+        batches.sampler = torch.utils.data.SequentialSampler(loader.dataset)
 
 
 class RecordedSampler:
@@ -269,13 +282,19 @@ def fingerprint(dataset: Any) -> str:
     """
     labels = getattr(dataset, "labels", None)
     files = getattr(dataset, "im_files", None)
+    digest = hashlib.sha256()
+    samples = getattr(dataset, "samples", None)
+    if isinstance(samples, list):  # of classification: file, class, and where it is cached
+        for file, kind, *_cached in samples:
+            digest.update(f"{str(file).rpartition('/')[2]},{kind};".encode())
+        return digest.hexdigest()[:32]
     if not isinstance(labels, list) or not isinstance(files, list):
         return ""
-    digest = hashlib.sha256()
     for name, label in zip(files, labels, strict=False):
         digest.update(str(name).rpartition("/")[2].encode())
-        for part in ("cls", "bboxes"):
+        for part in ("cls", "bboxes", "keypoints", "segments"):
             values = label.get(part) if isinstance(label, dict) else None
-            if isinstance(values, np.ndarray):
-                digest.update(np.ascontiguousarray(values).tobytes())
+            for value in values if isinstance(values, list) else [values]:
+                if isinstance(value, np.ndarray):
+                    digest.update(np.ascontiguousarray(value).tobytes())
     return digest.hexdigest()[:32]

@@ -26,8 +26,12 @@ EXACT, EPOCH, NONE = "exact", "epoch", "none"
 
 KNOWN_LOOPS = {
     "df968dc516e25810": "ultralytics 8.4.190",
+    "e9f6d66d68da363f": "ultralytics 8.4.190, classification",
 }
 """Digests of the code that exact resume drives, for which the tests have shown bit identity."""
+
+EXACT_TASKS = ("detect", "segment", "pose", "obb", "classify")
+"""For which the tests have shown it."""
 
 FREE_WORDS = frozenset(
     {"device", "exist_ok", "mode", "plots", "resume", "save_dir", "save_period", "show", "task"}
@@ -225,15 +229,15 @@ def _new_run_id(words: Mapping[str, Any]) -> str:
 
 
 def several_devices(found: str) -> InvalidInput:
-    """Refuses a training on several devices.
+    """Refuses to have ultralytics launch a training on several devices.
 
     Args:
         found: what asks for them.
     """
     return InvalidInput(
-        f"{found}: gpuwarden trains on one device; ultralytics' own launcher leaves its ranks "
-        "running, and holding memory, when a training is told to leave. Use one device, such as "
-        "device=0, and no launcher"
+        f"{found}: ultralytics' own launcher leaves its ranks running, and holding memory, when a "
+        "training is told to leave. `gpuwarden train device=0,1 ...` on the command line starts "
+        "them itself; a script that attaches to a model can be started by torchrun"
     )
 
 
@@ -270,13 +274,22 @@ def native_of_ours(checkpoint: str, record: RunRecord) -> InvalidInput:
 # How exactly
 
 
-def loop_digest() -> str:
-    """Digest of the code that exact resume drives; empty where its source cannot be read."""
+def loop_digest(task: str) -> str:
+    """Digest of the code that exact resume drives; empty where its source cannot be read.
+
+    Args:
+        task: one of `EXACT_TASKS`.
+    """
+    from ultralytics.data import ClassificationDataset
     from ultralytics.data.augment import Mosaic
     from ultralytics.data.base import BaseDataset
     from ultralytics.data.build import InfiniteDataLoader
     from ultralytics.engine.trainer import BaseTrainer
+    from ultralytics.models.yolo.classify import ClassificationTrainer
 
+    samples: tuple[Any, ...] = (BaseDataset.load_image, Mosaic.get_indexes)
+    if task == "classify":
+        samples = (ClassificationDataset.__getitem__, ClassificationTrainer.get_dataloader)
     try:
         sources = [
             inspect.getsource(part)
@@ -284,8 +297,7 @@ def loop_digest() -> str:
                 BaseTrainer._do_train,  # noqa: SLF001 -- the loop itself
                 BaseTrainer._setup_train,  # noqa: SLF001
                 InfiniteDataLoader,
-                BaseDataset.load_image,
-                Mosaic.get_indexes,
+                *samples,
             )
         ]
     except (OSError, TypeError):
@@ -309,11 +321,14 @@ def mode_for(trainer: Any, data_order: str) -> tuple[str, str]:
     args = trainer.args
     geometry = ("degrees", "translate", "scale", "shear", "perspective")
     # Colours are then changed in the cached image itself, whose history is not stored.
-    cached_edits = (args.mosaic < 1 or args.close_mosaic) and not any(
-        getattr(args, name) for name in geometry
+    cached_edits = (
+        args.task != "classify"
+        and (args.mosaic < 1 or args.close_mosaic)
+        and not any(getattr(args, name) for name in geometry)
     )
     reasons = {
-        f"task {args.task} is not among those shown to resume exactly": args.task != "detect",
+        f"task {args.task} is not among those shown to resume exactly": args.task
+        not in EXACT_TASKS,
         "its trainer has a loop of its own": type(trainer)._do_train is not BaseTrainer._do_train,  # noqa: SLF001
         "time=... plans the epochs by the clock": bool(args.time),
         "compile=True separates the loss from the model": bool(args.compile),
@@ -326,7 +341,9 @@ def mode_for(trainer: Any, data_order: str) -> tuple[str, str]:
         "albumentations has a random stream of its own": bool(find_spec("albumentations")),
         "data order ultralytics with loader workers": data_order == "ultralytics"
         and args.workers > 0,
-        "this version of ultralytics is not known": loop_digest() not in KNOWN_LOOPS,
+        "data order ultralytics shuffles a classification's validation": data_order == "ultralytics"
+        and args.task == "classify",
+        "this version of ultralytics is not known": loop_digest(args.task) not in KNOWN_LOOPS,
     }
     for reason, applies in reasons.items():
         if applies:

@@ -99,6 +99,6 @@ def test_a_run_id_is_found_under_any_name(plan: Callable[..., Plan]) -> None:
 
 def test_this_version_of_ultralytics_is_known() -> None:
     """The tests ran against it: exact resume must not be lost to a forgotten digest."""
-    from gpuwarden.trainer.resume import KNOWN_LOOPS, loop_digest  # noqa: PLC0415 -- see plan
+    from gpuwarden.trainer import resume  # noqa: PLC0415 -- see plan
 
-    assert loop_digest() in KNOWN_LOOPS
+    assert {resume.loop_digest(task) for task in resume.EXACT_TASKS} == set(resume.KNOWN_LOOPS)
