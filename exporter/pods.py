@@ -12,6 +12,7 @@ what may hang (a file system of its own making) has a moment and no more.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter, defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ MAX_FOLDERS = 64
 
 PATIENCE_SECONDS = 60.0
 """After a restart of the exporter the driver may need its time to list who is on the cards."""
+
+# A name may hold carriage returns: only the kernel's own line feeds end a line.
+_INNER_PIDS = re.compile(rb"^NSpid:(?:\t[0-9]{1,10})*\t([0-9]{1,10})$", re.MULTILINE)
 
 Folder = tuple[int, int]
 """Device and inode."""
@@ -192,11 +196,10 @@ class Pods:
             return None
         if self._own in (None, (pid_namespace, mount_namespace)):
             return None
-        # A name may hold carriage returns: only the kernel's own line feeds end a line.
-        for line in status.split(b"\n"):
-            if line.startswith(b"NSpid:"):
-                return _Member(process.pid, int(line.split()[-1]), pid_namespace, mount_namespace)
-        return None
+        pids = _INNER_PIDS.search(status)
+        if pids is None:
+            return None
+        return _Member(process.pid, int(pids[1]), pid_namespace, mount_namespace)
 
     def _seers(self, processes: Mapping[int, Process]) -> dict[Folder, list[_Member]]:
         """Folder -> the processes whose folder it is; containers of a pod may share one."""

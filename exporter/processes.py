@@ -143,8 +143,16 @@ def read_again(folder: str, *, known: Process | None, fresh: bool = False) -> Pr
         The process, `known` itself where it has done nothing since; None if there is none.
 
     Raises:
-        OSError: it may not be read.
+        OSError: it may not be read, or not as the kernel writes it.
     """
+    try:
+        return _read(folder, known, fresh=fresh)
+    except (ValueError, IndexError) as error:
+        # What one process makes of its files must not hide the others.
+        raise OSError(f"{folder} is not understood: {error}") from error
+
+
+def _read(folder: str, known: Process | None, *, fresh: bool) -> Process | None:
     content = read_record(f"{folder}/stat")
     if content is None:
         return None

@@ -42,7 +42,8 @@ _STATES = {
     "Z": "zombie",
 }
 STATES = ("running", "sleeping", "blocked", "stopped", "zombie")
-_SOME_TOTAL = re.compile(rb"^some .*\btotal=([0-9]+)", re.MULTILINE)
+_SOME_TOTAL = re.compile(rb"^some .*\btotal=([0-9]{1,20})\b", re.MULTILINE)
+_READ_BYTES = re.compile(rb"^read_bytes: ([0-9]{1,20})$", re.MULTILINE)
 _TRACKERS = ("resource_tracker", "semaphore_tracker", "forkserver")
 
 
@@ -167,9 +168,9 @@ def _read_bytes(usage: Usage, tree: Iterable[Process], proc: Path) -> int | None
             content = read_record(f"{proc}/{item.pid}/io") or b""
         except OSError:
             continue
-        at = content.find(b"\nread_bytes: ")
-        if at >= 0:
-            reads[item.pid] = (item, int(content[at + 13 :].split(maxsplit=1)[0]))
+        match = _READ_BYTES.search(content)
+        if match is not None:
+            reads[item.pid] = (item, int(match[1]))
     usage.reads = reads
     return sum(value for _, value in reads.values()) if reads else None
 
@@ -230,6 +231,6 @@ def cgroup_pressures(
     found = {}
     for cgroup in set(cgroups):
         path = cgroup.lstrip("/")
-        if path and ".." not in path.split("/"):
+        if path and "\0" not in path and ".." not in path.split("/"):
             found[cgroup] = pressure(root / path, ".pressure")
     return found

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 import importlib
@@ -307,7 +306,8 @@ def _credentials(authorization: str) -> tuple[str, bytes] | None:
     try:
         name, colon, password = base64.b64decode(rest.strip(), validate=True).partition(b":")
         user = name.decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
+        # Not base64, not ASCII, or not UTF-8 inside.
         return None
     return (user, password) if colon else None
 
