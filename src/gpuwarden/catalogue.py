@@ -91,115 +91,228 @@ _GPUS = (
         "gpu_info",
         _G,
         "",
-        "Identity of a GPU; 1. simulated is true where the driver is gpuwarden's simulation.",
+        "Identity of a GPU (nvmlDeviceGetUUID, nvmlDeviceGetName, nvmlDeviceGetPciInfo); "
+        "1. simulated is true where the driver is gpuwarden's simulation.",
         "name",
         "pci_bus_id",
         "driver_version",
         "simulated",
     ),
-    _gpu("gpu_up", _G, "", "1 if the GPU answers NVML, 0 if it is lost or needs a reset."),
-    _gpu("gpu_processes", _G, "", "Processes that NVML lists on the GPU; 0 is said."),
-    _gpu("gpu_utilization_ratio", _G, "ratio", "Share of time a kernel ran (NVML utilization)."),
+    _gpu(
+        "gpu_up",
+        _G,
+        "",
+        "1 if the GPU answers (nvmlDeviceGetHandleByIndex), 0 if it is lost, gone or needs "
+        "a reset.",
+    ),
+    _gpu(
+        "gpu_processes",
+        _G,
+        "",
+        "Processes on the GPU, each once (nvmlDeviceGetComputeRunningProcesses, also those "
+        "of MPS and graphics); 0 is said.",
+    ),
+    _gpu(
+        "gpu_utilization_ratio",
+        _G,
+        "ratio",
+        "Share of time a kernel ran (nvmlDeviceGetUtilizationRates, per cent / 100).",
+    ),
     _gpu(
         "gpu_tensor_activity_ratio",
         _G,
         "ratio",
-        "Share of time tensor cores worked (NVML GPM, per cent / 100; Hopper and later, opt-in).",
+        "Share of time tensor cores worked (nvmlGpmMetricsGet, per cent / 100; Hopper and "
+        "later, opt-in).",
     ),
-    _gpu("gpu_memory_activity_ratio", _G, "ratio", "Share of time memory was read or written."),
-    _gpu("gpu_memory_total_bytes", _G, "bytes", "Memory of the GPU (NVML MemoryInfo v2)."),
-    _gpu("gpu_memory_used_bytes", _G, "bytes", "Allocated memory, without the driver's reserve."),
-    _gpu("gpu_memory_free_bytes", _G, "bytes", "Memory that can be allocated."),
-    _gpu("gpu_memory_reserved_bytes", _G, "bytes", "Memory that the driver keeps for itself."),
+    _gpu(
+        "gpu_memory_activity_ratio",
+        _G,
+        "ratio",
+        "Share of time memory was read or written (nvmlDeviceGetUtilizationRates, per cent / 100).",
+    ),
+    _gpu(
+        "gpu_memory_total_bytes",
+        _G,
+        "bytes",
+        "Memory of the GPU (nvmlDeviceGetMemoryInfo_v2, bytes).",
+    ),
+    _gpu(
+        "gpu_memory_used_bytes",
+        _G,
+        "bytes",
+        "Allocated memory, without the driver's reserve (nvmlDeviceGetMemoryInfo_v2, "
+        "bytes); absent before R510, whose sum includes it.",
+    ),
+    _gpu(
+        "gpu_memory_free_bytes",
+        _G,
+        "bytes",
+        "Memory that can be allocated (nvmlDeviceGetMemoryInfo_v2, bytes).",
+    ),
+    _gpu(
+        "gpu_memory_reserved_bytes",
+        _G,
+        "bytes",
+        "Memory that the driver keeps for itself (nvmlDeviceGetMemoryInfo_v2, bytes).",
+    ),
     _gpu(
         "gpu_memory_unified",
         _G,
         "",
-        "1 if the GPU uses the node's memory and has no gpu_memory_*_bytes (NVML MemoryInfo not "
-        "supported, or all zero), else 0.",
+        "1 if the GPU uses the node's memory and has no gpu_memory_*_bytes "
+        "(nvmlDeviceGetMemoryInfo not supported, or all zero), else 0.",
     ),
     _gpu(
         "gpu_memory_unattributed_bytes",
         _G,
         "bytes",
-        "Used memory that no listed process accounts for.",
+        "Used memory that no listed process accounts for (nvmlDeviceGetMemoryInfo_v2 less "
+        "nvmlDeviceGetComputeRunningProcesses, bytes).",
     ),
-    _gpu("gpu_temperature_celsius", _G, "celsius", "Temperature of the GPU's die."),
-    _gpu("gpu_power_watts", _G, "watts", "Power draw (NVML, milliwatts / 1000)."),
-    _gpu("gpu_power_limit_watts", _G, "watts", "Enforced power limit (NVML, milliwatts / 1000)."),
+    _gpu(
+        "gpu_temperature_celsius",
+        _G,
+        "celsius",
+        "Temperature of the GPU's die (nvmlDeviceGetTemperature).",
+    ),
+    _gpu(
+        "gpu_power_watts", _G, "watts", "Power draw (nvmlDeviceGetPowerUsage, milliwatts / 1000)."
+    ),
+    _gpu(
+        "gpu_power_limit_watts",
+        _G,
+        "watts",
+        "Enforced power limit (nvmlDeviceGetEnforcedPowerLimit, milliwatts / 1000).",
+    ),
     _gpu(
         "gpu_energy_joules_total",
         _C,
         "joules",
-        "Energy since the driver was loaded (NVML, millijoules / 1000).",
+        "Energy since the driver was loaded (nvmlDeviceGetTotalEnergyConsumption, "
+        "millijoules / 1000).",
     ),
-    _gpu("gpu_clock_hertz", _G, "hertz", "Current clock (NVML, MHz x 1e6).", "clock"),
-    _gpu("gpu_throttle_active", _G, "", "1 while the reason lowers the clocks.", "reason"),
     _gpu(
-        "gpu_ecc_errors_total", _C, "", "Volatile ECC errors since the driver was loaded.", "error"
+        "gpu_clock_hertz",
+        _G,
+        "hertz",
+        "Current clock (nvmlDeviceGetClockInfo, MHz x 1e6).",
+        "clock",
     ),
-    _gpu("gpu_xid_errors_total", _C, "", "XID errors seen since the exporter started.", "xid"),
-    _gpu("gpu_xid_last_timestamp_seconds", _G, "seconds", "When the XID was last seen.", "xid"),
+    _gpu(
+        "gpu_throttle_active",
+        _G,
+        "",
+        "1 while the reason lowers the clocks (nvmlDeviceGetCurrentClocksEventReasons, a "
+        "bit each).",
+        "reason",
+    ),
+    _gpu(
+        "gpu_ecc_errors_total",
+        _C,
+        "",
+        "Volatile ECC errors since the driver was loaded (nvmlDeviceGetTotalEccErrors).",
+        "error",
+    ),
+    _gpu(
+        "gpu_xid_errors_total",
+        _C,
+        "",
+        "XID errors since the exporter started (nvmlEventSetWait).",
+        "xid",
+    ),
+    _gpu(
+        "gpu_xid_last_timestamp_seconds",
+        _G,
+        "seconds",
+        "When the XID was last heard (nvmlEventSetWait, the node's clock).",
+        "xid",
+    ),
     _gpu(
         "gpu_pcie_receive_bytes_total",
         _C,
         "bytes",
-        "Bytes received over PCIe since first seen (NVML field 198); a lower bound where it wraps.",
+        "Bytes received over PCIe since first seen (nvmlDeviceGetFieldValues 198); a lower "
+        "bound where it wraps.",
     ),
     _gpu(
         "gpu_pcie_transmit_bytes_total",
         _C,
         "bytes",
-        "Bytes sent over PCIe since first seen (NVML field 197); a lower bound where it wraps.",
+        "Bytes sent over PCIe since first seen (nvmlDeviceGetFieldValues 197); a lower "
+        "bound where it wraps.",
     ),
     _gpu(
         "gpu_nvlink_receive_bytes_total",
         _C,
         "bytes",
-        "Data received over all NVLinks since first seen (NVML field 139, KiB x 1024).",
+        "Data received over all NVLinks since first seen (nvmlDeviceGetFieldValues 139, "
+        "KiB x 1024).",
     ),
     _gpu(
         "gpu_nvlink_transmit_bytes_total",
         _C,
         "bytes",
-        "Data sent over all NVLinks since first seen (NVML field 138, KiB x 1024).",
+        "Data sent over all NVLinks since first seen (nvmlDeviceGetFieldValues 138, KiB x 1024).",
     ),
     _gpu(
         "gpu_mig_info",
         _G,
         "",
-        "A MIG instance of the GPU; 1. Utilization per process does not exist on it.",
+        "A MIG instance of the GPU (nvmlDeviceGetMigDeviceHandleByIndex); 1. Utilization "
+        "per process does not exist on it.",
         "mig_uuid",
         "gpu_instance_id",
         "compute_instance_id",
         "profile",
     ),
-    _gpu("gpu_mig_memory_total_bytes", _G, "bytes", "Memory of a MIG instance.", "mig_uuid"),
-    _gpu("gpu_mig_memory_used_bytes", _G, "bytes", "Used memory of a MIG instance.", "mig_uuid"),
+    _gpu(
+        "gpu_mig_memory_total_bytes",
+        _G,
+        "bytes",
+        "Memory of a MIG instance (nvmlDeviceGetMemoryInfo_v2 of it, bytes).",
+        "mig_uuid",
+    ),
+    _gpu(
+        "gpu_mig_memory_used_bytes",
+        _G,
+        "bytes",
+        "Used memory of a MIG instance (nvmlDeviceGetMemoryInfo_v2 of it, bytes).",
+        "mig_uuid",
+    ),
     _gpu(
         "gpu_mig_utilization_ratio",
         _G,
         "ratio",
-        "Share of time the GPU instance worked (NVML GPM, per cent / 100; Hopper and later).",
+        "Share of time the GPU instance worked (nvmlGpmMetricsGet, per cent / 100; Hopper "
+        "and later).",
         "mig_uuid",
     ),
     _gpu(
         "gpu_mig_tensor_activity_ratio",
         _G,
         "ratio",
-        "Share of time tensor cores of the GPU instance worked (NVML GPM; opt-in).",
+        "Share of time tensor cores of the GPU instance worked (nvmlGpmMetricsGet, per "
+        "cent / 100; opt-in).",
         "mig_uuid",
     ),
 )
 
 _PROCESSES = (
-    Metric("gpu_process_memory_bytes", _G, "bytes", _PROCESS, "GPU memory of a process (NVML)."),
+    Metric(
+        "gpu_process_memory_bytes",
+        _G,
+        "bytes",
+        _PROCESS,
+        "GPU memory of a process (nvmlDeviceGetComputeRunningProcesses, bytes).",
+    ),
     Metric(
         "gpu_process_utilization_ratio",
         _G,
         "ratio",
         _PROCESS,
-        "Share of time a kernel of the process ran; 0 only where the driver said so.",
+        "Share of time a kernel of the process ran (nvmlDeviceGetProcessUtilization, per "
+        "cent / 100); 0 only where the driver said so.",
     ),
     Metric(
         "gpu_process_start_time_seconds",
