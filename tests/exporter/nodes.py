@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpuwarden.exporter import processes
 from gpuwarden.exporter.processes import Launchers, Process, boot_id, read_process
 from gpuwarden.job_files import RunDescription, RunStatus, description_path, status_path, write
 
@@ -68,7 +69,13 @@ class Children:
         )
         self._started.append(child)
         own = process_of(os.getpid()).comm
-        eventually(lambda: process_of(child.pid).comm, until=lambda comm: comm != own)
+
+        def begun() -> bool:
+            # The kernel gives it its name first, and its command line a moment later.
+            now = process_of(child.pid)
+            return now.comm != own and (now.ended or bool(processes.arguments(child.pid)))
+
+        eventually(begun)
         return child
 
     def script(self, text: str) -> subprocess.Popen[bytes]:
