@@ -121,8 +121,8 @@ class Pods:
         """
         total = defaultdict(float, lost)
         for part in (self._lost, *(folder.lost for folder in self._folders.values())):
-            for key, seconds in dict(part).items():
-                total[key] += seconds
+            for (uid, reason), seconds in dict(part).items():
+                total[self._user_name(int(uid)) if uid else "", reason] += seconds
         return dict(total)
 
     def update(self, processes: Mapping[int, Process], on_cards: Collection[int]) -> None:
@@ -233,7 +233,11 @@ class Pods:
         directory = self._folders.get(folder)
         if directory is None:
             directory = self._folders[folder] = RunDirectory(
-                self._inside, boot=self._boot, pid_namespace=0, user_name=self._user_name
+                # The directory of users is asked outside of the calls that read the folder.
+                self._inside,
+                boot=self._boot,
+                pid_namespace=0,
+                user_name=str,
             )
         return directory
 

@@ -63,6 +63,7 @@ class _Attempt:
     """One attempt of a run, while its process was seen alive.
 
     Attributes:
+        identity: pid and start ticks as its description gives them: in a container, its own pid.
         uid: its owner.
         started: Unix time.
         gpus: cards that its job held when it last held any.
@@ -414,7 +415,7 @@ class RunDirectory:
         status = known.status
         if known.attempt is None:
             known.attempt = _Attempt(
-                identity=process.identity,
+                identity=(description.pid, description.start_ticks),
                 uid=known.uid,
                 started=booted + process.start_ticks / CLOCK_TICKS,
             )

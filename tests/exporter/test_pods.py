@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import subprocess
@@ -13,7 +14,9 @@ import pytest
 from tests.exporter.nodes import Children, ManualClock, eventually, own_launchers
 
 from gpuwarden.exporter.attribution import Attribution
+from gpuwarden.exporter.recollections import Recollection
 from gpuwarden.exporter.simulated import GIB, Card, Scenario, SimulatedProcess
+from gpuwarden.job_files import EXIT_FAULT, RunExit, RunStatus, status_path, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,6 +70,7 @@ class Containers:
         scenario_file: Path,
     ) -> None:
         self.jobs = jobs
+        self.clock = clock
         self._children = children
         self._driver = driver
         self._scenario_file = scenario_file
@@ -94,6 +98,24 @@ class Containers:
             self._nvml = self._driver(scenario)
         else:
             scenario.write(self._scenario_file)
+
+    def restart(self) -> None:
+        """Replace the exporter by one that knows what was kept."""
+        kept = Recollection.decode(self.attribution.recollect().encode())
+        self.attribution.close()
+        self.attribution = Attribution(self.jobs, launchers=own_launchers(), clock=self.clock)
+        self.attribution.recall(kept)
+
+    def names(self) -> set[tuple[str, str]]:
+        """Whose GPU time was lost, and why."""
+        assert self._nvml is not None
+        return set(self.attribution.observe(self._nvml.snapshot()).lost_gpu_seconds)
+
+    def lost(self) -> list[float]:
+        """GPU time lost, as the node counts it."""
+        assert self._nvml is not None
+        snapshot = self.attribution.observe(self._nvml.snapshot())
+        return list(snapshot.lost_gpu_seconds.values())
 
     def observed(self) -> tuple[dict[int, tuple[str, ...]], dict[str, int]]:
         """Host pid of each job's process on the card -> its runs; and what was dropped."""
@@ -126,6 +148,47 @@ def test_a_training_in_a_container_is_seen(containers: Containers) -> None:
     containers.put_on_card(pid)
     assert containers.observed()[0] == {pid: ("run-1",)}
     assert list((containers.jobs / "jobs").iterdir()) == []
+
+
+def test_a_container_that_ends_while_nobody_looks(
+    containers: Containers, children: Children
+) -> None:
+    """What its training lost is counted by the next exporter, once the driver had its time."""
+    pid = containers.start()
+    containers.put_on_card(pid)
+    containers.observed()
+    containers.clock.advance(50)
+    containers.restart()
+    assert containers.observed()[0] == {pid: ("run-1",)}
+    containers.restart()
+    children.close()
+    assert eventually(lambda: containers.observed()[0] == {})
+    assert containers.lost() == []
+    containers.clock.advance(60)
+    (lost,) = containers.lost()
+    # From its start to when it was last known to live.
+    assert 50 <= lost < 110
+    containers.restart()
+    assert containers.lost() == [lost]
+
+
+def test_a_training_that_ends_in_a_container_that_goes_on(containers: Containers) -> None:
+    """Its lost work is counted while its container is still read, and nothing hangs on that."""
+    pid = containers.start()
+    containers.put_on_card(pid)
+    containers.observed()
+    now = containers.clock.wall()
+    status = RunStatus("run-1", 1, "done", now, now, exit=RunExit(EXIT_FAULT, "fault", now + 20))
+    inside = Path(f"/proc/{pid}/root{containers.jobs}")
+    write(status_path(inside, "run-1"), status.encode())
+    containers.clock.advance(30)
+    containers.observed()
+    containers.clock.advance(601)
+    containers.observed()
+    assert containers.observed() == ({pid: ()}, {})
+    (lost,) = containers.lost()
+    assert 20 <= lost < 80
+    assert containers.names() == {(getpass.getuser(), "fault")}
 
 
 def test_two_containers_do_not_mix(containers: Containers) -> None:
