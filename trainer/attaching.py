@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import logging
 import signal
 from typing import Any
 
 from gpuwarden import job_files
+from gpuwarden.errors import InvalidInput
+from gpuwarden.trainer import isolation
 from gpuwarden.trainer.leaving import LeaveWatch
 from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import TrainSettings
+
+log = logging.getLogger(__name__)
 
 
 class LeftTraining(SystemExit):
@@ -24,7 +29,7 @@ class LeftTraining(SystemExit):
         self.reason = reason
 
 
-def attach(model: Any, **options: Any) -> Any:
+def attach(model: Any, *, isolate: bool | None = None, **options: Any) -> Any:
     """Give a model's `train` the behaviour of `gpuwarden train`.
 
     `model.train(...)` takes ultralytics' keywords as before (and `resume="auto"`) and returns its
@@ -32,21 +37,38 @@ def attach(model: Any, **options: Any) -> Any:
     SystemExit: a script that does not catch it exits with the documented status) after it was
     asked to leave and has saved.
 
+    In a Jupyter kernel it trains in a child process, so that the card is free again afterwards; the
+    model then has the best weights, `model.train` returns their metrics as a dictionary, and an
+    interrupt saves and leaves.
+
     Args:
         model: an `ultralytics.YOLO`.
+        isolate: train in a child process; None: in a notebook, if nothing stands against it.
         **options: see `TrainSettings.from_options`.
 
     Returns:
         The model.
 
     Raises:
-        InvalidInput: an unknown or impossible option.
+        InvalidInput: an unknown or impossible option, or `isolate=True` for what cannot be handed
+            to another process.
     """
     settings = TrainSettings.from_options(**options)
     original = model.train
 
     @functools.wraps(original)
     def train(trainer: type | None = None, **words: Any) -> Any:
+        if isolate or (isolate is None and isolation.in_notebook()):
+            against = isolation.obstacle(model, trainer, words)
+            if against is None:
+                return _train_apart(model, trainer, settings, words)
+            if isolate:
+                raise InvalidInput(f"isolate=True: {against}, which no other process has")
+            log.warning(
+                "%s: trains in this process, whose memory on the card stays its own until the "
+                "kernel is restarted",
+                against,
+            )
         watch = LeaveWatch()
         watch.install()
         try:
@@ -62,3 +84,13 @@ def attach(model: Any, **options: Any) -> Any:
 
     model.train = train
     return model
+
+
+def _train_apart(
+    model: Any, trainer: type | None, settings: TrainSettings, words: dict[str, Any]
+) -> Any:
+    code, result = isolation.run(isolation.command(model, trainer, settings, words))
+    isolation.check(code, result)
+    if code != job_files.EXIT_DONE:
+        raise LeftTraining(code, str(result.get("reason", "")))
+    return isolation.take_over(model, result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuwarden import job_files
-from gpuwarden.errors import InvalidInput, MissingExtra
-from gpuwarden.trainer import agreement, comparisons, follow_cli, launching, offline, ranks
+from gpuwarden.errors import GpuwardenError, InvalidInput, MissingExtra
+from gpuwarden.trainer import (
+    agreement,
+    comparisons,
+    follow_cli,
+    launching,
+    offline,
+    ranks,
+    results,
+)
 from gpuwarden.trainer.leaving import SIGNALS, Leave, LeaveWatch
 from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import DATA_ORDERS, RESUME_CHOICES, TrainSettings
@@ -145,6 +154,24 @@ which starts the run at first and continues it ever after.
     "run is complete. May be repeated.",
 )
 @click.option(
+    "--lock-wait",
+    metavar="DURATION",
+    default="30s",
+    show_default=True,
+    help="How long to wait for an earlier attempt of the run to be gone.",
+)
+@click.option(
+    "--result",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write what became of it there, as JSON: exit status and reason, run id, folder, weights, "
+    "metrics.",
+)
+@click.option(
+    "--with-parent",
+    is_flag=True,
+    help="Save and leave when the process that started this one ends.",
+)
+@click.option(
     "--follow",
     metavar="RUN",
     help="Show how the training RUN goes, and train nothing; see gpuwarden follow --help.",
@@ -224,6 +251,9 @@ def train(
             engine_url=os.environ.get("GPUWARDEN_ENGINE_URL"),
         )
         return job_files.EXIT_DONE
+    result: Path | None = options.pop("result")
+    if options.pop("with_parent"):
+        ranks.die_with_parent(signal.SIGTERM)
     settings = TrainSettings.from_options(**options)
     _log_to_stderr()
     offline.choose(online=settings.online)
@@ -232,12 +262,13 @@ def train(
         return launching.Launcher(command, devices, settings.grace_seconds).run()
     watch = LeaveWatch()
     watch.install()
+    session, reason = Session(settings, watch=watch), "left before it began"
     try:
         with watch.interruptible():  # importing torch takes seconds
             ranks.bind()
             overrides = parse_words(words)
             model = load_model(overrides)
-        code, _reason = Session(settings, watch=watch).run(model, overrides, train=model.train)
+        code, reason = session.run(model, overrides, train=model.train)
     except Leave:
         code = watch.leaving_status()
     except ModuleNotFoundError as error:
@@ -245,6 +276,10 @@ def train(
         if missing not in _NEEDED:
             raise
         raise MissingExtra("train", missing, "yolo") from error
+    except GpuwardenError as error:
+        results.write(result, session, code=error.exit_code, reason=str(error))
+        raise
+    results.write(result, session, code=code, reason=reason)
     # A second signal that arrives while the interpreter ends must not kill it, for a scheduler
     # would then see a crash instead of the status.
     watch.ignore()

@@ -64,8 +64,8 @@ class Session:
         self.clock = clock or SystemClock()
         self.metrics: Any = None
         self.board: status.StatusBoard
-        self._trainer: Any = None
-        self._plan: resume.Plan
+        self.trainer: Any = None
+        self.plan: resume.Plan
         self.record: RunRecord
         self._store: StateStore
         self._saver: Saver
@@ -120,12 +120,12 @@ class Session:
                         watch=self.watch,
                         clock=self.clock,
                     )
-                    self._plan, self.record, lock = claimed
-                    backups.restore(settings, self._plan, self.record)
-                former = RunRecord.read(self._plan.folder) if self._plan.fresh else None
+                    self.plan, self.record, lock = claimed
+                    backups.restore(settings, self.plan, self.record)
+                former = RunRecord.read(self.plan.folder) if self.plan.fresh else None
                 if native is not None and former is not None:
                     raise resume.native_of_ours(str(checkpoint), former)
-                told = Beginning.of(self._plan, self.record)
+                told = Beginning.of(self.plan, self.record)
         except Leave:
             notice = self.watch.notice()
             told = Beginning(
@@ -138,12 +138,12 @@ class Session:
                 return job_files.EXIT_FAULT, "rank 0 could not begin"
             if told.ended is not None:
                 return told.ended
-            self._plan, self.record = told.plan, told.record
+            self.plan, self.record = told.plan, told.record
             leads = self.team.place.leads
             board = status.StatusBoard if leads else peers.PeerBoard
             self.board = board(settings.jobs_directory, self.record.run_id, clock=self.clock)
             self._backup = backups.Backup(
-                settings, self._plan, run_id=self.record.run_id, board=self.board, active=leads
+                settings, self.plan, run_id=self.record.run_id, board=self.board, active=leads
             )
             with closing(self._backup):
                 return self._attempt(model, words, native=native, train=train, base=base)
@@ -171,18 +171,18 @@ class Session:
     ) -> tuple[int, str]:
         from gpuwarden.trainer import callbacks, loaders  # torch comes with them
 
-        record, folder = self.record, self._plan.folder
+        record, folder = self.record, self.plan.folder
         self._store = StateStore(folder, record.lineage, keep=self.settings.keep)
         leads, words = self.team.place.leads, {**words, "resume": self._native(native)}
         if leads:
             self._store.remove_leftovers()
-            if self._plan.fresh:
+            if self.plan.fresh:
                 self._store.discard_others()
             record.write(folder)
             self._backup.recorded()
             if self.team.place.world > 1 and not words["resume"]:
                 # Ultralytics' ranks would all delete it, and the second fail. A state has it too.
-                (self._plan.save_dir / "results.csv").unlink(missing_ok=True)
+                (self.plan.save_dir / "results.csv").unlink(missing_ok=True)
         self._saver = (Saver if leads else peers.PeerSaver)(
             self._store,
             self.board,
@@ -199,7 +199,7 @@ class Session:
             )
         base = base or model._smart_load("trainer")  # noqa: SLF001 -- as its own train does
         self.board.begin()
-        words = {**words, "save_dir": str(self._plan.save_dir)}
+        words = {**words, "save_dir": str(self.plan.save_dir)}
         words.update(self._further_epochs(words))
         try:
             # The others learn of a signal from rank 0, or at the first batch.
@@ -207,7 +207,7 @@ class Session:
             with early, environments.whole_label_caches(self.watch):
                 self.metrics = train(trainer=callbacks.trainer_class(base, self), **words)
             if leads:
-                exports.run(self._trainer, self.settings.export, board=self.board, watch=self.watch)
+                exports.run(self.trainer, self.settings.export, board=self.board, watch=self.watch)
         except Leave:
             return self._leave()
         except BaseException as error:
@@ -217,7 +217,7 @@ class Session:
             self.board.finish(code, f"{type(error).__name__}: {error}")
             raise
         finally:
-            loaders.close(self._trainer)
+            loaders.close(self.trainer)
         self._finish_record()
         self._backup.finish()
         self.board.enter("done")
@@ -236,20 +236,20 @@ class Session:
 
     def _native(self, word: Any) -> Any:
         """Ultralytics' own `resume`, where no state of ours takes its place."""
-        if word is None or not self._plan.fresh:
+        if word is None or not self.plan.fresh:
             return False
         return word
 
     def _leave(self) -> tuple[int, str]:
         """Save, say so, and choose the exit status."""
         notice = self.watch.notice()
-        loop = self._trainer.gpuwarden if self._trainer is not None else None
+        loop = self.trainer.gpuwarden if self.trainer is not None else None
         saved = True
         if notice and notice.then == "hold":
             ranks.tell(ranks.HOLD)
         self._answer(RequestState.SAVING)
         if loop is not None and loop.mode == resume.EXACT and loop.live and not loop.final:
-            saved = self._save(self._trainer, f"left: {notice.reason if notice else '?'}")
+            saved = self._save(self.trainer, f"left: {notice.reason if notice else '?'}")
         self._collect(wait=True)
         saved = (saved or self._saver.newest is not None) and self._saver.possible
         deadline = notice.leave_by if notice else None
@@ -285,23 +285,23 @@ class Session:
         if not self.team.place.leads:
             return
         try:
-            self.record.write(self._plan.folder)
+            self.record.write(self.plan.folder)
             self._backup.recorded()
         except OSError as error:
-            log.warning("cannot write %s: %s", self._plan.folder / RunRecord.FILE, error)
+            log.warning("cannot write %s: %s", self.plan.folder / RunRecord.FILE, error)
 
     # -- what the hooks report
 
     def adopt(self, trainer: Any) -> None:
         """A trainer is being constructed."""
-        self._trainer = trainer
+        self.trainer = trainer
 
     def started(self, trainer: Any, degraded: str) -> None:
         """The trainer is constructed: describe the run."""
         if degraded:
             log.warning("resumes from whole epochs only: %s", degraded)
         self.board.set(resume_mode=trainer.gpuwarden.mode)
-        manifests = [] if self._plan.fresh else self._store.manifests()
+        manifests = [] if self.plan.fresh else self._store.manifests()
         if manifests and manifests[0].words.get("batch") == self.record.words.get("batch"):
             # Said in the same words, another batch size was found by AutoBatch, or halved for lack
             # of memory, and is the one that the state belongs to.
@@ -323,7 +323,7 @@ class Session:
             trainer,
             self.board,
             run_id=self.record.run_id,
-            folder=self._plan.folder,
+            folder=self.plan.folder,
             log_file=self.settings.log,
             world_size=self.team.place.world,
         )
@@ -342,13 +342,13 @@ class Session:
 
     def _load_state(self, trainer: Any) -> comparisons.Continuation | None:
         """The newest good state, compared with the training."""
-        if self._plan.fresh:
+        if self.plan.fresh:
             return None
         found = self._store.newest()
         if found is None:
             if self._store.has_any():
                 raise InvalidInput(
-                    f"none of the states in {self._plan.folder} can be used (the damaged ones are "
+                    f"none of the states in {self.plan.folder} can be used (the damaged ones are "
                     "put aside as *.bad): mend what is said above, or start anew with "
                     "--resume never"
                 )
@@ -396,7 +396,7 @@ class Session:
         for path in (trainer.best, trainer.last):
             if path.exists():
                 path.replace(path.with_stem(f"{path.stem}-before-{manifest.lineage}"))
-        self._store = StateStore(self._plan.folder, self.record.lineage, keep=self.settings.keep)
+        self._store = StateStore(self.plan.folder, self.record.lineage, keep=self.settings.keep)
         self._saver.follow(self._store)
         self._write_record()
 

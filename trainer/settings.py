@@ -6,17 +6,21 @@ import math
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gpuwarden import durations, job_files
 from gpuwarden.errors import InvalidInput
 from gpuwarden.trainer import comparisons
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DATA_ORDERS = ("stateless", "ultralytics")
 RESUME_CHOICES = ("auto", "never")
 _DURATIONS = {
     "checkpoint_every": "checkpoint_seconds",
     "grace": "grace_seconds",
+    "lock_wait": "lock_seconds",
     "mtbf": "mtbf_seconds",
     "upload_wait": "upload_wait_seconds",
 }
@@ -143,6 +147,26 @@ class TrainSettings:
             if name in chosen:
                 chosen[name] = Path(chosen[name])
         return cls(**chosen)
+
+    def as_options(self) -> Iterator[str]:
+        """The options of `gpuwarden train` that make these settings."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value == item.default:
+                continue
+            name = item.name.replace("_", "-")
+            if isinstance(value, bool):
+                yield f"--{name}"
+            elif item.name.endswith("_seconds"):
+                option = next(key for key, names in _DURATIONS.items() if names == item.name)
+                automatic = item.name == "checkpoint_seconds" and not value
+                said = "auto" if automatic else durations.render(value)
+                yield f"--{option.replace('_', '-')}={said}"
+            elif isinstance(value, type):
+                yield f"--{name}={value.__module__}:{value.__qualname__}"
+            else:
+                for part in value if isinstance(value, tuple) else (value,):
+                    yield f"--{name}={part}"
 
     @property
     def resumes(self) -> bool:
