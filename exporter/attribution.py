@@ -382,6 +382,8 @@ class Attribution:
                 # Not to be found out now; what is kept would be so for as long as it runs.
                 return found
             facts = self._facts[key] = found
+            if facts.command is not None:
+                self._dropped["command_value"] += facts.command.refused
         return facts
 
     def _look_at(self, process: Process) -> _Facts:

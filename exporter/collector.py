@@ -26,6 +26,7 @@ MAX_WAITING = 64
 """Jobs of a user that hold no card: trainings that are being set up, or whose card is gone."""
 MAX_WAITING_IN_ALL = 512
 DROP_REASONS = (
+    "command_value",
     "contradiction",
     "duplicate_series",
     "enumeration",
@@ -342,6 +343,7 @@ def _command(families: Families, job: Job, said: Vocabularies) -> int:
     families.add("yolo_info", 1, job.job_id, "", *details)
     if command.epochs.isdecimal():
         families.add("yolo_epochs_planned", int(command.epochs), job.job_id, "")
+    families.add("yolo_devices", command.devices, job.job_id, "")
     return 0
 
 
@@ -368,6 +370,7 @@ def _run(families: Families, job_id: str, run: Run, said: Vocabularies) -> int:
         described.project,
     )
     families.add("yolo_epochs_planned", described.epochs, *at)
+    families.add("yolo_devices", described.world_size, *at)
     if status is None:
         return left_out
     for phase in PHASES:

@@ -63,11 +63,13 @@ class YoloCommand:
 
     Attributes:
         model: name without folder and suffix.
-        batch: as written.
-        imgsz: as written.
+        batch: images per step over all cards; empty where the training finds it by itself.
+        imgsz: longer side of an image in pixels.
         epochs: as written.
-        project: as written.
+        project: its last folder.
+        devices: how many cards it asks for, 0 for none, None where it does not say.
         framework: ultralytics, or torch for the older repositories' train.py.
+        refused: values that were given but could not be taken for what they should be.
     """
 
     model: str = ""
@@ -75,7 +77,9 @@ class YoloCommand:
     imgsz: str = ""
     epochs: str = ""
     project: str = ""
+    devices: int | None = None
     framework: str = "ultralytics"
+    refused: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

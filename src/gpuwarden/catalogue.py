@@ -442,6 +442,13 @@ _RUNS = (
     _run("yolo_phase_seconds_total", _C, "seconds", "Time spent in a phase, by the loop.", "phase"),
     _run("yolo_epoch", _G, "", "Current epoch, from 0."),
     _run("yolo_epochs_planned", _G, "", "Epochs that the training will run."),
+    _run(
+        "yolo_devices",
+        _G,
+        "",
+        "Cards that the training runs on over all nodes: its ranks, or what its command line asks "
+        "for.",
+    ),
     _run("yolo_images_total", _C, "", "Images trained on in this attempt."),
     _run("yolo_steps_total", _C, "", "Batches trained on in this attempt."),
     _run("yolo_optimizer_steps_total", _C, "", "Steps of the optimizer in this attempt."),
