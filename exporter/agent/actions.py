@@ -14,6 +14,7 @@ from gpuwarden.exporter.agent.authorisations import Rejected
 from gpuwarden.exporter.agent.deliveries import Deliveries
 from gpuwarden.exporter.agent.journal import Journal, JournalError, Record
 from gpuwarden.exporter.agent.ladder import Interrupted, Ladder, finish
+from gpuwarden.exporter.agent.restarts import Origins, began_after
 from gpuwarden.exporter.agent.settings import MAXIMUM_GRACE_SECONDS, MINIMUM_GRACE_SECONDS
 from gpuwarden.exporter.nvml import RELEASED
 from gpuwarden.exporter.processes import parse_proc_job_id, read_process
@@ -40,6 +41,7 @@ class Actions:
         ladder: Ladder,
         *,
         terminates_per_hour: int,
+        restart_cooldown: float,
         released: Callable[[], bool] = lambda: False,
         admit: Callable[[ActionRequest], None] = lambda _request: None,
     ) -> None:
@@ -49,6 +51,7 @@ class Actions:
             journal: open.
             ladder: carries out `terminate`.
             terminates_per_hour: ladders that may be begun within any hour.
+            restart_cooldown: seconds for which a job that was ended and came back is left alone.
             released: whether an operator has the driver released, so that nothing can be proven.
             admit: raises `Rejected` for a request whose time is over; asked when one that is not
                 known is taken on, however long it waited.
@@ -63,6 +66,8 @@ class Actions:
             ladder.requests.directory, ladder.resolver.launchers, proc=ladder.resolver.proc
         )
         self._per_hour = terminates_per_hour
+        self._cooldown = restart_cooldown
+        self._origins = Origins(ladder.resolver.proc)
         self._lock = threading.RLock()
         self._threads: dict[str, threading.Thread] = {}
         # Held processes of ladders under way: no process is in two of them.
@@ -324,14 +329,14 @@ class Actions:
 
     def _begin(self, record: Record, target: Target) -> Record:
         """Journal the ladder as begun: from here on nobody else ends this attempt."""
-        now = self._clock.wall()
-        processes = frozenset(identity.key for identity in target.group.identities)
+        now, origin = self._clock.wall(), self._origins.of(target.root)
         steps = {"verified": now, "journalled": now}
         begun = dataclasses.replace(
             record,
             report=dataclasses.replace(record.report, state=ActionState.ACTING, steps=steps),
             begun=now,
             begun_at=self._clock.monotonic(),
+            origin=origin,
             cgroup=target.scope.cgroup,
             dedicated=target.scope.dedicated,
             root=target.root,
@@ -340,20 +345,44 @@ class Actions:
             device_used=target.device_used,
         )
         with self._lock:
-            if any(not processes.isdisjoint(others) for others in self._busy.values()):
-                raise RefusedAction("busy", "a process of the job is being ended with another job")
-            lately = self._journal.begun_within(_HOUR, boot_id=begun.boot_id, clock=self._clock)
-            if lately >= self._per_hour:
-                raise RefusedAction(
-                    "rate_limit", f"{self._per_hour} jobs were ended within an hour on this node"
-                )
+            self._check_limits(record, target, origin)
             self._ladder.resolver.guards.check_kill_switch()
             self._save("begun", begun)
-            self._busy[record.decision_id] = processes
+            self._busy[record.decision_id] = _keys(target)
         return begun
+
+    def _check_limits(self, record: Record, target: Target, origin: str) -> None:
+        """Go on only with what this node may end now; to be called with the lock held.
+
+        Raises:
+            RefusedAction: `busy`, `rate_limit` or `cooldown`.
+        """
+        processes = _keys(target)
+        if any(not processes.isdisjoint(others) for others in self._busy.values()):
+            raise RefusedAction("busy", "a process of the job is being ended with another job")
+        lately = self._journal.begun_within(_HOUR, boot_id=record.boot_id, clock=self._clock)
+        if lately >= self._per_hour:
+            raise RefusedAction(
+                "rate_limit", f"{self._per_hour} jobs were ended within an hour on this node"
+            )
+        if not origin or target.root is None:
+            return
+        now = self._clock.monotonic()
+        for earlier in self._journal.ended_of(origin, boot_id=record.boot_id):
+            ago = now - (earlier.begun_at or 0.0)
+            if ago < self._cooldown and began_after(target.root, earlier.begun_at or 0.0):
+                raise RefusedAction(
+                    "cooldown",
+                    f"the same command was ended {ago:.0f} s ago as {earlier.report.job_id} and "
+                    "was started again by the same process: end what starts it, or talk to its "
+                    f"owner; it may be ended again in {self._cooldown - ago:.0f} s",
+                )
 
     def _inspect(self, request: ActionRequest, record: Record) -> Record:
         with self._ladder.resolver.resolve(request) as target:
+            origin = self._origins.of(target.root)
+            with self._lock:
+                self._check_limits(record, target, origin)
             report = dataclasses.replace(
                 record.report,
                 steps={"verified": self._clock.wall()},
@@ -392,6 +421,10 @@ class Actions:
         )
         report = dataclasses.replace(record.report, steps={"leave_requested": now})
         return finish(dataclasses.replace(record, report=report), Outcome.DONE)
+
+
+def _keys(target: Target) -> frozenset[tuple[int, int]]:
+    return frozenset(identity.key for identity in target.group.identities)
 
 
 def _check_grace(grace: float) -> None:

@@ -237,6 +237,7 @@ def _act(settings: AgentSettings, journal: Journal) -> None:
         journal,
         ladder,
         terminates_per_hour=settings.terminates_per_hour,
+        restart_cooldown=settings.restart_cooldown,
         released=lambda: driver.released,
         admit=authoriser.admit,
     )

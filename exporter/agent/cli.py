@@ -145,6 +145,15 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Jobs that may be ended within any hour; 0 ends none.",
     ),
     click.option(
+        "--limit.restart-cooldown",
+        "restart_cooldown",
+        type=_Duration(),
+        default="10m",
+        show_default=True,
+        help="How long a job that was ended and started again, the same command by the same "
+        "process, is left alone; 0s: not at all.",
+    ),
+    click.option(
         "--log.level",
         "log_level",
         type=click.Choice(["debug", "info", "warning", "error"]),

@@ -24,6 +24,7 @@ from gpuwarden.exporter.agent.handles import Identity
 from gpuwarden.exporter.agent.proofs import Holding
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from gpuwarden.clock import Clock
@@ -60,6 +61,7 @@ class Record:
         accepted: Unix time of receipt.
         begun: Unix time at which the ladder began, or None.
         begun_at: the same in seconds since boot: a wall clock that is set must not lift a limit.
+        origin: where the job came from, as `restarts.Origins` names it, or an empty string.
         cgroup: the job's, when the ladder began.
         dedicated: whether that cgroup holds nothing but the job.
         root: the job's root, or None where it was gone already.
@@ -83,6 +85,7 @@ class Record:
     accepted: float
     begun: float | None = None
     begun_at: float | None = None
+    origin: str = ""
     cgroup: str = ""
     dedicated: bool = False
     root: Identity | None = None
@@ -282,6 +285,12 @@ class Journal:
             )
 
         return sum(map(lately, self.records.values()))
+
+    def ended_of(self, origin: str, *, boot_id: str) -> Iterator[Record]:
+        """Attempts of this boot that were begun on jobs of one origin, the newest first."""
+        for record in reversed(self.records.values()):
+            if record.origin == origin and record.boot_id == boot_id and record.spends_attempt:
+                yield record
 
     def unfinished(self) -> tuple[Record, ...]:
         """Actions that are not over, in the order of their receipt."""

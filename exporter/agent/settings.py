@@ -35,6 +35,7 @@ class AgentSettings:
         launchers: further names of processes that start jobs; must equal the exporter's.
         proof_timeout: seconds that NVML has to forget ended processes.
         terminates_per_hour: ladders that may be begun within any hour.
+        restart_cooldown: seconds for which a job that was ended and came back is left alone.
     """
 
     node: str
@@ -52,3 +53,4 @@ class AgentSettings:
     launchers: tuple[str, ...] = ()
     proof_timeout: float = 30.0
     terminates_per_hour: int = 12
+    restart_cooldown: float = 600.0

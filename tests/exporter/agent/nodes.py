@@ -180,6 +180,7 @@ class Node:
     proof_timeout: float = 30.0
     per_hour: int = 100
     protect: frozenset[str] = frozenset()
+    cooldown: float = 600.0
 
     def __post_init__(self) -> None:
         self.jobs = self.folder / "jobs"
@@ -199,7 +200,12 @@ class Node:
         requests = LeaveRequests(self.jobs, clock)
         self.ladder = Ladder(resolver, requests, clock, self.wake, self.proof_timeout)
         self.journal = Journal(self.folder / "journal")
-        self.actions = Actions(self.journal, self.ladder, terminates_per_hour=self.per_hour)
+        self.actions = Actions(
+            self.journal,
+            self.ladder,
+            terminates_per_hour=self.per_hour,
+            restart_cooldown=self.cooldown,
+        )
         self.actions.recover()
 
     def close(self) -> None:
