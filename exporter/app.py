@@ -12,7 +12,6 @@ import uvicorn
 from gpuwarden import __version__
 from gpuwarden.exporter.connections import ReadersConnection
 from gpuwarden.exporter.pages import Format
-from gpuwarden.exporter.registration import Registrar
 from gpuwarden.exporter.servers import (
     Bounded,
     QuietServer,
@@ -205,6 +204,9 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
         sampler.start()
         registrar = None
         if settings.engine is not None:
+            # Most nodes need no HTTP client.
+            from gpuwarden.exporter.registration import Registrar  # noqa: PLC0415
+
             scheme = "https" if config.ssl is not None else "http"
             registrar = Registrar(settings.engine, host=settings.host, port=port, scheme=scheme)
             registrar.start()

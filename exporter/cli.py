@@ -11,7 +11,7 @@ import click
 
 from gpuwarden import durations, job_files, logs
 from gpuwarden.clock import SystemClock
-from gpuwarden.exporter import registration, releases
+from gpuwarden.exporter import releases
 from gpuwarden.exporter.compat import COMPATIBILITIES, NEEDED_COLLECTORS
 from gpuwarden.exporter.servers import parse_address
 from gpuwarden.exporter.settings import DEFAULT_PORT, ExporterSettings
@@ -19,6 +19,8 @@ from gpuwarden.exporter.switches import SWITCHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from gpuwarden.exporter.registration import EngineSettings
 
 
 def _duration(_context: click.Context, option: click.Parameter, value: str) -> float:
@@ -97,13 +99,16 @@ def _compatible(name: str | None) -> frozenset[str]:
 
 def _engine_settings(
     url: str | None, token: Path | None, *, advertise: str | None, ca: Path | None, host: str
-) -> registration.EngineSettings | None:
+) -> EngineSettings | None:
     if url is None:
         if token is not None or advertise is not None or ca is not None:
             raise click.UsageError("the other --engine flags need --engine.url")
         return None
     if token is None:
         raise click.UsageError("--engine.url needs --engine.token-file")
+    # Most nodes need no HTTP client.
+    from gpuwarden.exporter import registration  # noqa: PLC0415
+
     settings = registration.EngineSettings(url.rstrip("/"), token.absolute(), advertise, ca)
     registration.check_reachable(settings, host)
     return settings

@@ -167,7 +167,7 @@ class Registrar:
             target = self._target(connection)
             registration = node_api.Registration(
                 target=target,
-                key=node_api.node_key(token, target, _machine()),
+                key=node_api.node_key(target, _machine()),
                 boot_id=boot_id(),
                 scheme=self._scheme,
                 exporter=__version__,

@@ -16,7 +16,6 @@ registered it first, by a key that no other node can make. The address is for Pr
 from __future__ import annotations
 
 import hashlib
-import hmac
 import ipaddress
 import json
 import re
@@ -207,16 +206,16 @@ class Goodbye:
         return cls(Target.parse(_text(found, "address")), _matching(found, "key", _KEY))
 
 
-def node_key(token: str, target: Target, machine: str) -> str:
-    """What an address is bound to: the same over restarts, and on no other machine.
+def node_key(target: Target, machine: str) -> str:
+    """What an address is bound to: the same over restarts and new tokens, on no other machine.
 
     Args:
-        token: the nodes' token.
         target: the address that is registered.
-        machine: what only this machine knows of itself (/etc/machine-id).
+        machine: what only this machine knows of itself (/etc/machine-id); not to be had from the
+            key.
     """
     text = f"gpuwarden node\0{target}\0{machine}"
-    return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _document(document: object) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 import structlog
 from tests.exporter.nodes import eventually
+from tests.exporter.test_web_configs import Authority
 from tests.servers import free_port
 
 from gpuwarden.errors import InvalidInput
@@ -30,7 +32,7 @@ GOOD = (200, {"heartbeat_seconds": 60})
 class Engine:
     """What a node talks to; keeps what it heard."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: tuple[Path, Path] | None = None) -> None:
         self.heard: list[tuple[str, str, dict[str, Any]]] = []
         self.answer: tuple[int, object] = GOOD
         self.headers: dict[str, str] = {}
@@ -55,7 +57,15 @@ class Engine:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        scheme = "http"
+        if certificate is not None:
+            scheme, context = "https", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            # The handshake belongs to the connection's own thread.
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 
     def __enter__(self) -> Self:
@@ -179,6 +189,29 @@ class TestRegistering:
         """No engine makes a node speak without pause, or fall silent for ever."""
         engine.answer = (200, {"heartbeat_seconds": said})
         assert _registrar(engine, token).register() == used
+
+
+class TestTls:
+    """An engine that has a certificate."""
+
+    def test_an_engine_that_is_trusted(self, token: Path, tmp_path: Path) -> None:
+        """The token goes to the engine that the authority signed for."""
+        authority = Authority(tmp_path, "authority")
+        with Engine(authority.issue("engine")) as engine:
+            settings = EngineSettings(engine.url, token, ca_file=authority.file)
+            one = Registrar(settings, host="::", port=9835, scheme="https")
+            assert one.register() == 60
+        assert engine.heard[0][2]["scheme"] == "https"
+
+    def test_an_engine_that_is_not(self, token: Path, tmp_path: Path) -> None:
+        """Whoever stands in the engine's place does not get the token."""
+        stranger = Authority(tmp_path, "stranger")
+        trusted = Authority(tmp_path, "authority")
+        with Engine(stranger.issue("engine")) as engine:
+            settings = EngineSettings(engine.url, token, ca_file=trusted.file)
+            with pytest.raises(Failed, match="certificate"):
+                Registrar(settings, host="::", port=9835).register()
+        assert engine.heard == []
 
 
 class TestLife:

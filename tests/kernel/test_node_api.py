@@ -174,14 +174,11 @@ def test_a_body_that_is_none(document: object) -> None:
             decode(document)
 
 
-def test_a_key_is_of_one_token_address_and_machine() -> None:
-    """No other machine has it, though it has the token; it stays over restarts."""
+def test_a_key_is_of_one_address_and_machine() -> None:
+    """No other machine has it; it stays over restarts, and is what the engine takes."""
     target = Target.parse("node7:9835")
-    own = node_key("token", target, "machine-1")
-    assert own == node_key("token", target, "machine-1")
-    others = {
-        node_key("token", target, "machine-2"),
-        node_key("token-2", target, "machine-1"),
-        node_key("token", Target.parse("node8:9835"), "machine-1"),
-    }
-    assert len(others | {own}) == 4
+    own = node_key(target, "machine-1")
+    assert own == node_key(target, "machine-1")
+    others = {node_key(target, "machine-2"), node_key(Target.parse("node8:9835"), "machine-1")}
+    assert len(others | {own}) == 3
+    assert Goodbye.decode(json.loads(Goodbye(target, own).encode())).key == own
