@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuwarden import estimate_tables
+from gpuwarden import estimate_tables, estimates
 from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import InvalidInput, MissingExtra
 from gpuwarden.estimates import Gpu, ModelCosts, Unknown, Workload
@@ -26,7 +26,7 @@ _Found = TypeVar("_Found")
 WORDS: dict[str, str] = {
     "model": "name, weights or YAML file of a model: yolov8m, yolo11n-seg.pt, mine.yaml",
     "gpu": "card, as NVML or people call it: A100 40GB, rtx 4090, Tesla T4",
-    "batch": "images per step over all cards (16)",
+    "batch": "images per step over all cards (16); -1 for the largest that fits",
     "imgsz": "pixels of the images' sides (640; 224 to classify)",
     "amp": "mixed precision, true or false (true)",
     "optimizer": "SGD, AdamW, ... (auto)",
@@ -87,9 +87,12 @@ def parse(words: Sequence[str]) -> Request:
             raise InvalidInput(f"{key}={numbers[key]} is less than 1")
     model = _model(given["model"], given.get("task"))
     gpu = _gpu(given["gpu"]) if "gpu" in given else None
+    automatic = numbers.get("batch") == -1
+    if automatic and gpu is None:
+        raise InvalidInput("batch=-1 is the largest that fits: on which card? Say gpu=")
     try:
         workload = Workload(
-            batch=numbers.get("batch", 16),
+            batch=max(numbers.get("gpus", 1), 1) if automatic else numbers.get("batch", 16),
             imgsz=numbers.get("imgsz", model.imgsz),
             amp=_truth("amp", given.get("amp", "true")),
             optimizer=given.get("optimizer", "auto"),
@@ -99,6 +102,8 @@ def parse(words: Sequence[str]) -> Request:
         )
     except ValueError as error:
         raise InvalidInput(str(error)) from error
+    if automatic and gpu is not None:
+        workload = _largest(model, gpu, workload)
     known = [numbers[key] for key in ("cores", "workers") if key in numbers]
     return Request(
         model=model,
@@ -112,6 +117,14 @@ def parse(words: Sequence[str]) -> Request:
         workers=numbers.get("workers"),
         device=given.get("device"),
     )
+
+
+def _largest(model: ModelCosts, gpu: Gpu, workload: Workload) -> Workload:
+    constants = estimate_tables.tables().constants
+    batch = estimates.largest_batch(model, gpu.memory, workload=workload, constants=constants)
+    if batch < 1:
+        raise InvalidInput(f"{model.name} at {workload.imgsz} px fits {gpu.name} with no batch")
+    return dataclasses.replace(workload, batch=batch)
 
 
 def _given(words: Sequence[str]) -> Mapping[str, str]:
@@ -162,6 +175,8 @@ def _model(name: str, task: str | None) -> ModelCosts:
     if is_yaml and path.is_file():
         return _measured(path.absolute(), name)
     found = estimate_tables.find_model(name, task)
+    if isinstance(found, Unknown) and (base := _trained_from(path)) is not None:
+        found = estimate_tables.find_model(base, task)
     if not isinstance(found, Unknown):
         return found
     if is_yaml:
@@ -171,6 +186,19 @@ def _model(name: str, task: str | None) -> ModelCosts:
     raise InvalidInput(
         f"model={name}: {found}. Of any other model give the YAML that it was made from"
     )
+
+
+def _trained_from(weights: Path) -> str | None:
+    """What `runs/detect/train/weights/best.pt` was trained from, by the args.yaml of its run."""
+    arguments = weights.absolute().parent.parent / "args.yaml"
+    if weights.suffix.lower() != ".pt" or not weights.is_file():
+        return None
+    try:
+        with arguments.open(encoding="utf-8") as lines:
+            found = re.search(r"^model: *['\"]?([^'\"\n]+)", lines.read(64 * 1024), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found[1].strip() if found else None
 
 
 def _yaml(name: str, model: ModelCosts) -> str:

@@ -33,6 +33,11 @@ IMGSZ = 640
 CLASSIFY_IMGSZ = 224
 _BATCHES = (2, 4)
 _VERSION = 1
+_FAULTS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError, OSError),
+    *(RuntimeError, SyntaxError, TypeError, ValueError),
+)
+"""What ultralytics raises for a YAML that it cannot make a model of."""
 _MODEL_CLASSES = {
     "detect": "DetectionModel",
     "segment": "SegmentationModel",
@@ -93,10 +98,11 @@ def packaged(name: str) -> Path | None:
     import ultralytics
 
     folder = Path(ultralytics.__file__).parent / "cfg" / "models"
-    for wanted in (name, _without_scale(name)):
+    old = re.sub(r"^(yolov[58][nsmlx])6(\.ya?ml)$", r"\1-p6\2", name)  # yolov5n6 was its name
+    for wanted in (name, _without_scale(old)):
         for file in sorted(folder.glob("*/*.yaml")):
             if file.name == wanted:
-                return file.with_name(name)
+                return file.with_name(old)
     return None
 
 
@@ -114,7 +120,6 @@ def measure(yaml: str) -> dict[str, Any]:
     Raises:
         InvalidInput: ultralytics cannot build a model of it, or not run it on fake tensors.
     """
-    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
@@ -129,12 +134,12 @@ def measure(yaml: str) -> dict[str, Any]:
             anchors = 0.0
             if task != "classify" and strides is not None:
                 anchors = sum((imgsz / float(stride)) ** 2 for stride in strides)
-    except ModuleNotFoundError:
-        raise
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OSError) as error:
-        raise InvalidInput(f"model {yaml}: ultralytics cannot build it: {error}") from error
-    except (RuntimeError, NotImplementedError, SyntaxError, torch.jit.Error) as error:
-        raise InvalidInput(f"model {yaml}: it cannot be run without a card: {error}") from error
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("numpy", "torch", "ultralytics"):
+            raise
+        raise InvalidInput(f"model {yaml}: it needs the Python module {error.name!r}") from error
+    except _FAULTS as error:
+        raise InvalidInput(f"model {yaml}: ultralytics cannot build or run it: {error}") from error
     return {
         "task": task,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -158,8 +163,10 @@ def build(yaml: str) -> tuple[Any, str]:
     if not isinstance(description, dict) or "backbone" not in description:
         raise ValueError("it describes no model: there is no `backbone`")
     task = str(tasks.guess_model_task(description))
+    if task == "None":
+        raise ValueError("its last layer is the head of no known task")
     if task not in _MODEL_CLASSES:
-        raise ValueError(f"models to {task} are not estimated")
+        raise ValueError(f"models of task {task} are not estimated")
     return getattr(tasks, _MODEL_CLASSES[task])(description, verbose=False), task
 
 

@@ -121,17 +121,44 @@ def test_classification_is_asked_at_its_own_size() -> None:
     assert asked("model=yolov8n-cls", "imgsz=320")["workload"]["imgsz"] == 320
 
 
+def test_minus_one_is_the_largest_batch_that_fits() -> None:
+    """As ultralytics' own batch=-1, but for this card and with the whole training."""
+    answer = asked("model=yolo11s", "gpu=T4", "batch=-1", "gpus=2")
+    assert answer["workload"]["batch"] == answer["largest_batch"] > 16
+    assert answer["workload"]["batch"] % 2 == 0
+    assert answer["fits"] is True
+
+
+@pytest.mark.parametrize("model", ["/x/yolo11s.pt", "yolo11s.yaml", "'yolo11s.pt'", '"yolo11s"'])
+def test_weights_of_a_run_are_known_by_its_arguments(tmp_path: Path, model: str) -> None:
+    """best.pt says nothing; the args.yaml that ultralytics writes beside does."""
+    weights = tmp_path / "train" / "weights" / "best.pt"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    with pytest.raises(InvalidInput, match="is in no table"):
+        parse([f"model={weights}"])
+    arguments = tmp_path / "train" / "args.yaml"
+    arguments.write_text(f"task: detect\nmodel: {model}\ndata: x.yaml\n", "utf-8")
+    assert parse([f"model={weights}"]).model.name == "yolo11s"
+    arguments.write_bytes(b"model: \xff\n")
+    with pytest.raises(InvalidInput, match="is in no table"):
+        parse([f"model={weights}"])
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         ([], "which model"),
+        (["model=yolov8m", "batch=-1"], "on which card"),
+        (["model=yolov8x", "imgsz=8192", "gpu=T4", "batch=-1"], "with no batch"),
+        (["model=yolov8m", "gpu=T4", "gpus=0", "batch=-1"], "gpus=0 is not between"),
         (["yolov8m"], "'yolov8m' is no KEY=VALUE"),
         (["model="], "no KEY=VALUE"),
         (["model=yolov8m", "bacth=3"], "'bacth' is no word .*did you mean \"batch\""),
         (["model=yolov8m", "batch=3", "batch=4"], "batch= is said twice"),
         (["model=yolov8m", "batch=many"], "batch=many: write a whole number"),
         (["model=yolov8m", "batch=1.5"], "write a whole number"),
-        (["model=yolov8m", "batch=-1"], "batch=-1 is not between"),
+        (["model=yolov8m", "batch=-2"], "batch=-2 is not between"),
         (["model=yolov8m", "amp=maybe"], "amp=maybe: write true or false"),
         (["model=yolov8m", "optimizer=sdg"], "optimizer=sdg is none of"),
         (["model=yolov8m", "epochs=0"], "epochs=0 is less than 1"),

@@ -90,10 +90,10 @@ def test_end_to_end_heads_cost_more(tmp_path: Path) -> None:
     [
         ("", "describes no model"),
         ("nc: 2\n", "describes no model"),
-        ("- 1\n", "cannot build it"),
-        ("nc: 2\nbackbone: []\nhead: []\n", "cannot build it"),
-        ("nc: 2\nbackbone:\n  - [-1, 1, Nothing, [1]]\nhead: []\n", "cannot build it"),
-        (TINY_MODEL.replace("[32, 3, 2]", "[32, 3, 2, 5, 6, 7, 8, 9]"), "cannot build it"),
+        ("- 1\n", "cannot build or run it"),
+        ("nc: 2\nbackbone: []\nhead: []\n", "cannot build or run it"),
+        ("nc: 2\nbackbone:\n  - [-1, 1, Nothing, [1]]\nhead: []\n", "cannot build or run it"),
+        (TINY_MODEL.replace("[32, 3, 2]", "[32, 3, 2, 5, 6, 7, 8, 9]"), "cannot build or run it"),
     ],
 )
 def test_what_is_no_model_is_refused(tmp_path: Path, content: str, complaint: str) -> None:
@@ -108,12 +108,39 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         slopes.costs(tmp_path / "absent.yaml")
 
 
-def test_the_command_takes_files_and_ultralytics_own_models(tmp_path: Path) -> None:
-    """By path, and by the name of a model that is in no table."""
+def test_the_command_takes_files(tmp_path: Path) -> None:
+    """By path; a name that is no file and no model of ultralytics is in no table."""
     request = parse([f"model={written(tmp_path, TINY_MODEL)}", "batch=4"])
     assert request.model.name == "tiny.yaml"
-    request = parse(["model=yolov8n-ghost.yaml"])
-    assert request.model.name == "yolov8n-ghost.yaml"
-    assert 1e6 < request.model.parameters < 3e6
     with pytest.raises(InvalidInput, match="is in no table"):
         parse(["model=yolov8n-nothing.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("yoloe-v8n", "text embeddings"),
+        pytest.param("yolov8n-world", "guide", marks=pytest.mark.sweep),
+        pytest.param("yolov8n-rtdetr", "no known task", marks=pytest.mark.sweep),
+        pytest.param("yolo26n-depth", "task depth", marks=pytest.mark.sweep),
+    ],
+)
+def test_models_that_need_more_than_images_are_refused(name: str, complaint: str) -> None:
+    """Text, or another kind of training: said with the reason, never estimated."""
+    with pytest.raises(InvalidInput, match=complaint):
+        slopes.measure(f"{name}.yaml")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("yolov3", "yolov3-tiny", "yolov5n6", "yolov5n-p6", "yolov6n", "yolov8n-p2", "yolov8n-p6"),
+        *("yolov8n-ghost", "yolo26n-p2", "yolo26n-p6", "yolov8-cls-resnet50"),
+    ],
+)
+def test_models_of_ultralytics_that_are_in_no_table_are_measured(name: str) -> None:
+    """As users name them, with a size or without."""
+    model = parse([f"model={name}.yaml"]).model
+    assert model.parameters > 1e6
+    assert model.activation_bytes > 1e6
