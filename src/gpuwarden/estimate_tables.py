@@ -125,13 +125,14 @@ def _constants(content: Mapping[str, Any]) -> Constants:
     )
 
 
-def find_model(name: str, task: str | None = None) -> ModelCosts | Unknown:
+def find_model(name: str, task: str | None = None, *, suggest: bool = True) -> ModelCosts | Unknown:
     """A model by the name of its YAML or weights, with or without folder and suffix.
 
     Args:
         name: such as `yolov8m`, `yolo11n-seg.pt`, `yolov5su` or `/models/yolov8m.yaml`; also
             `yolov11n` and `yolo8m`, as many write them.
         task: of ultralytics; where it is given and the name says another one, there is no estimate.
+        suggest: look for names that may have been meant; that takes longer than all else.
     """
     known = tables().models
     plain = re.sub(r"\.(pt|pth|ya?ml|onnx)$", "", re.split(r"[/\\]", name.strip())[-1].lower())
@@ -145,11 +146,8 @@ def find_model(name: str, task: str | None = None) -> ModelCosts | Unknown:
         wanted += suffix
     found = known.get(wanted)
     if found is None:
-        return Unknown(
-            "model",
-            f"model {plain!r} is in no table",
-            tuple(difflib.get_close_matches(wanted, known, n=3, cutoff=0.7)),
-        )
+        close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.7) if suggest else ()
+        return Unknown("model", f"model {plain!r} is in no table", tuple(close))
     if task is not None and found.task != task:
         return Unknown("model", f"{wanted} is a model to {found.task}, not to {task}")
     return found
@@ -248,7 +246,7 @@ def expected(
     except ValueError as error:
         return Unknown("workload", str(error))
     return estimates.expectation(
-        find_model(model, task),
+        find_model(model, task, suggest=False),
         gpu,
         workload=workload,
         constants=tables().constants,
