@@ -6,6 +6,7 @@ which it was asked for, and may want another. What hangs, hangs alone.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -26,6 +27,7 @@ T = TypeVar("T")
 FIRST_RETRY_SECONDS = 2.0
 LAST_RETRY_SECONDS = 60.0
 
+_RANDOM = secrets.SystemRandom()
 _logger = structlog.get_logger(__name__)
 
 
@@ -61,7 +63,8 @@ class Inquiry(Generic[T]):
         Args:
             name: of the thread, and in the log.
             ask: asks; raises ServiceUnavailable or OSError where there is no answer.
-            every: seconds between two questions that nobody wanted.
+            every: seconds between two questions that nobody wanted, give or take a tenth: nodes
+                that were started together do not ask together.
             clock: for the time of answers.
             gap: seconds between the end of one question and the next, at least; after a failure
                 this doubles up to a minute.
@@ -131,7 +134,8 @@ class Inquiry(Generic[T]):
                 self._state.wait_for(lambda: self._closed, timeout=pause)
                 if self._problem is None:
                     self._state.wait_for(
-                        lambda: self._closed or self._wanted, timeout=max(0.0, self._every - pause)
+                        lambda: self._closed or self._wanted,
+                        timeout=max(0.0, self._every * _RANDOM.uniform(0.9, 1.1) - pause),
                     )
 
     def _ask_once(self) -> None:

@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,13 @@ from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.exporter import commands
 from gpuwarden.platforms import slurm as answers
 from gpuwarden.platforms import slurm_texts as texts
+from gpuwarden.platforms.slurm_texts import GresCard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpuwarden.platforms.slurm import SlurmJob
-    from gpuwarden.platforms.slurm_texts import ClusterConfig, GresCard
+    from gpuwarden.platforms.slurm_texts import ClusterConfig
 
 COMMAND_SECONDS = 20.0
 """Slurm's own message timeout is 10 s by default, and a client may try a second controller."""
@@ -44,7 +45,6 @@ _CONFIGS = (
     "/run/slurm/conf/slurm.conf",
 )
 _JSON_SINCE = (23, 2)
-_STATES = ",".join(sorted(answers.HOLDING | {"CONFIGURING"}))
 
 _logger = structlog.get_logger(__name__)
 
@@ -55,22 +55,30 @@ class SlurmView:
 
     Attributes:
         cluster: its name.
-        nodes: this host's names in it.
-        jobs: by Slurm's own number; those that have this node now.
-        cards: index -> card, as the node's own list has them; None where that is not known, and
-            an index is taken for the minor number of the device file.
+        nodes: this host's names in it; several where several slurmd run on it.
+        jobs: by Slurm's own number; those that have a node of this host, or had it lately.
+        cards: node -> its own list of cards; absent where that is not known, and an index is taken
+            for the minor number of the device file.
     """
 
     cluster: str
     nodes: tuple[str, ...]
     jobs: Mapping[int, SlurmJob]
-    cards: tuple[GresCard, ...] | None = None
+    cards: Mapping[str, tuple[GresCard, ...]] = field(default_factory=dict)
 
-    def gpus(self, job: SlurmJob) -> tuple[int, ...] | None:
-        """Indexes of a job's cards on this host; None where they are not known."""
+    def gpus(self, job: SlurmJob) -> tuple[GresCard, ...] | None:
+        """A job's cards on this host; None where they are not known."""
         if job.gpus is None:
             return None
-        return tuple(index for node in self.nodes for index in job.gpus.get(node, ()))
+        found = []
+        for node in self.nodes:
+            cards = self.cards.get(node)
+            for index in job.gpus.get(node, ()):
+                if cards is None:
+                    found.append(GresCard(index))
+                else:
+                    found.append(cards[index] if index < len(cards) else GresCard(None))
+        return tuple(found)
 
 
 def detect() -> bool:
@@ -107,17 +115,26 @@ class SlurmQuestions:
         self._known_at = 0.0
         self._config: ClusterConfig | None = None
         self._nodes: tuple[str, ...] = ()
-        self._cards: tuple[GresCard, ...] | None = None
+        self._cards: dict[str, tuple[GresCard, ...]] = {}
         self._json = False
         self._gpus: dict[tuple[int, int, float | None], Mapping[str, tuple[int, ...]] | None] = {}
 
     def ask(self) -> SlurmView:
-        """The jobs that this node has now.
+        """The jobs that this node has now, and those of late that the controller has not forgotten.
+
+        What is left of an ended job has its name too.
 
         Raises:
             ServiceUnavailable: Slurm is not here, does not answer, or not usefully.
         """
-        config = self._cluster()
+        try:
+            return self._ask(self._cluster())
+        except ServiceUnavailable:
+            # The node may have another name by now.
+            self._config = None
+            raise
+
+    def _ask(self, config: ClusterConfig) -> SlurmView:
         mark = f"|{secrets.token_hex(8)}"
         listed = texts.decode_list(
             self._run(
@@ -126,7 +143,7 @@ class SlurmQuestions:
                 "--all",
                 "--local",
                 f"--nodelist={','.join(self._nodes)}",
-                f"--states={_STATES}",
+                "--states=all",
                 "-O",
                 texts.list_format(mark),
             ),
@@ -157,18 +174,18 @@ class SlurmQuestions:
             )
         self._config, self._nodes, self._known_at = config, nodes, now
         self._json = version >= _JSON_SINCE
-        self._cards = self._list_of_cards()
+        lists = ((node, self._list_of_cards(node)) for node in nodes)
+        self._cards = {node: cards for node, cards in lists if cards}
         return config
 
-    def _list_of_cards(self) -> tuple[GresCard, ...] | None:
-        """The node's own list of cards; None where it cannot be had."""
+    def _list_of_cards(self, node: str) -> tuple[GresCard, ...]:
+        """A node's own list of cards; empty where it cannot be had."""
         try:
-            answer = self._answer("slurmd", "-G", "-N", self._nodes[0])
-            cards = texts.decode_gres(answer.output + answer.error)
+            answer = self._answer("slurmd", "-G", "-N", node)
+            return texts.decode_gres(answer.output + answer.error)
         except ServiceUnavailable as error:
             _logger.info("the node's list of cards is not known", error=str(error))
-            return None
-        return cards or None
+            return ()
 
     def _with_cards(
         self, jobs: Mapping[int, SlurmJob], config: ClusterConfig
@@ -176,7 +193,7 @@ class SlurmQuestions:
         found, kept, asked = {}, {}, 0
         for job_id, job in jobs.items():
             key = (job_id, job.restarts, job.start_time)
-            if config.accounts_for_gpus and "gres/gpu" not in job.tres:
+            if not job.holds or (config.accounts_for_gpus and "gres/gpu" not in job.tres):
                 gpus: Mapping[str, tuple[int, ...]] | None = {}
             elif key in self._gpus:
                 gpus = kept[key] = self._gpus[key]

@@ -218,18 +218,15 @@ class SlurmJobs:
     def _uuids(
         self, job: SlurmJob, view: SlurmView, minors: Mapping[int, str], known: frozenset[str]
     ) -> frozenset[str]:
-        indexes = view.gpus(job)
-        if indexes is None:
+        cards = view.gpus(job)
+        if cards is None:
             self.dropped["slurm_cards"] += 1
             return frozenset()
         found = set()
-        for index in indexes:
-            minor, uuid = index, ""
-            if view.cards is not None:
-                card = view.cards[index] if index < len(view.cards) else None
-                minor = card.minor if card is not None and card.minor is not None else -1
-                uuid = card.uuid if card is not None else ""
-            uuid = uuid if uuid in known else minors.get(minor, "")
+        for card in cards:
+            uuid = card.uuid
+            if uuid not in known:
+                uuid = minors.get(card.minor, "") if card.minor is not None else ""
             if uuid:
                 found.add(uuid)
             else:

@@ -22,7 +22,8 @@ from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessK
 from gpuwarden.exporter.inquiries import Inquiry
 from gpuwarden.exporter.simulated import Card, Scenario
 from gpuwarden.exporter.slurm import SlurmQuestions, SlurmView
-from gpuwarden.platforms.slurm import attempt_id, parse_attempt_id
+from gpuwarden.platforms.slurm import SlurmJob, attempt_id, parse_attempt_id
+from gpuwarden.platforms.slurm_texts import GresCard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +69,11 @@ def _running(cluster: SlurmCluster, *options: str, script: str = SLEEP) -> int:
     return job
 
 
+def _here(view: SlurmView) -> dict[int, SlurmJob]:
+    """Jobs that have the node now; Slurm remembers those of earlier tests for a while."""
+    return {number: job for number, job in view.jobs.items() if job.holds}
+
+
 class TestAnswers:
     """What Slurm says of a node's jobs."""
 
@@ -83,29 +89,36 @@ class TestAnswers:
         assert job.holds
         assert job.submit_time is not None
         assert before - 2 < job.submit_time < before + 60
-        assert view.cards is not None
-        assert [card.minor for card in view.cards] == list(MINORS)
-        assert view.gpus(job) == (0, 1)
+        assert [card.minor for card in view.cards[NODE]] == list(MINORS)
+        assert view.gpus(job) == (GresCard(2), GresCard(3))
 
     def test_no_job(self, questions: SlurmQuestions) -> None:
         """An idle node has no jobs, which is an answer."""
-        assert questions.ask().jobs == {}
+        assert _here(questions.ask()) == {}
 
     def test_who_waits_is_not_here(self, cluster: SlurmCluster, questions: SlurmQuestions) -> None:
         """A job that has no node yet is not this node's."""
         waiting = cluster.submit(SLEEP, "--gres=gpu:3", "--begin=now+1hour")
         assert cluster.states(waiting) == {"PENDING"}
-        assert questions.ask().jobs == {}
+        assert _here(questions.ask()) == {}
+
+    def test_an_ended_job(self, cluster: SlurmCluster, questions: SlurmQuestions) -> None:
+        """What an ended job left behind has a name, and the job holds nothing."""
+        number = cluster.submit("exit 0", "--gres=gpu:1")
+        cluster.wait_for_state(number, "COMPLETED")
+        job = questions.ask().jobs[number]
+        assert attempt_id(job, CLUSTER) == f"slurm-ci-{number}-0"
+        assert (job.holds, job.ended) == (False, True)
 
     def test_an_array(self, cluster: SlurmCluster, questions: SlurmQuestions) -> None:
         """Each task is a job of its own with its own card; one bears the array's number."""
         array = _running(cluster, "--array=3,5", "--gres=gpu:1")
         view = questions.ask()
-        names = {attempt_id(job, view.cluster) for job in view.jobs.values()}
+        names = {attempt_id(job, view.cluster) for job in _here(view).values()}
         assert names == {f"slurm-ci-{array}_3-0", f"slurm-ci-{array}_5-0"}
         assert array in view.jobs
-        cards = sorted(view.gpus(job) or () for job in view.jobs.values())
-        assert cards == [(0,), (1,)]
+        cards = {view.gpus(job) for job in _here(view).values()}
+        assert cards == {(GresCard(2),), (GresCard(3),)}
 
     @pytest.mark.parametrize(
         "options",
@@ -122,11 +135,11 @@ class TestAnswers:
         """Whatever a user has Slurm repeat, the job is what it is."""
         number = _running(cluster, "--gres=gpu:1", *options)
         view = questions.ask()
-        assert list(view.jobs) == [number]
+        assert list(_here(view)) == [number]
         job = view.jobs[number]
         assert attempt_id(job, view.cluster) == f"slurm-ci-{number}-0"
         assert (job.user_id, job.holds) == (os.geteuid(), True)
-        assert view.gpus(job) in ((0,), None)
+        assert view.gpus(job) in ((GresCard(2),), None)
 
     def test_a_requeued_job(self, cluster: SlurmCluster, questions: SlurmQuestions) -> None:
         """A job that comes back has the same number and is another attempt."""

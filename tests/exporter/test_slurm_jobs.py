@@ -34,7 +34,8 @@ class Controller:
 
     def __init__(self) -> None:
         self.jobs: dict[int, SlurmJob] = {}
-        self.cards: tuple[GresCard, ...] | None = None
+        self.cards: dict[str, tuple[GresCard, ...]] = {}
+        self.nodes: tuple[str, ...] = ("node1",)
         self.down = False
 
     def has(self, job_id: int, **changes: object) -> None:
@@ -51,7 +52,7 @@ class Controller:
         """What the exporter's questions are answered with."""
         if self.down:
             raise ServiceUnavailable("slurm_load_jobs error: Unable to contact slurm controller")
-        return SlurmView("main", ("node1",), dict(self.jobs), self.cards)
+        return SlurmView("main", self.nodes, dict(self.jobs), self.cards)
 
 
 class Node:
@@ -415,14 +416,22 @@ class TestCards:
             Gpu(index=0, uuid="GPU-a", name="x", minor=3),
             Gpu(index=1, uuid="GPU-b", name="x", minor=2),
         ]
-        controller.cards = (GresCard(2), GresCard(3))
+        controller.cards = {"node1": (GresCard(2), GresCard(3))}
         controller.has(211, gpus={"node1": (0,)})
         (job,) = node.answered().jobs
         assert [item.uuid for item in job.holdings] == ["GPU-b"]
 
+    def test_two_nodes_on_a_host(self, node: Node, controller: Controller) -> None:
+        """Where several slurmd share a host, each has its own order of its own cards."""
+        controller.nodes = ("node1", "node2")
+        controller.cards = {"node1": (GresCard(0),), "node2": (GresCard(1),)}
+        controller.has(211, nodes=("node2",), gpus={"node2": (0,)})
+        (job,) = node.answered().jobs
+        assert [item.uuid for item in job.holdings] == ["GPU-1"]
+
     def test_an_instance_of_mig(self, node: Node, controller: Controller) -> None:
         """Where Slurm knows the UUID, that is the card."""
-        controller.cards = (GresCard(0, "GPU-1"),)
+        controller.cards = {"node1": (GresCard(0, "GPU-1"),)}
         controller.has(211, gpus={"node1": (0,)})
         (job,) = node.answered().jobs
         assert [item.uuid for item in job.holdings] == ["GPU-1"]
