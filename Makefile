@@ -20,6 +20,7 @@ test-all: test ## test, and what takes longer
 	@$(BIN)/python -m pytest -m sweep
 	@$(BIN)/python -m demo
 	@$(BIN)/python -m bench.exporter.soak --for 300
+	@$(BIN)/python -m bench.exporter.hostile --for 300
 
 check: setup ## lint, types and layers
 	@$(BIN)/ruff check .

@@ -12,6 +12,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_REQUEST_BYTES = 64 * 1024
 """Of one request, whatever it consists of: nothing is uploaded to who is only read."""
+MAX_WAITING = 8
+"""Requests that wait on a connection until the one before is answered; each answer lets more in."""
 
 
 class ReadersConnection(HttpToolsProtocol):
@@ -36,7 +38,12 @@ class ReadersConnection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Answer."""
+        """Answer, now or when those before are answered; who asks on and on is not waited upon."""
+        if self._refused:
+            return
+        if len(self.pipeline) >= MAX_WAITING:
+            self._refuse()
+            return
         self._answered = True
         date = formatdate(usegmt=True).encode()
         self.server_state.default_headers = [(b"date", date)]

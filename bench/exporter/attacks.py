@@ -11,9 +11,8 @@ import base64
 import dataclasses
 import itertools
 import math
-import shutil
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ from gpuwarden.exporter.simulated import build
 from gpuwarden.job_files import JobFileError, LeaveRequest, RunDescription, RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 BOOT = "01234567-89ab-cdef-0123-456789abcdef"
 PID = 4242
@@ -63,7 +62,7 @@ class Attack:
     """
 
     name: str
-    make: Callable[[Path], Callable[[bytes], None]]
+    make: Callable[[Path, ExitStack], Callable[[bytes], None]]
     seeds: tuple[bytes, ...]
     words: tuple[bytes, ...] = ()
     pure: bool = True
@@ -153,7 +152,7 @@ def _show(run: Run) -> None:
     check_page(NodeSnapshot(taken_at=NOW, devices=None, jobs=(job,)))
 
 
-def _descriptions(_folder: Path) -> Callable[[bytes], None]:
+def _descriptions(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     def attack(data: bytes) -> None:
         with suppress(JobFileError):
             _show(Run(RunDescription.decode(data), STATUS))
@@ -161,7 +160,7 @@ def _descriptions(_folder: Path) -> Callable[[bytes], None]:
     return attack
 
 
-def _statuses(_folder: Path) -> Callable[[bytes], None]:
+def _statuses(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     def attack(data: bytes) -> None:
         with suppress(JobFileError):
             _show(Run(DESCRIPTION, RunStatus.decode(data)))
@@ -169,7 +168,7 @@ def _statuses(_folder: Path) -> Callable[[bytes], None]:
     return attack
 
 
-def _requests(_folder: Path) -> Callable[[bytes], None]:
+def _requests(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     def attack(data: bytes) -> None:
         with suppress(JobFileError):
             LeaveRequest.decode(data).encode()
@@ -181,7 +180,7 @@ def _requests(_folder: Path) -> Callable[[bytes], None]:
 # Processes
 
 
-def _arguments(_folder: Path) -> Callable[[bytes], None]:
+def _arguments(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     def attack(data: bytes) -> None:
         words = tuple(item.decode(errors="replace") for item in data.rstrip(b"\0").split(b"\0"))
         classification.is_kernel(words)
@@ -193,7 +192,7 @@ def _arguments(_folder: Path) -> Callable[[bytes], None]:
     return attack
 
 
-def _cgroups(_folder: Path) -> Callable[[bytes], None]:
+def _cgroups(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     def attack(data: bytes) -> None:
         path = own_cgroup(data)
         lines = data.decode(errors="replace").split("\n")
@@ -223,7 +222,7 @@ _PROC_SEED = SPLIT.join(
 )
 
 
-def _proc(folder: Path) -> Callable[[bytes], None]:
+def _proc(folder: Path, stack: ExitStack) -> Callable[[bytes], None]:
     proc = folder / "proc"
     (proc / "sys/kernel/random").mkdir(parents=True)
     (proc / "sys/kernel/random/boot_id").write_text(f"{BOOT}\n")
@@ -242,6 +241,7 @@ def _proc(folder: Path) -> Callable[[bytes], None]:
     gpu = Gpu(0, "GPU-a", "x", utilization_ratio=0.5, memory_used_bytes=2000, processes=listed)
     devices = DeviceSnapshot(NOW, "1", simulated=True, gpus=(gpu,))
     attribution = Attribution(jobs, proc=proc)
+    stack.callback(attribution.close)
     files = ("stat", "status", "cgroup", "io", "cmdline")
 
     def attack(data: bytes) -> None:
@@ -258,7 +258,7 @@ def _proc(folder: Path) -> Callable[[bytes], None]:
 # The web
 
 
-def _headers(_folder: Path) -> Callable[[bytes], None]:
+def _headers(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     def attack(data: bytes) -> None:
         text = data.decode("latin-1")
         wanted_format(text)
@@ -268,7 +268,7 @@ def _headers(_folder: Path) -> Callable[[bytes], None]:
     return attack
 
 
-def _addresses(_folder: Path) -> Callable[[bytes], None]:
+def _addresses(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     def attack(data: bytes) -> None:
         with suppress(InvalidInput):
             _, port = parse_address(data.decode(errors="replace"), default_port=9835)
@@ -277,7 +277,7 @@ def _addresses(_folder: Path) -> Callable[[bytes], None]:
     return attack
 
 
-def _web_files(folder: Path) -> Callable[[bytes], None]:
+def _web_files(folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     file = folder / "web.yml"
 
     def attack(data: bytes) -> None:
@@ -288,21 +288,21 @@ def _web_files(folder: Path) -> Callable[[bytes], None]:
     return attack
 
 
-def _credentials(folder: Path) -> Callable[[bytes], None]:
+def _credentials(folder: Path, stack: ExitStack) -> Callable[[bytes], None]:
     file = folder / "web.yml"
     file.write_text(f"basic_auth_users: {{a: '{HASH}'}}")
     web = web_configs.Web(file)
-    loop = asyncio.new_event_loop()
+    runner = stack.enter_context(asyncio.Runner())
 
     def attack(data: bytes) -> None:
         for text in (data.decode("latin-1"), "Basic " + base64.b64encode(data).decode()):
-            allowed = loop.run_until_complete(web.allows(text))
+            allowed = runner.run(web.allows(text))
             require(holds=not allowed, what="somebody without the password was let in")
 
     return attack
 
 
-def _releases(folder: Path) -> Callable[[bytes], None]:
+def _releases(folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     file = folder / "release"
 
     def attack(data: bytes) -> None:
@@ -313,7 +313,7 @@ def _releases(folder: Path) -> Callable[[bytes], None]:
     return attack
 
 
-def _states(_folder: Path) -> Callable[[bytes], None]:
+def _states(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     def attack(data: bytes) -> None:
         with suppress(ValueError):
             Recollection.decode(data).encode()
@@ -325,7 +325,7 @@ def _states(_folder: Path) -> Callable[[bytes], None]:
 # The driver
 
 
-def _texts(_folder: Path) -> Callable[[bytes], None]:
+def _texts(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     def attack(data: bytes) -> None:
         require(holds=drivers.printable(data).isprintable(), what="not printable")
 
@@ -346,7 +346,7 @@ _CALLS = (
 )
 
 
-def _answers(folder: Path) -> Callable[[bytes], None]:
+def _answers(folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     file = folder / "scenario"
     library = build()
 
@@ -474,7 +474,13 @@ ATTACKS = (
         (f"basic_auth_users: {{a: '{HASH}'}}\n".encode(), b"tls_server_config: {cert_file: a}\n"),
         _YAML_WORDS,
     ),
-    Attack("credentials", _credentials, (b"a:b", b"Basic YTpi"), (b":", b"a:", b"\0", b"Basic ")),
+    Attack(
+        "credentials",
+        _credentials,
+        (b"a:b", b"Basic YTpi"),
+        (b":", b"a:", b"\0", b"Basic "),
+        pure=False,
+    ),
     Attack("release files", _releases, (b'{"version": 1, "until": 5}',), _JSON_WORDS),
     Attack("state files", _states, (_STATE,), _JSON_WORDS),
     Attack("texts of the driver", _texts, (b"NVIDIA A100\0", b"\xf8\xff"), (b"\0", b"\x7f")),
@@ -482,15 +488,13 @@ ATTACKS = (
 )
 
 
-def prepared(attack: Attack) -> tuple[Callable[[bytes], None], Callable[[], None]]:
-    """The edge, ready to take inputs, and what cleans up after it.
+@contextmanager
+def prepared(attack: Attack) -> Iterator[Callable[[bytes], None]]:
+    """The edge, ready to take inputs.
 
     Args:
         attack: which one.
     """
-    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
-
-    def clean() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-
-    return attack.make(folder), clean
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hostile-"))
+        yield attack.make(Path(folder), stack)

@@ -114,9 +114,8 @@ def _mutate(attack: Attack, seconds: float, seed: int) -> Result:
     """Try one edge blindly for a while."""
     result = Result(attack.name, "mutated")
     mutations = Mutations(attack.seeds, attack.words, random.Random(seed))  # noqa: S311 (no secret)
-    run, clean = prepared(attack)
     began = time.monotonic()
-    try:
+    with prepared(attack) as run:
         while (spent := time.monotonic() - began) < seconds:
             data = mutations.next() if result.inputs else attack.seeds[0]
             result.inputs += 1
@@ -127,8 +126,6 @@ def _mutate(attack: Attack, seconds: float, seed: int) -> Result:
                 if result.faults.total() == 1:
                     print(f"{attack.name}: {_describe(error)} by {data[:400]!r}", flush=True)
         result.seconds = spent
-    finally:
-        clean()
     return result
 
 
@@ -185,7 +182,7 @@ def _led(attack: Attack, seconds: float, seed: int) -> Result:
 _GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n"
 _REQUESTS = Attack(
     "web requests",
-    lambda _folder: lambda _data: None,
+    lambda _folder, _stack: lambda _data: None,
     (
         _GET,
         _GET + _GET,

@@ -20,9 +20,9 @@ def main() -> None:
     logging.disable()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     attack = next(item for item in attacks.ATTACKS if item.name == sys.argv[1])
-    run, _ = attacks.prepared(attack)
-    atheris.Setup([sys.argv[0], *sys.argv[2:]], run)
-    atheris.Fuzz()
+    with attacks.prepared(attack) as run:
+        atheris.Setup([sys.argv[0], *sys.argv[2:]], run)
+        atheris.Fuzz()
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def scenarios(pids: Sequence[int]) -> dict[str, Scenario]:
         ],
     )
     wsl = Scenario(
-        [Card(0, name="\udcf8\udcffNVIDIA GeForce RTX 4090", memory=24 * GIB)],
+        [Card(0, name="\udcf8\udcffNVIDIA GeForce RTX 4090", memory=24 * GIB, used=GIB)],
         [replace(busy, memory=NOT_AVAILABLE)],
         faults=_faults(
             NOT_SUPPORTED,
@@ -95,7 +95,7 @@ def scenarios(pids: Sequence[int]) -> dict[str, Scenario]:
     )
     virtual = Scenario(
         [Card(0, name="GRID A100-10C", memory=10 * GIB)],
-        [busy, other],
+        [replace(busy, memory=2 * GIB), other],
         faults=_faults(
             NOT_SUPPORTED,
             *("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetTotal*", "nvmlDeviceGetPower*"),
@@ -132,8 +132,10 @@ def scenarios(pids: Sequence[int]) -> dict[str, Scenario]:
         "lost-from-the-start": replace(
             data_centre, faults=_faults(LOST, "nvmlDeviceGetHandleByIndex_v2")
         ),
-        "no-permission": replace(data_centre, faults=_faults(NO_PERMISSION, "nvmlDeviceGet*")),
-        "everything-fails": replace(data_centre, faults=_faults(UNKNOWN, "nvmlDeviceGet*")),
+        "no-permission": replace(
+            data_centre, faults=_faults(NO_PERMISSION, "nvmlDeviceGet*", card=0)
+        ),
+        "everything-fails": replace(data_centre, faults=_faults(UNKNOWN, "nvmlDeviceGet*", card=0)),
         "no-driver": replace(data_centre, faults=_faults(9, "nvmlInit*")),
         "no-cards": Scenario(),
         "ghost-load": Scenario([Card(0, utilization=100, power=70)]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import signal
 import socket
@@ -16,7 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.exporter.nodes import eventually
 
-from gpuwarden.exporter.connections import MAX_REQUEST_BYTES, ReadersConnection
+from gpuwarden.exporter.connections import (
+    MAX_REQUEST_BYTES,
+    MAX_WAITING,
+    ReadersConnection,
+)
 from gpuwarden.exporter.servers import QuietServer, listening
 from gpuwarden.exporter.sites import HTML, Answer, Headers, Site
 
@@ -217,3 +222,22 @@ def test_whatever_is_sent(port: int, content: bytes) -> None:
     """Whatever bytes come, the next scrape is answered."""
     _say(port, content)
     assert _lives(port)
+
+
+def test_requests_that_wait(port: int) -> None:
+    """A few requests at once are answered in turn; who sends thousands is not waited upon."""
+    request = b"GET /page HTTP/1.1\r\nHost: x\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as few:
+        few.sendall(request * (MAX_WAITING + 1))
+        seen = b""
+        while seen.count(b"200 OK") <= MAX_WAITING:
+            part = few.recv(65536)
+            assert part
+            seen += part
+    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as many:
+        seen = b""
+        with contextlib.suppress(ConnectionError):
+            many.sendall(request * 1000)
+            while part := many.recv(65536):
+                seen += part
+    assert seen.count(b"200 OK") <= MAX_WAITING + 1

@@ -15,6 +15,7 @@ from tests.exporter.nodes import eventually
 
 from gpuwarden.errors import InvalidInput, TemporaryError
 from gpuwarden.exporter import servers
+from gpuwarden.exporter.connections import ReadersConnection
 from gpuwarden.exporter.servers import (
     Bounded,
     QuietServer,
@@ -141,8 +142,8 @@ def test_more_requests_than_the_limit_are_refused() -> None:
 class Serving:
     """A server on a thread of its own whose answers are as large as the test says."""
 
-    def __init__(self, application: Any) -> None:
-        config = uvicorn.Config(application, http="h11", lifespan="off", log_config=None, ws="none")
+    def __init__(self, application: Any, http: Any = ReadersConnection) -> None:
+        config = uvicorn.Config(application, http=http, lifespan="off", log_config=None, ws="none")
         config.load()
         self._program = QuietServer(config)
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -181,9 +182,10 @@ async def _small(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-def test_who_does_not_read_gives_up_his_place() -> None:
+@pytest.mark.parametrize("http", [ReadersConnection, "h11"])
+def test_who_does_not_read_gives_up_his_place(http: Any) -> None:
     """Whoever asks for a page and does not read it is not waited for longer than a request may."""
-    with Serving(Bounded(_large, 1, seconds=0.3)) as serving:
+    with Serving(Bounded(_large, 1, seconds=0.3), http) as serving:
         stuck = serving.connect(GET)
         first = stuck.recv(12)
         assert first == b"HTTP/1.1 200"
@@ -197,12 +199,15 @@ def test_who_does_not_read_gives_up_his_place() -> None:
         stuck.close()
 
 
+@pytest.mark.parametrize("http", [ReadersConnection, "h11"])
 @pytest.mark.parametrize("request_", [b"", b"GET / HT", GET, GET + b"GET "])
-def test_who_does_not_ask_is_shown_out(monkeypatch: pytest.MonkeyPatch, request_: bytes) -> None:
+def test_who_does_not_ask_is_shown_out(
+    monkeypatch: pytest.MonkeyPatch, request_: bytes, http: Any
+) -> None:
     """A connection on which nothing is asked, or half a request, does not stay for ever."""
     monkeypatch.setattr(servers, "_TICK_SECONDS", 0.05)
     monkeypatch.setattr(servers, "_IDLE_SECONDS", 0.2)
-    with Serving(Bounded(_small, 1)) as serving, serving.connect(request_) as idle:
+    with Serving(Bounded(_small, 1), http) as serving, serving.connect(request_) as idle:
         seen = b""
         with contextlib.suppress(ConnectionResetError):
             while part := idle.recv(4096):
