@@ -50,7 +50,9 @@ def estimate(words: tuple[str, ...], *, as_json: bool, probe: bool) -> int:
     measured without a card, which takes seconds and needs ultralytics.
     """
     asked = parse(words)
-    answer = Answer.to(asked, probed(asked)) if probe else Answer.to(asked)
+    if probe:
+        click.echo("gpuwarden: running some steps of this training, a minute or two ...", err=True)
+    answer = Answer.to(asked, probed(asked) if probe else None)
     if as_json:
         click.echo(json.dumps(answer.as_dict(), indent=2))
     else:

@@ -127,6 +127,7 @@ class _Watch:
     """Collects a trial's times from ultralytics' callbacks."""
 
     clock: Callable[[], float]
+    batch: int
     steps: int
     device: Any = None
     arrived: float = 0.0
@@ -145,6 +146,8 @@ class _Watch:
 
     def on_batch(self, trainer: Any) -> None:
         """The batch has arrived."""
+        if int(trainer.batch_size) != self.batch:  # ultralytics halves it, and goes on
+            raise InvalidInput(f"one step with batch={self.batch} does not fit the device's memory")
         self.arrived = self.clock()
         self.device = trainer.device
         if self.ended is not None:
@@ -241,7 +244,7 @@ def _trial(
 ) -> tuple[Trial, str]:
     torch: Any = importlib.import_module("torch")
     ultralytics: Any = importlib.import_module("ultralytics")
-    watch = _Watch(clock, steps)
+    watch = _Watch(clock, batch, steps)
 
     def on_start(trainer: Any) -> None:
         """Load some images in this process, and forget what setting up had reserved."""

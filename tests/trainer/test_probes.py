@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -59,6 +60,17 @@ def test_what_cannot_be_probed_is_refused(workload: Workload, task: str, complai
     """Before anything is built."""
     with pytest.raises(InvalidInput, match=complaint):
         probes.run("yolov8n.yaml", workload, task=task)
+
+
+def test_a_batch_that_ultralytics_halves_is_refused() -> None:
+    """Out of memory it goes on with half the batch, whose steps must not pass for whole ones.
+
+    The class is private: memory cannot be made to run out on a device that does not count it.
+    """
+    watch = probes._Watch(iter(range(10)).__next__, 16, 3)
+    watch.on_batch(SimpleNamespace(batch_size=16, device="cuda:0"))
+    with pytest.raises(InvalidInput, match="batch=16 does not fit"):
+        watch.on_batch(SimpleNamespace(batch_size=8, device="cuda:0"))
 
 
 @pytest.mark.training
