@@ -72,11 +72,12 @@ def build(settings: ExporterSettings) -> Sampler:
     )
     if settings.state_file is None:
         return Sampler(settings, nvml, attribution)
+    state = state_files.StateFile(settings.state_file)
+    sampler = Sampler(settings, nvml, attribution, state=state)
     known = state_files.load(settings.state_file, boot_id())
     if known is not None:
-        attribution.recall(known)
-    state = state_files.StateFile(settings.state_file)
-    return Sampler(settings, nvml, attribution, state=state)
+        sampler.recall(known)
+    return sampler
 
 
 def _slurm() -> Inquiry[SlurmView]:

@@ -28,6 +28,7 @@ from gpuwarden.errors import DriverUnavailable, InvalidInput
 from gpuwarden.exporter import drivers, instances
 from gpuwarden.exporter.devices import DeviceSnapshot, Gpu
 from gpuwarden.exporter.gpm import Gpm
+from gpuwarden.exporter.recollections import CounterRecord
 from gpuwarden.exporter.rosters import Roster
 from gpuwarden.exporter.switches import DEFAULT_COLLECTORS
 from gpuwarden.exporter.traffic import NVLINK, PCIE, Traffic
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from gpuwarden.clock import Clock
-    from gpuwarden.exporter.devices import GpuProcess, MigInstance
+    from gpuwarden.exporter.devices import GpuProcess, MigInstance, XidErrors
     from gpuwarden.exporter.rosters import Card, Place
 
 _logger = structlog.get_logger(__name__)
@@ -134,6 +135,7 @@ class Nvml:
             *(NVLINK if "nvlink" in self._collectors else ()),
         )
         self._traffic = Traffic()
+        self._known_xids: tuple[XidErrors, ...] = ()
         self._gpm = Gpm(self._driver, clock=clock, tensor="tensor" in self._collectors)
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._lock = threading.Lock()
@@ -216,11 +218,25 @@ class Nvml:
         """Allow the driver to be opened again."""
         self._released = False
 
+    def recollect(self) -> CounterRecord:
+        """What a later exporter counts on from."""
+        xids = self._xids.errors() if self._xids is not None else self._known_xids
+        return CounterRecord(self._traffic.recollect(), xids)
+
+    def recall(self, known: CounterRecord) -> None:
+        """Count on from what an earlier exporter had; called before `watch_xids`.
+
+        Args:
+            known: of the same boot.
+        """
+        self._traffic.recall(known.traffic)
+        self._known_xids = known.xids
+
     def watch_xids(self) -> None:
         """Listen to the cards' errors from the next snapshot on, where that is switched on."""
         if "xid" not in self._collectors:
             return
-        self._xids = XidWatcher(self._listener, clock=self._clock)
+        self._xids = XidWatcher(self._listener, clock=self._clock, known=self._known_xids)
 
     # -----------------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
+from gpuwarden.exporter.devices import XidErrors
 from gpuwarden.exporter.processes import Process
 
 VERSION = 1
@@ -80,6 +81,21 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CounterRecord:
+    """The driver's counters that are counted on, and what was left out.
+
+    Attributes:
+        traffic: (card, counter) -> (the driver's last reading, bytes since first seen).
+        xids: errors of cards.
+        dropped: reason -> values that were not believed.
+    """
+
+    traffic: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    xids: tuple[XidErrors, ...] = ()
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Recollection:
     """All of it.
 
@@ -90,6 +106,7 @@ class Recollection:
         jobs: by job id.
         attempts: of runs that had been seen alive.
         lost: (user, reason) -> GPU seconds.
+        counters: of the cards.
     """
 
     boot_id: str
@@ -98,6 +115,7 @@ class Recollection:
     jobs: dict[str, JobRecord]
     attempts: tuple[AttemptRecord, ...] = ()
     lost: dict[tuple[str, str], float] = field(default_factory=dict)
+    counters: CounterRecord = field(default_factory=CounterRecord)
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -122,6 +140,9 @@ class Recollection:
             "jobs": {name: _job_row(job) for name, job in self.jobs.items()},
             "attempts": [_attempt_row(attempt) for attempt in self.attempts],
             "lost": [[*key, seconds] for key, seconds in self.lost.items()],
+            "traffic": [[*key, *value] for key, value in self.counters.traffic.items()],
+            "xids": [list(astuple(errors)) for errors in self.counters.xids],
+            "dropped": [list(item) for item in self.counters.dropped.items()],
         }
         return json.dumps(document, separators=(",", ":")).encode()
 
@@ -158,6 +179,14 @@ class Recollection:
                 (_text(row[0]), _text(row[1])): _number(row[2])
                 for row in _rows(document, "lost", 3)
             },
+            counters=CounterRecord(
+                traffic={
+                    (_text(row[0]), _text(row[1])): (_integer(row[2]), _integer(row[3]))
+                    for row in _rows(document, "traffic", 4)
+                },
+                xids=tuple(_xid(row) for row in _rows(document, "xids", 5)),
+                dropped={_text(row[0]): _integer(row[1]) for row in _rows(document, "dropped", 2)},
+            ),
         )
 
 
@@ -253,6 +282,11 @@ def _attempt(row: list[Any]) -> AttemptRecord:
         died_at=_optional(row[8]),
         folder=None if row[9] is None else _identity(row[9]),
     )
+
+
+def _xid(row: list[Any]) -> XidErrors:
+    index, code, count = _integer(row[0]), _integer(row[2]), _integer(row[3])
+    return XidErrors(index, _text(row[1]), code, count=count, last_seen=_number(row[4]))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpuwarden.exporter.attribution import Attribution
     from gpuwarden.exporter.devices import DeviceSnapshot
     from gpuwarden.exporter.nvml import Nvml
+    from gpuwarden.exporter.recollections import Recollection
     from gpuwarden.exporter.settings import ExporterSettings
     from gpuwarden.exporter.state_files import StateFile
 
@@ -161,10 +162,25 @@ class Sampler:
             self._thread.join(_STOP_SECONDS)
         if self._state is not None:
             if self._thread is not None and not self._thread.is_alive():
-                self._state.offer(self._attribution)
+                self._state.offer(self)
             self._state.stop()
         self._attribution.close()
         self._nvml.close()
+
+    def recollect(self) -> Recollection:
+        """All that a later exporter of this boot must know; called between two snapshots."""
+        counters = replace(self._nvml.recollect(), dropped=dict(self._totals))
+        return replace(self._attribution.recollect(), counters=counters)
+
+    def recall(self, known: Recollection) -> None:
+        """Take over what an earlier exporter knew; called before `start`.
+
+        Args:
+            known: its recollection.
+        """
+        self._attribution.recall(known)
+        self._nvml.recall(known.counters)
+        self._totals.update(known.counters.dropped)
 
     def ask_platforms(self, seconds: float) -> None:
         """Have the node's platforms asked, and wait for the answers, at most so long for each."""
@@ -222,7 +238,7 @@ class Sampler:
         self._begun.set()
         self._was_complete = self._was_complete or complete
         if self._state is not None and not snapshot.failed:
-            self._state.offer(self._attribution, snapshot)
+            self._state.offer(self, snapshot)
         return page
 
     def _observe(self, devices: DeviceSnapshot | None) -> NodeSnapshot:

@@ -123,8 +123,8 @@ class StateFile:
     def offer(self, remembering: Remembering, snapshot: NodeSnapshot | None = None) -> None:
         """Have the newest state written, where it is time; called by who changes it.
 
-        At once where a job is new or first uses a card, or GPU time was lost: that cannot be found
-        out again. What only moves on waits its time.
+        At once where a job is new or first uses a card, GPU time was lost or a card had an error:
+        that cannot be found out again. What only moves on waits its time.
 
         Args:
             remembering: what there is to keep.
@@ -133,7 +133,8 @@ class StateFile:
         now = self._clock.monotonic()
         if snapshot is not None:
             first = {(job.job_id, job.first_gpu_use) for job in snapshot.jobs}
-            learnt = (first, snapshot.lost_gpu_seconds)
+            xids = snapshot.devices.xids if snapshot.devices is not None else ()
+            learnt = (first, snapshot.lost_gpu_seconds, xids)
             if learnt == self._learnt and now - self._offered_at < WRITE_SECONDS:
                 return
             self._learnt = learnt

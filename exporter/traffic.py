@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.exporter import drivers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
 _ALL_LINKS = 0xFFFFFFFF
 
@@ -48,6 +48,18 @@ class Traffic:
     """The counters of all cards; totals outlive the driver, and a card that was gone."""
 
     _readings: dict[tuple[str, str], _Reading] = field(default_factory=dict)
+
+    def recollect(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(card, counter) -> (the driver's last reading, bytes since the card was first seen)."""
+        return {key: (known.raw, known.total) for key, known in self._readings.items()}
+
+    def recall(self, known: Mapping[tuple[str, str], tuple[int, int]]) -> None:
+        """Count on from what an earlier exporter of this boot had.
+
+        Args:
+            known: what it recollected.
+        """
+        self._readings = {key: _Reading(raw, total) for key, (raw, total) in known.items()}
 
     def read(
         self,

@@ -63,17 +63,24 @@ class XidWatcher:
     `follow` and `leave` may be called by any thread, but not at the same time.
     """
 
-    def __init__(self, driver: drivers.Driver, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        driver: drivers.Driver,
+        *,
+        clock: Clock | None = None,
+        known: Iterable[XidErrors] = (),
+    ) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
             driver: a driver of its own, not yet open.
             clock: for the time of an error.
+            known: what an earlier exporter of this boot had heard.
         """
         self._driver = driver
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._lock = threading.Lock()
-        self._found: dict[tuple[str, int], XidErrors] = {}
+        self._found = {(errors.uuid, errors.code): errors for errors in known}
         self._cards: dict[str, int] = {}
         self._wanted = threading.Event()
         self._changed = threading.Event()

@@ -218,7 +218,7 @@ _GPUS = (
         "gpu_xid_errors_total",
         _C,
         "",
-        "XID errors since the exporter started (nvmlEventSetWait).",
+        "XID errors heard (nvmlEventSetWait); counted on over restarts with --state.path.",
         "xid",
     ),
     _gpu(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -28,9 +29,23 @@ from tests.servers import fetch, free_port
 
 from gpuwarden.exporter import state_files
 from gpuwarden.exporter.attribution import Attribution
+from gpuwarden.exporter.devices import XidErrors
 from gpuwarden.exporter.processes import boot_id, proc_job_id
-from gpuwarden.exporter.recollections import AttemptRecord, JobRecord, Recollection, UsageRecord
-from gpuwarden.exporter.simulated import GIB, Card, Fault, Scenario, SimulatedProcess
+from gpuwarden.exporter.recollections import (
+    AttemptRecord,
+    CounterRecord,
+    JobRecord,
+    Recollection,
+    UsageRecord,
+)
+from gpuwarden.exporter.simulated import (
+    GIB,
+    Card,
+    Fault,
+    Scenario,
+    SimulatedProcess,
+    SimulatedXid,
+)
 from gpuwarden.exporter.state_files import StateFile
 from gpuwarden.job_files import Checkpoint, RunExit, RunStatus
 
@@ -250,6 +265,43 @@ class TestRuns:
         node.observe()
 
 
+class TestCounters:
+    """The driver's counters go on where they were, whoever counts them."""
+
+    def test_traffic_goes_on(self, driver: Driver, scenario_file: Path) -> None:
+        """What went over the bus while no exporter ran is counted, and nothing twice."""
+        first = driver(Scenario([Card(0, pcie_receive=1000)]))
+        first.snapshot()
+        Scenario([Card(0, pcie_receive=1500)]).write(scenario_file)
+        received = "pcie_receive"
+        eventually(lambda: first.snapshot().gpus[0].traffic_bytes[received] == 500)
+        kept = first.recollect()
+        first.close()
+        second = driver(Scenario([Card(0, pcie_receive=1700)]))
+        second.recall(kept)
+        assert second.snapshot().gpus[0].traffic_bytes[received] == 700
+
+    def test_errors_of_a_card_go_on(self, driver: Driver, scenario_file: Path) -> None:
+        """An error that was heard stays on the page, and the next one is one more."""
+        quiet = Scenario([Card(0)])
+        nvml = driver(quiet)
+        heard = XidErrors(0, Card(0).uuid, 79, count=3, last_seen=5.0)
+        nvml.recall(CounterRecord(xids=(heard,)))
+        nvml.watch_xids()
+        assert nvml.snapshot().xids == (heard,)
+        happened = itertools.count(1)
+
+        def again() -> int:
+            replace(quiet, xids=[SimulatedXid(0, 79, next(happened))]).write(scenario_file)
+            (errors,) = nvml.snapshot().xids
+            assert errors.count >= 3
+            return errors.count
+
+        eventually(again, until=lambda count: count > 3)
+        (errors,) = nvml.recollect().xids
+        assert errors.last_seen > 5.0
+
+
 FIRST = Recollection(
     boot_id=boot_id(),
     written_at=1000.0,
@@ -257,6 +309,11 @@ FIRST = Recollection(
     jobs={"proc-0-1-1": JobRecord(UsageRecord(), first_gpu_use=5.0)},
     attempts=(AttemptRecord("r", (1, 2), 1000, 3.0, folder=(4, 5)),),
     lost={("ann", "died"): 7.5},
+    counters=CounterRecord(
+        {("GPU-1", "pcie_receive"): (9, 8)},
+        (XidErrors(0, "GPU-1", 79, count=2, last_seen=4.0),),
+        {"future": 3},
+    ),
 )
 
 
