@@ -17,6 +17,7 @@ from gpuwarden.errors import GpuwardenError, InvalidInput, MissingExtra
 from gpuwarden.trainer import (
     agreement,
     comparisons,
+    faults,
     follow_cli,
     launching,
     offline,
@@ -161,6 +162,13 @@ which starts the run at first and continues it ever after.
     help="How long to wait for an earlier attempt of the run to be gone.",
 )
 @click.option(
+    "--stall-report",
+    metavar="DURATION",
+    default="10m",
+    show_default=True,
+    help="A loop that has not moved for so long shows on standard error where it stands; 0s never.",
+)
+@click.option(
     "--result",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write what became of it there, as JSON: exit status and reason, run id, folder, weights, "
@@ -276,9 +284,14 @@ def train(
         if missing not in _NEEDED:
             raise
         raise MissingExtra("train", missing, "yolo") from error
-    except GpuwardenError as error:
-        results.write(result, session, code=error.exit_code, reason=str(error))
-        raise
+    except (GpuwardenError, RuntimeError, MemoryError, OSError) as error:
+        known = (
+            error if isinstance(error, GpuwardenError) else faults.explained(error, session.trainer)
+        )
+        results.write(result, session, code=faults.status_of(error), reason=str(known or error))
+        if known is None or known is error:
+            raise
+        raise known from error
     results.write(result, session, code=code, reason=reason)
     # A second signal that arrives while the interpreter ends must not kill it, for a scheduler
     # would then see a crash instead of the status.

@@ -13,7 +13,10 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +61,23 @@ def prepare() -> None:
     for module in (downloads, data):
         module.safe_download = _refuse
     data.download = _refuse
+    engine.check_amp = functools.partial(_check_amp, engine.check_amp)
     engine.check_det_dataset = functools.partial(engine.check_det_dataset, autodownload=False)
+
+
+def _check_amp(check: Callable[[Any], bool], model: Any) -> bool:
+    """Ultralytics' check of mixed precision, which compares by weights that it would download.
+
+    Where they are missing it passes by itself; where a download was once cut short they are there
+    and cannot be read, which would end the training.
+    """
+    try:
+        return check(model)
+    except Exception as error:  # noqa: BLE001 -- whatever loading broken weights raises
+        log.warning(
+            "mixed precision was not checked (%s): it stays on; amp=False turns it off", error
+        )
+        return True
 
 
 def _refuse(url: Any = "", *_: Any, **__: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden import job_files
 from gpuwarden.clock import Clock, SystemClock
-from gpuwarden.errors import GpuwardenError, InvalidInput
+from gpuwarden.errors import InvalidInput
 from gpuwarden.job_files import Checkpoint, RequestState
 from gpuwarden.trainer import (
     advice,
@@ -24,6 +24,7 @@ from gpuwarden.trainer import (
     descriptions,
     environments,
     exports,
+    faults,
     measuring,
     offline,
     parallel,
@@ -38,6 +39,7 @@ from gpuwarden.trainer.leaving import Leave
 from gpuwarden.trainer.ranks import Place
 from gpuwarden.trainer.runs import RunLock, RunRecord
 from gpuwarden.trainer.saving import Saver
+from gpuwarden.trainer.stalls import StallWatch
 from gpuwarden.trainer.states import Manifest, Position, StateStore
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class Session:
         self.settings, self.watch = settings, watch
         self.clock = clock or SystemClock()
         self.metrics: Any = None
+        self.stalls = StallWatch(settings.stall_seconds)
         self.board: status.StatusBoard
         self.trainer: Any = None
         self.plan: resume.Plan
@@ -204,7 +207,7 @@ class Session:
         try:
             # The others learn of a signal from rank 0, or at the first batch.
             early = self.watch.interruptible() if leads else nullcontext()
-            with early, environments.whole_label_caches(self.watch):
+            with early, environments.whole_label_caches(self.watch), self.stalls.watching():
                 self.metrics = train(trainer=callbacks.trainer_class(base, self), **words)
             if leads:
                 exports.run(self.trainer, self.settings.export, board=self.board, watch=self.watch)
@@ -213,8 +216,7 @@ class Session:
         except BaseException as error:
             if not leads and isinstance(error, RuntimeError) and self.watch.must_leave():
                 return self.watch.leaving_status(), "rank 0 left"  # and its connection with it
-            code = error.exit_code if isinstance(error, GpuwardenError) else job_files.EXIT_FAULT
-            self.board.finish(code, f"{type(error).__name__}: {error}")
+            self.board.finish(faults.status_of(error), f"{type(error).__name__}: {error}")
             raise
         finally:
             loaders.close(self.trainer)
@@ -444,11 +446,7 @@ class Session:
         return self.team.settle(dataclasses.replace(wish, stop=int(bool(trainer.stop))))
 
     def after_epoch(self, trainer: Any, agreed: Wish) -> None:
-        """Between two epochs: save, leave.
-
-        Raises:
-            Leave: as `boundary`.
-        """
+        """Between two epochs: save, leave; raises as `boundary`."""
         self._act(trainer, agreed, epoch_ended=True)
 
     def in_validation(self, batch: int) -> None:
@@ -457,6 +455,8 @@ class Session:
         Raises:
             Leave: as `boundary`.
         """
+        if self.board.due():
+            self.stalls.beat()
         self.board.beat()
         if self.team.place.world > 1 and batch >= self._shared_batches:
             return  # not all ranks have so many: their agreement waits for the epoch's end
@@ -592,5 +592,6 @@ class Session:
         )
 
     def _figures(self, trainer: Any) -> None:
+        self.stalls.beat()
         measuring.publish(trainer, self.board, gradient_norm=trainer.gpuwarden.gradient_norm)
         self._backup.tick()

@@ -21,6 +21,7 @@ _DURATIONS = {
     "checkpoint_every": "checkpoint_seconds",
     "grace": "grace_seconds",
     "lock_wait": "lock_seconds",
+    "stall_report": "stall_seconds",
     "mtbf": "mtbf_seconds",
     "upload_wait": "upload_wait_seconds",
 }
@@ -55,6 +56,7 @@ class TrainSettings:
             request's deadline.
         export: formats into which the trained model is exported, as a phase of the training.
         online: let ultralytics use the network: downloads, look-ups, its statistics.
+        stall_seconds: a loop that has not moved for so long shows its stacks; 0: never.
         log: file whose growth shows that the job is alive; None: the file behind standard output.
         lock_seconds: how long to wait for an earlier attempt of the run to be gone.
         grace_seconds: of several processes, how long those told to leave have before the rest of
@@ -77,6 +79,7 @@ class TrainSettings:
     upload_wait_seconds: float = 20.0
     export: tuple[str, ...] = ()
     online: bool = False
+    stall_seconds: float = 0.0
     log: Path | None = None
     lock_seconds: float = 30.0
     grace_seconds: float = 300.0
@@ -100,6 +103,9 @@ class TrainSettings:
             ),
             "the time between interruptions must be more than 0s, and finite": not (
                 0 < self.mtbf_seconds < math.inf
+            ),
+            "the time until a stall is reported must be finite": not (
+                0 <= self.stall_seconds < math.inf
             ),
             "the time to wait for an upload must be finite": not (
                 0 <= self.upload_wait_seconds < math.inf

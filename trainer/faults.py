@@ -1,0 +1,87 @@
+"""Faults that a training can be told more about than their traceback does."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpuwarden import job_files
+from gpuwarden.errors import GpuwardenError, PermanentError
+
+GIB = 1 << 30
+_NO_MEMORY = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_WORKER_KILLED = re.compile(r"DataLoader worker .*(killed by signal: Killed|exited unexpectedly)")
+_NO_SHARED_MEMORY = re.compile(r"[Bb]us error|shared memory \(shm\)|No space left on device.*shm")
+
+
+class OutOfMemory(PermanentError):
+    """The batch does not fit on the card; another attempt would end the same way."""
+
+    exit_code = job_files.EXIT_HOLD
+
+
+class LoaderWorkerLost(PermanentError):
+    """A loader worker was killed from outside."""
+
+
+def explained(error: BaseException, trainer: Any = None) -> GpuwardenError | None:
+    """What is known about a fault, with its remedy; None for one that speaks for itself.
+
+    Args:
+        error: that ended the training.
+        trainer: None if there was none yet.
+    """
+    if not isinstance(error, RuntimeError | MemoryError | OSError):
+        return None
+    said = str(error)
+    if _NO_SHARED_MEMORY.search(said):
+        return LoaderWorkerLost(
+            "loader workers found no room in /dev/shm: give the container more (docker --shm-size, "
+            "an emptyDir of medium Memory), or use fewer workers="
+        )
+    if _WORKER_KILLED.search(said):
+        return LoaderWorkerLost(
+            f"{' '.join(said.split())[:200]}. Mostly the kernel did it for want of memory: use "
+            "fewer workers=, cache=disk or none, or give the job more memory"
+        )
+    if _NO_MEMORY.search(said):
+        return OutOfMemory(_no_memory(said, trainer))
+    return None
+
+
+def _no_memory(said: str, trainer: Any) -> str:
+    first = said.split("\n", maxsplit=1)[0].partition(". ")[0][:200]
+    if trainer is None:
+        return f"{first}: use a smaller batch="
+    args, batch = trainer.args, trainer.batch_size
+    text = f"{first}: batch={batch} at imgsz={args.imgsz} does not fit"
+    device = getattr(trainer, "device", None)
+    card = '"NAME OF THE CARD"'
+    if device is not None and device.type == "cuda":
+        import torch
+
+        about = torch.cuda.get_device_properties(device)
+        free, total = torch.cuda.mem_get_info(device)
+        own = torch.cuda.max_memory_reserved(device)
+        others = max(0, total - free - torch.cuda.memory_reserved(device))
+        text += (
+            f": of {total / GIB:.1f} GiB this training had up to {own / GIB:.1f}, others and the "
+            f"driver {others / GIB:.1f}"
+        )
+        card = f'"{about.name}"'
+    return (
+        f"{text}. States saved before stay. It is held (exit {job_files.EXIT_HOLD}), for another "
+        f"attempt would end the same way: use a smaller batch=, which `gpuwarden estimate "
+        f"model={args.model} batch={batch} imgsz={args.imgsz} gpu={card}` finds, and --on-mismatch "
+        "epoch to go on with it"
+    )
+
+
+def status_of(error: BaseException) -> int:
+    """Exit status of an attempt that an error has ended.
+
+    Args:
+        error: as it was raised.
+    """
+    known = error if isinstance(error, GpuwardenError) else explained(error)
+    return known.exit_code if known is not None else job_files.EXIT_FAULT
