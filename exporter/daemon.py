@@ -99,7 +99,12 @@ def run(settings: ExporterSettings) -> None:
     """
     sampler = build(settings)
     _settle()
-    watch = ReleaseWatch(settings.release_file, sampler, restart=restart)
+
+    def again() -> None:
+        sampler.keep()
+        restart()
+
+    watch = ReleaseWatch(settings.release_file, sampler, restart=again)
     watch.start()
     try:
         app.serve(settings, sampler)

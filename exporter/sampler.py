@@ -36,6 +36,8 @@ STALE_INTERVALS = 3
 FIRST_RETRY_SECONDS = 2.0
 LAST_RETRY_SECONDS = 60.0
 _STOP_SECONDS = 0.5
+_KEEP_SECONDS = 0.1
+"""A driver that hangs must be let go within a second."""
 
 REMEMBERED_PAGES = 30
 """Formats asked for of so many last pages are written before they are asked for again."""
@@ -157,15 +159,23 @@ class Sampler:
 
     def stop(self) -> None:
         """End reading and shut the driver down, unless it hangs."""
+        self._keep(_STOP_SECONDS)
+        self._attribution.close()
+        self._nvml.close()
+
+    def keep(self) -> None:
+        """Read no more, and have the state written: this process is about to be replaced."""
+        self._keep(_KEEP_SECONDS)
+
+    def _keep(self, seconds: float) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(_STOP_SECONDS)
+            self._thread.join(seconds)
         if self._state is not None:
+            # While the driver hangs, what was offered last is what there is.
             if self._thread is not None and not self._thread.is_alive():
                 self._state.offer(self)
             self._state.stop()
-        self._attribution.close()
-        self._nvml.close()
 
     def recollect(self) -> Recollection:
         """All that a later exporter of this boot must know; called between two snapshots."""

@@ -24,6 +24,7 @@ from gpuwarden.exporter.app import wanted_format
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.nvml import Nvml
 from gpuwarden.exporter.pages import Format
+from gpuwarden.exporter.processes import boot_id
 from gpuwarden.exporter.sampler import Sampler
 from gpuwarden.exporter.settings import ExporterSettings
 from gpuwarden.exporter.simulated import (
@@ -36,6 +37,7 @@ from gpuwarden.exporter.simulated import (
     SimulatedXid,
     build,
 )
+from gpuwarden.exporter.state_files import StateFile, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -273,6 +275,24 @@ class TestSampler:
         assert not page.complete
         assert values["gpu_up"] == 1
         assert "gpuwarden_snapshot_timestamp_seconds" not in values
+
+    def test_what_is_known_is_kept_before_the_process_is_replaced(
+        self, scenario_file: Path, jobs: Path, tmp_path: Path, children: Children
+    ) -> None:
+        """An exporter that becomes a new one writes down what it knows, and reads no more."""
+        processes = [SimulatedProcess(0, children.start().pid)]
+        nvml = Nvml(build(), scenario=Scenario([Card(0)], processes).write(scenario_file))
+        file = tmp_path / "state.json"
+        settings = ExporterSettings(jobs_directory=jobs)
+        one = Sampler(settings, nvml, Attribution(jobs), state=StateFile(file))
+        one.start()
+        eventually(lambda: one.ready)
+        file.unlink(missing_ok=True)
+        one.keep()
+        known = load(file, boot_id())
+        assert known is not None
+        assert len(known.jobs) == 1
+        one.stop()
 
     def test_dropped_values_add_up(self, sampler: Callable[[Scenario], Sampler]) -> None:
         """Dropped values are counted over all snapshots."""
