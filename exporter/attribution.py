@@ -505,7 +505,9 @@ class Attribution:
         self._facts = {
             key: value
             for key, value in self._facts.items()
-            if key[0] in processes and processes[key[0]].start_ticks == key[1]
+            # By its name of now only: a process may call itself something else every moment.
+            if (process := processes.get(key[0])) is not None
+            and (process.start_ticks, process.comm) == key[1:]
         }
 
 

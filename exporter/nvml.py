@@ -171,6 +171,7 @@ class Nvml:
                     self._stale = old and drivers.still_loaded()
                     raise
                 self._was_open, self._stale = True, False
+                self._traffic.begin_anew()
 
     def close(self) -> bool:
         """Shut the driver down and drop its library.

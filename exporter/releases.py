@@ -268,7 +268,12 @@ def restart() -> None:
             # Drivers have been seen to open their files without close-on-exec.
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (its own command)
+    try:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (its own command)
+    except OSError as error:
+        # Its program may be gone by its own upgrade. The supervisor starts what is there now.
+        _logger.critical("cannot become a new process: ending", error=error.strerror)
+        os._exit(1)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -34,13 +34,20 @@ NVLINK = (
 """Data without the protocol's overhead, in KiB, over all links of the card."""
 
 # NVML's value types -> member of the value, and how many bits a counter of that type has.
-_UNSIGNED = {1: ("uiVal", 32), 2: ("ulVal", 64), 3: ("ullVal", 64)}
+_WHOLE = {
+    1: ("uiVal", 32),
+    2: ("ulVal", 64),
+    3: ("ullVal", 64),
+    4: ("sllVal", 64),
+    5: ("siVal", 32),
+}
 
 
 @dataclass(slots=True)
 class _Reading:
     raw: int
     total: int = 0
+    same_driver: bool = True
 
 
 @dataclass(slots=True)
@@ -102,12 +109,17 @@ class Traffic:
                 if code not in drivers.FEATURE and code != drivers.INVALID_ARGUMENT:
                     driver.count_failure(code)
                 continue
-            member, bits = _UNSIGNED.get(int(value.valueType), ("", 0))
-            if not member:
+            member, bits = _WHOLE.get(int(value.valueType), ("", 0))
+            count = int(getattr(value.value, member)) if member else -1
+            if count < 0:
                 driver.dropped["invalid_value"] += 1
                 continue
-            raw = int(getattr(value.value, member)) * counter.scale
-            yield counter.name, self._grown(uuid, counter, raw, bits=bits)
+            yield counter.name, self._grown(uuid, counter, count * counter.scale, bits=bits)
+
+    def begin_anew(self) -> None:
+        """Expect counters that begin anew: the driver was opened again, and may be another."""
+        for reading in self._readings.values():
+            reading.same_driver = False
 
     def _grown(self, uuid: str, counter: _Counter, raw: int, *, bits: int) -> int:
         known = self._readings.get((uuid, counter.name))
@@ -115,11 +127,11 @@ class Traffic:
             known = self._readings[uuid, counter.name] = _Reading(raw)
         if raw >= known.raw:
             known.total += raw - known.raw
-        elif bits == 32:
+        elif bits == 32 and known.same_driver:
             # Wrapped, once at least: of a card that is faster than that it is a lower bound.
             known.total += raw - known.raw + counter.scale * 2**32
         else:
             # 64 bits do not wrap in a card's life: the driver began anew.
             known.total += raw
-        known.raw = raw
+        known.raw, known.same_driver = raw, True
         return known.total

@@ -8,7 +8,7 @@ always; once it is full, new words are not said, and counted.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ MAX_DESCRIPTIONS = 8
 """Descriptions (model, batch, image size, ...) of one run: it has one, and a new one if resumed."""
 MAX_WORDS = 32
 """Components, metrics or groups of one run and family."""
+MAX_WORDS_IN_A_LIFE = 10_000
+"""Of all runs of a job: some hundred trainings that say all they can, or a thousand as they are."""
 
 RUNS = "runs"
 _LIMITS = {RUNS: MAX_RUNS_IN_A_LIFE, "yolo_info": MAX_DESCRIPTIONS, "yolo_resume_mode": 8}
@@ -33,6 +35,7 @@ class Vocabularies:
     def __init__(self) -> None:
         """Begin with nothing said."""
         self._said: dict[str, dict[tuple[str, str], set[tuple[str, ...]]]] = {}
+        self._counts: Counter[str] = Counter()
 
     def admit(self, job_id: str, family: str, *words: str, run_id: str = "") -> bool:
         """Whether a job may say this: it has before, or there is room.
@@ -49,6 +52,9 @@ class Vocabularies:
             return True
         if len(said) >= _LIMITS.get(family, MAX_WORDS):
             return False
+        if self._counts[job_id] >= MAX_WORDS_IN_A_LIFE:
+            return False
+        self._counts[job_id] += 1
         said.add(words)
         return True
 
@@ -58,4 +64,6 @@ class Vocabularies:
         Args:
             alive: ids of the jobs that there are.
         """
-        self._said = {job_id: said for job_id, said in self._said.items() if job_id in alive}
+        for job_id in self._said.keys() - set(alive):
+            del self._said[job_id]
+            del self._counts[job_id]

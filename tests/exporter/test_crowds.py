@@ -15,6 +15,7 @@ from gpuwarden.exporter import collector
 from gpuwarden.exporter.allowances import BYTES, BYTES_OF_USER, FILES, FILES_OF_USER, Allowance
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.collector import MAX_ON_CARD, MAX_WAITING, MAX_WAITING_IN_ALL, collect
+from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind
 from gpuwarden.exporter.jobs import GpuProcessRow, Holding, Job, NodeSnapshot
 from gpuwarden.exporter.runs import MAX_ENTRIES
 from gpuwarden.exporter.simulated import GIB, Card, Scenario, SimulatedProcess
@@ -134,6 +135,31 @@ class TestUsers:
         shown = _series(snapshot, "gpu_job_executable")
         assert len(shown) == MAX_WORDS + 1
         assert sum('executable=""' in line for line in shown) == 1
+
+    def test_a_process_of_many_names(self, tmp_path: Path, clock: ManualClock) -> None:
+        """A process that calls itself something else every moment costs no memory each time."""
+        for name, content in {
+            "sys/kernel/random/boot_id": "01234567-89ab-cdef-0123-456789abcdef\n",
+            "stat": "btime 1700000000\n",
+            "self/ns/pid": "",
+            "self/ns/mnt": "",
+            "500/ns/mnt": "",
+            "500/status": "Name:\tx\nUid:\t40001\t40001\t40001\t40001\n",
+            "500/cgroup": "0::/user.slice/session-1.scope\n",
+        }.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
+        (tmp_path / "500/exe").symlink_to("/bin/sh")
+        gpu = Gpu(0, "GPU-1", "x", processes=(GpuProcess(500, ProcessKind.COMPUTE, GIB),))
+        devices = DeviceSnapshot(clock.wall(), "550", simulated=True, gpus=(gpu,))
+        attribution = Attribution(tmp_path / "jobs", clock=clock, proc=tmp_path)
+        for at in range(30):
+            rest = f"S 1 500 500 0 -1 0 0 0 0 0 {at} 4 5 6 20 0 1 0 77 0 9"
+            (tmp_path / "500/stat").write_text(f"500 (name-{at}) {rest}\n")
+            attribution.observe(devices)
+        kept = attribution._facts
+        attribution.close()
+        assert len(kept) == 1
 
     def test_all_limits_are_counted(self) -> None:
         """Each limit has its counter from the start."""

@@ -329,3 +329,16 @@ def test_a_window_ends(tmp_path: Path) -> None:
     )
     assert answer.returncode == 2
     assert "a window must end" in answer.stderr
+
+
+def test_a_program_that_cannot_be_started_again() -> None:
+    """Where no new process can be had this one ends all the same: nothing else lets go."""
+    code = (
+        "import sys; from gpuwarden.exporter import releases; "
+        "sys.executable = '/nowhere/python'; releases.restart()"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, timeout=60
+    )
+    assert answer.returncode == 1
+    assert b"cannot become a new process" in answer.stdout + answer.stderr

@@ -78,6 +78,19 @@ def test_a_driver_that_was_reloaded(driver: Driver, scenario_file: Path) -> None
     assert counted.stand(600)[0] == 600
 
 
+@pytest.mark.parametrize(("bits", "after"), [(32, 500 + 7), (64, 500 + 7)])
+def test_a_driver_that_began_anew(
+    driver: Driver, scenario_file: Path, bits: int, after: int
+) -> None:
+    """A counter that is smaller with the next driver began at nothing; it did not wrap."""
+    counted = Counted(driver, scenario_file, Card(0, pcie_bits=bits))
+    assert counted.stand(500)[0] == 500
+    counted.nvml.close()
+    Scenario([Card(0, pcie_bits=bits, pcie_receive=7)]).write(scenario_file)
+    counted.nvml.open()
+    assert counted.read()[0] == after
+
+
 @pytest.mark.parametrize(("code", "dropped"), [(3, {}), (13, {}), (999, {"nvml_error": 1})])
 def test_a_driver_without_the_counters(driver: Driver, code: int, dropped: dict[str, int]) -> None:
     """Where there is no counter there is no value, and a failure is counted."""

@@ -16,6 +16,7 @@ from gpuwarden.exporter.vocabularies import (
     MAX_RUNS,
     MAX_RUNS_IN_A_LIFE,
     MAX_WORDS,
+    MAX_WORDS_IN_A_LIFE,
     RUNS,
     Vocabularies,
 )
@@ -116,3 +117,18 @@ def test_each_job_has_words_of_its_own() -> None:
     assert said.admit("quiet", "yolo_loss", "more")
     said.forget({"quiet"})
     assert said.admit("loud", "yolo_loss", "more")
+
+
+def test_all_the_words_of_a_life() -> None:
+    """A thousand runs that each say all they can say no more than a job may in its life."""
+    said = Vocabularies()
+    admitted = sum(
+        said.admit("job", family, str(word), run_id=str(run))
+        for run in range(MAX_RUNS_IN_A_LIFE)
+        for family in ("yolo_loss", "yolo_metric", "yolo_learning_rate")
+        for word in range(MAX_WORDS)
+    )
+    assert admitted == MAX_WORDS_IN_A_LIFE
+    assert said.admit("job", "yolo_loss", "0", run_id="0")
+    said.forget(set())
+    assert said.admit("job", "yolo_loss", "another", run_id="0")
