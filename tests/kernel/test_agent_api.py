@@ -12,6 +12,8 @@ from gpuwarden.agent_api import (
     ActionRequest,
     ActionState,
     ApiError,
+    CommandLine,
+    CommandLines,
     NodeInfo,
     Outcome,
     ProcessRef,
@@ -52,7 +54,10 @@ REPORT = ActionReport(
 
 
 def test_messages_survive_a_round_trip() -> None:
-    """Request, report and node information are read back as they were written."""
+    """Request, report, command lines and node information are read back as they were written."""
+    lines = (CommandLine(77, 9, ("python", "\ufffd"), cut=True), CommandLine(78, 10, None))
+    told = CommandLines(REQUEST.decision_id, REQUEST.job_id, lines, cut=True)
+    assert CommandLines.decode(told.encode()) == told
     info = NodeInfo("gpu-1", REQUEST.boot_id, ("0123456789abcdef",))
     assert ActionRequest.decode(REQUEST.encode()) == REQUEST
     assert ActionReport.decode(REPORT.encode()) == REPORT
@@ -98,6 +103,16 @@ def test_a_report_of_a_newer_agent_is_understood() -> None:
     """The engine reads what it knows of an answer and ignores the rest."""
     body = json.dumps({**json.loads(REPORT.encode()), "colour": "red"}).encode()
     assert ActionReport.decode(body) == REPORT
+
+
+@pytest.mark.parametrize(
+    "processes", [[7], 7, [{"pid": 1}], [{"pid": 1, "start_ticks": 1, "arguments": 7}]], ids=str
+)
+def test_command_lines_that_are_none_are_refused(processes: object) -> None:
+    """A malformed answer is one kind of error."""
+    told = json.loads(CommandLines(REQUEST.decision_id, REQUEST.job_id).encode())
+    with pytest.raises(ApiError):
+        CommandLines.decode(json.dumps({**told, "processes": processes}).encode())
 
 
 def test_the_signature_covers_every_field() -> None:
