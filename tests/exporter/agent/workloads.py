@@ -17,7 +17,7 @@ REPORT = Path(sys.argv[2])
 
 def report(*pids: int) -> None:
     """Say that the tree stands."""
-    new = REPORT.with_suffix(".new")
+    new = REPORT.with_name(f"{REPORT.name}.{os.getpid()}")
     new.write_text(json.dumps([os.getpid(), *pids]))
     new.replace(REPORT)
 
