@@ -435,7 +435,7 @@ class RunDirectory:
             phase_since=believable(status.phase_since),
             checkpoint_time=believable(checkpoint.time if checkpoint else None),
             checkpoint_durable=believable(checkpoint.durable if checkpoint else None),
-            upload_lag=_upload_lag(status, now),
+            upload_lag=upload_lag(status, now),
         )
 
     # -----------------------------------------------------------------------------------------
@@ -525,10 +525,14 @@ def prepare(root: Path) -> None:
         folder.chmod(mode)
 
 
-def _upload_lag(status: RunStatus, now: float) -> float | None:
+def upload_lag(status: RunStatus, now: float) -> float | None:
     """Seconds since the oldest state that is not uploaded was taken; None where none is asked for.
 
     It grows with the clock and not with the job's word, which may have come to a halt.
+
+    Args:
+        status: of the run.
+        now: Unix time.
     """
     upload = status.upload
     if upload is None:

@@ -28,9 +28,11 @@ def choose(*, online: bool) -> None:
     """Decide before ultralytics is imported, also for ranks and loader workers.
 
     Args:
-        online: the user lets it use the network.
+        online: the user lets it use the network, whatever an image's variables say.
     """
-    if not online:
+    if online:
+        os.environ["YOLO_OFFLINE"] = "0"
+    else:
         for name, value in _DEFAULTS.items():
             if not os.environ.get(name):
                 os.environ[name] = value

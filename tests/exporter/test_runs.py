@@ -12,11 +12,12 @@ from tests.exporter.nodes import Children, ManualClock, declare, describe, proce
 
 from gpuwarden import job_files
 from gpuwarden.exporter.processes import Process, boot_id, boot_time, read_all
-from gpuwarden.exporter.runs import LiveRun, RunDirectory
+from gpuwarden.exporter.runs import LiveRun, RunDirectory, upload_lag
 from gpuwarden.job_files import (
     Checkpoint,
     RunExit,
     RunStatus,
+    UploadProgress,
     description_path,
     status_path,
 )
@@ -284,3 +285,18 @@ class TestSweepingUp:
         declare(node.jobs, describe(child.pid))
         dead = replace(process_of(child.pid), state="Z")
         assert node.scan({child.pid: dead}) == ()
+
+
+def test_the_lag_of_uploads_grows_with_the_clock() -> None:
+    """A training that hangs says nothing new, and its state is no less alone for that."""
+    status = RunStatus("run", sequence=1, phase="train", phase_since=1.0, heartbeat=1.0)
+
+    def lag(upload: UploadProgress | None, now: float = 100.0) -> float | None:
+        return upload_lag(replace(status, upload=upload), now)
+
+    assert lag(None) is None
+    assert lag(UploadProgress(uploaded=90.0)) == 0.0
+    assert [lag(UploadProgress(50.0, 60.0), now) for now in (100.0, 700.0)] == [40.0, 640.0]
+    assert lag(UploadProgress(None, 102.0)) == 0.0
+    assert lag(UploadProgress(None, 1e9)) is None
+    assert lag(UploadProgress(None, -1.0)) is None

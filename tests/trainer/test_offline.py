@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpuwarden.trainer import offline
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -66,6 +68,22 @@ def test_a_training_opens_no_connection(
     assert list((tmp_path / "runs" / "run").glob("*.png"))
     again = command("run", environment=watched, epochs=1, plots=True)
     assert (again.end()[0], _attempts(watched)) == (0, "")
+
+
+def test_the_users_word_counts_more_than_an_images_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And without a word, a user's own variable more than the default."""
+    for before, online, after in (
+        ("1", True, "0"),
+        ("", True, "0"),
+        ("0", False, "0"),
+        ("", False, "1"),
+    ):
+        monkeypatch.setenv("YOLO_OFFLINE", before)
+        offline.choose(online=online)
+        assert os.environ["YOLO_OFFLINE"] == after
+        assert offline.chosen() == (after == "1")
 
 
 @pytest.mark.training
