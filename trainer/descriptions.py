@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuwarden import estimate_tables
+from gpuwarden.estimates import Unknown
 from gpuwarden.job_files import RunDescription
 from gpuwarden.trainer import status
 
@@ -49,7 +51,7 @@ def publish(
         RunDescription(
             run_id=run_id,
             **identity,
-            model=Path(str(args.model)).stem[:128],
+            model=_model_name(trainer)[:128],
             batch=batch,
             imgsz=int(max(args.imgsz) if isinstance(args.imgsz, list | tuple) else args.imgsz),
             amp=bool(amp) and amp != "fp32" and trainer.device.type != "cpu",
@@ -61,6 +63,19 @@ def publish(
             steps_per_epoch=_batches(trainer),
         )
     )
+
+
+def _model_name(trainer: Any) -> str:
+    """What the model is called: `best.pt` says nothing, and what it was made from does."""
+    name = Path(str(trainer.args.model)).stem
+    if not isinstance(estimate_tables.find_model(name, suggest=False), Unknown):
+        return name
+    model = getattr(trainer.model, "module", trainer.model)  # within DistributedDataParallel
+    description = getattr(model, "yaml", None)
+    made_from = description.get("yaml_file") if isinstance(description, dict) else None
+    base = Path(str(made_from)).stem
+    known = made_from and not isinstance(estimate_tables.find_model(base, suggest=False), Unknown)
+    return base if known else name
 
 
 def _batches(trainer: Any) -> int | None:

@@ -98,7 +98,8 @@ class RunDescription:
         pid_ns: inode of that namespace (`/proc/self/ns/pid`).
         start_ticks: field 22 of `/proc/<pid>/stat`.
         boot_id: `/proc/sys/kernel/random/boot_id`.
-        model: model name or YAML, without its directory and suffix.
+        model: model name or YAML, without its directory and suffix; of weights whose name is no
+            model's, such as best.pt, the known model that they were made from.
         batch: images per optimizer micro-step over all ranks.
         imgsz: image size in pixels.
         amp: whether automatic mixed precision is on.
