@@ -93,12 +93,20 @@ class Case:
 
 
 SITUATIONS: dict[str, Callable[[World], Case]] = {}
+ONLY_ROOT: set[str] = set()
+"""Situations that take other users, namespaces, cgroups or pids of one's choice."""
 
 
 def situation(function: Callable[[World], Case]) -> Callable[[World], Case]:
     """Put a situation into the table."""
     SITUATIONS[function.__name__] = function
     return function
+
+
+def roots_situation(function: Callable[[World], Case]) -> Callable[[World], Case]:
+    """Put a situation that only root can set up into the table."""
+    ONLY_ROOT.add(function.__name__)
+    return situation(function)
 
 
 def ends(job: Job, by: str, **about: Any) -> Case:
@@ -151,7 +159,7 @@ def stopped_with_a_handler(world: World) -> Case:
     return ends(job, TERM, about={"grace": 600.0})
 
 
-@situation
+@roots_situation
 def traced(world: World) -> Case:
     """Held stopped by a debugger, which is another job."""
     job = world.jobs.start("stubborn")
@@ -168,7 +176,7 @@ def another_program(world: World) -> Case:
     return ends(job, KILL)
 
 
-@situation
+@roots_situation
 def another_owner(world: World) -> Case:
     """Changes its user in the grace."""
     job = world.jobs.start("turncoat")
@@ -176,7 +184,7 @@ def another_owner(world: World) -> Case:
     return ends(job, KILL)
 
 
-@situation
+@roots_situation
 def another_cgroup(world: World) -> Case:
     """Is moved to another cgroup in the grace."""
     job = world.jobs.start("stubborn")
@@ -185,7 +193,7 @@ def another_cgroup(world: World) -> Case:
     return ends(job, KILL, during=lambda: _write(folder / "cgroup.procs", str(job.pid)), open=False)
 
 
-@situation
+@roots_situation
 def goes_on_elsewhere(world: World) -> Case:
     """Moves to another cgroup on SIGTERM, and begets children there."""
     folder = world.cgroup(f"abroad-{world.jobs.process.pid}.scope")
@@ -306,7 +314,7 @@ def forks_on_sigterm(world: World) -> Case:
     return ends(job, TERM, open=True)
 
 
-@situation
+@roots_situation
 def first_of_a_container(world: World) -> Case:
     """The first process of a PID and mount namespace, deaf as such."""
     job = world.jobs.start("container")
@@ -315,7 +323,7 @@ def first_of_a_container(world: World) -> Case:
     return Case(job.job_id, {root: TERM, **dict.fromkeys(inside, KILL)})
 
 
-@situation
+@roots_situation
 def own_cgroup(world: World) -> Case:
     """A cgroup of its own (v2), ended by cgroup.kill too."""
     job = world.jobs.start("daemoniser")
@@ -338,7 +346,7 @@ def two_on_a_card(world: World) -> Case:
     return ends(job, KILL, spared=other.pids)
 
 
-@situation
+@roots_situation
 def another_users_child(world: World) -> Case:
     """A child that runs as another user is spared."""
     job = world.jobs.start("other_user")
@@ -401,7 +409,7 @@ def a_protected_child(world: World) -> Case:
     return Case(job.job_id, {job.pid: TERM, job.pids[2]: KILL}, spared=(job.pids[1],))
 
 
-@situation
+@roots_situation
 def moved_before(world: World) -> Case:
     """A child that its owner moved to another cgroup before is spared."""
     job = world.jobs.start("family")
@@ -462,7 +470,7 @@ def _refused(job: Job, reason: str, **about: Any) -> Case:
     return Case(about.pop("job_id", job.job_id), refused=reason, spared=job.pids, **about)
 
 
-@situation
+@roots_situation
 def a_recycled_pid(world: World) -> Case:
     """The root's pid is another process's by now."""
     job = world.jobs.start("polite")
@@ -492,7 +500,7 @@ def a_holder_without_a_process(world: World) -> Case:
     return _refused(job, "no_gpu")
 
 
-@situation
+@roots_situation
 def an_mps_server(world: World) -> Case:
     """The holder is the MPS server."""
     job = world.jobs.start("posing", "nvidia-cuda-mps-server"[:15])
@@ -500,7 +508,7 @@ def an_mps_server(world: World) -> Case:
     return _refused(job, "protected")
 
 
-@situation
+@roots_situation
 def a_service_of_roots(world: World) -> Case:
     """A systemd service of root's."""
     job = world.jobs.start("polite")
@@ -544,7 +552,7 @@ def the_kill_switch(world: World) -> Case:
     return _refused(job, "kill_switch")
 
 
-@situation
+@roots_situation
 def of_a_pod(world: World) -> Case:
     """It runs in a pod's cgroup."""
     job = world.jobs.start("polite")

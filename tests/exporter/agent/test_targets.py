@@ -147,18 +147,6 @@ def test_the_protect_list_spares(node: Node, jobs: Jobs, cards: Cards) -> None:
     assert job.states()
 
 
-def test_a_protected_child_is_spared(node: Node, jobs: Jobs, cards: Cards) -> None:
-    """A protected process below the root stays, while the rest of the job ends."""
-    node.close()
-    node.protect = frozenset({"gw-service"})
-    node.open()
-    job = jobs.start("service")
-    cards.hold(job.pids[2])
-    report = node.ask(job.job_id, grace=1.0)
-    assert report.outcome is Outcome.RECLAIMED
-    assert set(job.states()) == {job.pids[1]}
-
-
 def test_a_protected_holder_refuses(node: Node, jobs: Jobs, cards: Cards) -> None:
     """A job whose card is held by a protected process cannot give it back: nothing is ended."""
     node.close()
@@ -231,21 +219,6 @@ def scope(tmp_path: Path):
     yield folder
     until(lambda: not (folder / "cgroup.procs").read_text())
     folder.rmdir()
-
-
-def test_a_scope_of_its_own_ends_as_a_whole(
-    scope: Path, node: Node, jobs: Jobs, cards: Cards
-) -> None:
-    """What escaped tree, group and session is still in the job's own cgroup."""
-    job = jobs.start("daemoniser")
-    for pid in job.pids:
-        (scope / "cgroup.procs").write_text(str(pid))
-    cards.hold(job.pid)
-    report = node.ask(job.job_id, grace=1.0)
-    assert report.outcome is Outcome.RECLAIMED
-    assert {item.pid: item.ended_by for item in report.processes} == dict.fromkeys(
-        job.pids, "SIGKILL"
-    )
 
 
 def test_a_shared_cgroup_is_not_a_job(scope: Path, node: Node, jobs: Jobs, cards: Cards) -> None:
