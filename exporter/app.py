@@ -219,8 +219,10 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
         finally:
             supervision.stopping()
             if registrar is not None:
-                registrar.stop()
+                registrar.leave()
             if textfile is not None:
                 textfile.stop()
             sampler.stop()
+            if registrar is not None:
+                registrar.stop()
             _logger.info("stopped")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
 TIMEOUT_SECONDS = 5.0
-GOODBYE_SECONDS = 0.7
+GOODBYE_SECONDS = 1.0
 """An exporter that is told to end must not be kept by an engine that is down."""
 _JITTER = 0.1
 _SHORTEST_HEARTBEAT, _LONGEST_HEARTBEAT = 1.0, 3600.0
@@ -130,11 +130,15 @@ class Registrar:
             )
         self._thread.start()
 
+    def leave(self) -> None:
+        """Begin to say goodbye, while others end, too."""
+        self._stop.set()
+
     def stop(self) -> None:
         """Say goodbye, if the engine answers at once."""
-        self._stop.set()
+        self.leave()
         if self._thread.ident is not None:
-            self._thread.join(GOODBYE_SECONDS + 0.1)
+            self._thread.join(GOODBYE_SECONDS)
 
     def _work(self) -> None:
         pause, retry = 0.0, FIRST_RETRY_SECONDS
@@ -153,7 +157,7 @@ class Registrar:
             else:
                 retry = FIRST_RETRY_SECONDS
                 pause = heartbeat * (1 - _JITTER * self._chance())
-        self._leave()
+        self._say_goodbye()
 
     def register(self) -> float:
         """Register once; gives the seconds after which the engine wants to hear again.
@@ -184,7 +188,7 @@ class Registrar:
         self._registered, self._complaint = registration, ""
         return min(_LONGEST_HEARTBEAT, max(_SHORTEST_HEARTBEAT, float(heartbeat)))
 
-    def _leave(self) -> None:
+    def _say_goodbye(self) -> None:
         registration, self._registered = self._registered, None
         if registration is None:
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +11,7 @@ from tests.ruleengine.worlds import OwnedClock
 
 from gpuwarden.node_api import Goodbye, Registration, RegistrationRefused, Target
 from gpuwarden.ruleengine.ledger import Ledger
+from gpuwarden.ruleengine.ledger_schema import MIGRATIONS
 from gpuwarden.ruleengine.nodes import OFTEN_AT_ONCE, Nodes, NodeState
 
 if TYPE_CHECKING:
@@ -241,6 +244,22 @@ class TestRefusals:
             with _refused("not_allowed"):
                 registry.say(address)
         assert bool(registry.targets()) is taken
+
+
+def test_a_ledger_from_before(tmp_path: Path) -> None:
+    """A ledger of the first version gets its table of nodes, and keeps what it had."""
+    file = tmp_path / "ledger.sqlite"
+    with contextlib.closing(sqlite3.connect(file)) as old:
+        old.executescript(f"{MIGRATIONS[0]};PRAGMA user_version=1;")
+        old.execute("INSERT INTO meta VALUES ('epoch', '41')")
+        old.commit()
+    registry = Registry(file)
+    registry.say("node1:9835")
+    registry.restart()
+    assert registry.targets() == ["node1:9835"]
+    registry.close()
+    with Ledger(file) as ledger:
+        assert ledger.next_epoch() == 42
 
 
 def test_states_are_words_of_the_catalogue() -> None:
