@@ -22,7 +22,7 @@ from gpuwarden.estimates import Constants, Gpu, ModelCosts, Unknown, Workload
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpuwarden.estimates import Expectation
+    from gpuwarden.estimates import Expectation, Memory
 
 _MODELS_FILE = "estimate_models.json"
 _GPUS_FILE = "estimate_gpus.toml"
@@ -235,8 +235,54 @@ def expected(
     gpu = find_gpu(hardware, exact=True)
     if gpu_memory is not None and isinstance(gpu, Gpu):
         gpu = dataclasses.replace(gpu, memory=gpu_memory)
+    workload = _declared(batch, imgsz, amp=amp, gpus=gpus, classes=classes)
+    if isinstance(workload, Unknown):
+        return workload
+    return estimates.expectation(
+        find_model(model, task, suggest=False),
+        gpu,
+        workload=workload,
+        constants=tables().constants,
+    )
+
+
+def needed(
+    model: str,
+    batch: int,
+    *,
+    imgsz: int,
+    amp: bool,
+    gpus: int = 1,
+    task: str | None = None,
+    classes: int | None = None,
+) -> Memory | Unknown:
+    """What a training will reserve on each card, whatever cards these are.
+
+    For what has no `expected`, since it cannot fit: a training that is about to run out of memory.
+
+    Args:
+        model: name without folder and suffix.
+        batch: images per step over all cards.
+        imgsz: pixels of the images' sides.
+        amp: mixed precision.
+        gpus: how many cards share the batch.
+        task: of ultralytics, where it is known.
+        classes: of the data set, where they are known.
+    """
+    found = find_model(model, task, suggest=False)
+    workload = _declared(batch, imgsz, amp=amp, gpus=gpus, classes=classes)
+    if isinstance(found, Unknown):
+        return found
+    if isinstance(workload, Unknown):
+        return workload
+    return estimates.memory(found, workload, tables().constants)
+
+
+def _declared(
+    batch: int, imgsz: int, *, amp: bool, gpus: int, classes: int | None
+) -> Workload | Unknown:
     try:
-        workload = Workload(
+        return Workload(
             batch=batch,
             imgsz=imgsz,
             amp=amp,
@@ -245,9 +291,3 @@ def expected(
         )
     except ValueError as error:
         return Unknown("workload", str(error))
-    return estimates.expectation(
-        find_model(model, task, suggest=False),
-        gpu,
-        workload=workload,
-        constants=tables().constants,
-    )

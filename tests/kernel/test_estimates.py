@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden import estimates
-from gpuwarden.estimate_tables import expected, find_gpu, find_model, tables
+from gpuwarden.estimate_tables import expected, find_gpu, find_model, needed, tables
 from gpuwarden.estimates import GIB, Expectation, Gpu, ModelCosts, Unknown, Workload
 
 CONSTANTS = tables().constants
@@ -278,6 +278,21 @@ def test_what_is_not_known_is_never_guessed(change: dict[str, Any], what: str) -
     assert isinstance(found, Unknown)
     assert found.what == what
     assert found.reason
+
+
+def test_what_cannot_fit_still_needs_memory() -> None:
+    """There is nothing to expect of it but that it will not fit."""
+    card = find_gpu("Tesla T4", exact=True)
+    assert isinstance(card, Gpu)
+    assert isinstance(expected("yolov8x", 64, imgsz=640, amp=True, hardware="Tesla T4"), Unknown)
+    found = needed("yolov8x", 64, imgsz=640, amp=True)
+    assert isinstance(found, estimates.Memory)
+    assert found.total.low > card.memory
+    spread = needed("yolov8x", 64, imgsz=640, amp=True, gpus=8)
+    assert isinstance(spread, estimates.Memory)
+    assert spread.total.expected < card.memory
+    assert isinstance(needed("best", 64, imgsz=640, amp=True), Unknown)
+    assert isinstance(needed("yolov8x", 0, imgsz=640, amp=True), Unknown)
 
 
 @given(
