@@ -270,9 +270,11 @@ def node_documents(
 
 def _is_loopback(peer: str) -> bool:
     try:
-        return ipaddress.ip_address(peer.partition("%")[0]).is_loopback
+        number = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:
         return False
+    # A socket of both families shows IPv4 in this form.
+    return (getattr(number, "ipv4_mapped", None) or number).is_loopback
 
 
 def _is_of(host: str, entry: str) -> bool:

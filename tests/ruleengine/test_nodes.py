@@ -214,12 +214,13 @@ class TestRefusals:
                 registry.say(f"node{number}:9835")
         assert len(registry.targets()) == 1000
 
-    def test_a_loopback_address(self, registry: Registry) -> None:
+    @pytest.mark.parametrize("own", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+    def test_a_loopback_address(self, registry: Registry, own: str) -> None:
         """Only the engine's own machine may say that it is reached by the loopback."""
         for address in ("127.0.0.1:9835", "localhost:9835"):
             with _refused("forbidden_address"):
                 registry.say(address)
-        registry.say("127.0.0.1:9835", peer="127.0.0.1")
+        registry.say("127.0.0.1:9835", peer=own)
         assert registry.targets() == ["127.0.0.1:9835"]
 
     @pytest.mark.parametrize(
