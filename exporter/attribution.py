@@ -172,6 +172,7 @@ class Attribution:
             jobs=self._memories.recollect(),
             attempts=(*self._runs.recollect(), *self._pods.recollect()),
             lost=self._pods.with_lost(self._runs.lost),
+            named=self._platforms.recollect(),
         )
 
     def recall(self, known: Recollection) -> None:
@@ -187,6 +188,7 @@ class Attribution:
         self._runs.recall(own, seen_at=known.written_at)
         self._pods.recall(known.attempts, seen_at=known.written_at, now=now)
         self._runs.lost.update(known.lost)
+        self._platforms.recall(known.named)
 
     def wait(self, seconds: float) -> None:
         """Have the node's platforms asked, and wait for their answers.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpuwarden.exporter.inquiries import Inquiry
     from gpuwarden.exporter.kubelets import KubeletView
     from gpuwarden.exporter.processes import Process
+    from gpuwarden.exporter.recollections import NamedRecord
     from gpuwarden.exporter.slurm import SlurmView
 
 MAX_CONTAINERS = 16
@@ -69,6 +70,18 @@ class Platforms:
     def dropped(self) -> Counter[str]:
         """Reason -> what was dropped in this snapshot."""
         return self._slurm.dropped + self._kubernetes.dropped + self._own
+
+    def recollect(self) -> dict[str, NamedRecord]:
+        """What a later exporter must know: names that may not change."""
+        return self._slurm.recollect()
+
+    def recall(self, named: Mapping[str, NamedRecord]) -> None:
+        """Take over the names that an earlier exporter gave.
+
+        Args:
+            named: what cgroups call an attempt -> its name.
+        """
+        self._slurm.recall(named)
 
     def wait(self, seconds: float) -> None:
         """Have every platform asked, and wait for the answers; for who takes one snapshot only."""

@@ -96,6 +96,21 @@ class CounterRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedRecord:
+    """The name of a platform's attempt: see `slurm_jobs`.
+
+    Attributes:
+        job_id: its name, which it keeps while it runs.
+        number: the platform's own, or None.
+        members: its processes when they were last seen.
+    """
+
+    job_id: str
+    number: int | None
+    members: tuple[Identity, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Recollection:
     """All of it.
 
@@ -107,6 +122,7 @@ class Recollection:
         attempts: of runs that had been seen alive.
         lost: (user, reason) -> GPU seconds.
         counters: of the cards.
+        named: what cgroups call an attempt of Slurm's -> its name.
     """
 
     boot_id: str
@@ -116,6 +132,7 @@ class Recollection:
     attempts: tuple[AttemptRecord, ...] = ()
     lost: dict[tuple[str, str], float] = field(default_factory=dict)
     counters: CounterRecord = field(default_factory=CounterRecord)
+    named: dict[str, NamedRecord] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -143,6 +160,10 @@ class Recollection:
             "traffic": [[*key, *value] for key, value in self.counters.traffic.items()],
             "xids": [list(astuple(errors)) for errors in self.counters.xids],
             "dropped": [list(item) for item in self.counters.dropped.items()],
+            "named": [
+                [name, item.job_id, item.number, list(map(list, item.members))]
+                for name, item in self.named.items()
+            ],
         }
         return json.dumps(document, separators=(",", ":")).encode()
 
@@ -187,6 +208,10 @@ class Recollection:
                 xids=tuple(_xid(row) for row in _rows(document, "xids", 5)),
                 dropped={_text(row[0]): _integer(row[1]) for row in _rows(document, "dropped", 2)},
             ),
+            # An exporter from before there were names wrote none.
+            named={
+                _text(row[0]): _named(row) for row in _rows({"named": [], **document}, "named", 4)
+            },
         )
 
 
@@ -287,6 +312,14 @@ def _attempt(row: list[Any]) -> AttemptRecord:
 def _xid(row: list[Any]) -> XidErrors:
     index, code, count = _integer(row[0]), _integer(row[2]), _integer(row[3])
     return XidErrors(index, _text(row[1]), code, count=count, last_seen=_number(row[4]))
+
+
+def _named(row: list[Any]) -> NamedRecord:
+    return NamedRecord(
+        job_id=_text(row[1]),
+        number=None if row[2] is None else _integer(row[2]),
+        members=tuple(_identity(item) for item in _list(row[3])),
+    )
 
 
 # ---------------------------------------------------------------------------------------------

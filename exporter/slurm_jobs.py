@@ -11,17 +11,18 @@ attempt is shown as unresolved for the rest of its life, and nobody may end it.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden.exporter.allocations import Allocation, DeviceFiles, known_uuids
 from gpuwarden.exporter.cgroups import Platform, PlatformKind, platform_of
 from gpuwarden.exporter.processes import PROC, arguments, environment
+from gpuwarden.exporter.recollections import NamedRecord
 from gpuwarden.platforms.slurm import UNRESOLVED, attempt_id
 from gpuwarden.platforms.slurm_texts import step_job
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from gpuwarden.clock import Clock
@@ -55,7 +56,7 @@ class _Attempt:
 
     after: int
     seen_at: float
-    members: dict[Identity, Process] = field(default_factory=dict)
+    members: frozenset[Identity] = frozenset()
     number: int | None = None
     job_id: str | None = None
     job: SlurmJob | None = None
@@ -109,6 +110,29 @@ class SlurmJobs:
         """What the controller said of a job of the last snapshot, or None."""
         return self._by_job_id.get(job_id)
 
+    def recollect(self) -> dict[str, NamedRecord]:
+        """What a later exporter must know: the names of attempts."""
+        return {
+            name: NamedRecord(attempt.job_id, attempt.number, tuple(sorted(attempt.members)))
+            for name, attempt in self._attempts.items()
+            if attempt.job_id is not None
+        }
+
+    def recall(self, named: Mapping[str, NamedRecord]) -> None:
+        """Take over the names that an earlier exporter gave; they hold while a process lives.
+
+        Args:
+            named: what cgroups call an attempt -> its name.
+        """
+        for name, item in named.items() if self._inquiry is not None else ():
+            self._attempts[name] = _Attempt(
+                after=0,
+                seen_at=self._clock.monotonic(),
+                members=frozenset(item.members),
+                number=item.number,
+                job_id=item.job_id,
+            )
+
     def update(self, processes: Mapping[int, Process]) -> None:
         """Learn which attempts there are, and who they are.
 
@@ -124,14 +148,16 @@ class SlurmJobs:
         attempts: dict[str, _Attempt] = {}
         for name, members in _members(processes).items():
             attempt = self._attempts.get(name)
-            if attempt is None or attempt.members.keys().isdisjoint(members):
+            if attempt is None or attempt.members.isdisjoint(members):
                 # The same number, and nobody of before: it may be another attempt.
                 number = int(name) if name.isdecimal() else None
                 attempt = _Attempt(self._inquiry.begun, now, number=number)
-            attempt.members = members
+            attempt.members = frozenset(members)
             attempts[name] = attempt
             if attempt.job_id is None:
-                self._resolve(name, attempt, told, now)
+                self._resolve(name, attempt, members, told=told, now=now)
+            elif attempt.job is None and told is not None:
+                attempt.job = _same(attempt, told.value)
             if attempt.job_id is not None and attempt.job is not None:
                 self._by_job_id[attempt.job_id] = attempt.job
         self._attempts = attempts
@@ -140,13 +166,19 @@ class SlurmJobs:
             self._inquiry.want()
 
     def _resolve(
-        self, name: str, attempt: _Attempt, told: Told[SlurmView] | None, now: float
+        self,
+        name: str,
+        attempt: _Attempt,
+        members: Mapping[Identity, Process],
+        *,
+        told: Told[SlurmView] | None,
+        now: float,
     ) -> None:
         if self._inquiry is None:
             return
         if told is not None and told.number > attempt.after:
             if attempt.number is None:
-                attempt.number = self._number(attempt, told.value)
+                attempt.number = self._number(members.values(), told.value)
             job = told.value.jobs.get(attempt.number) if attempt.number is not None else None
             if job is None:
                 # It has ended and left processes behind, or may not be seen by this user.
@@ -161,14 +193,14 @@ class SlurmJobs:
             self.dropped["slurm_pending"] += 1
             self._inquiry.want()
 
-    def _number(self, attempt: _Attempt, view: SlurmView) -> int | None:
+    def _number(self, members: Collection[Process], view: SlurmView) -> int | None:
         """Slurm's own number of a job whose cgroup calls it otherwise; None where nothing tells."""
-        for process in attempt.members.values():
+        for process in members:
             if process.uid == 0 and process.comm == "slurmstepd":
                 number = step_job("".join(arguments(process.pid, self._proc)[:1]))
                 if number is not None:
                     return number
-        for process in attempt.members.values():
+        for process in members:
             # Its owner's word, which counts for a job of the same owner on this node only.
             number = self._by_environment(process)
             job = view.jobs.get(number) if number is not None else None
@@ -232,6 +264,12 @@ class SlurmJobs:
             else:
                 self.dropped["slurm_cards"] += 1
         return frozenset(found)
+
+
+def _same(attempt: _Attempt, view: SlurmView) -> SlurmJob | None:
+    """What the controller says of an attempt whose name is known; None where it is another."""
+    job = view.jobs.get(attempt.number) if attempt.number is not None else None
+    return job if job is not None and attempt_id(job, view.cluster) == attempt.job_id else None
 
 
 def _members(processes: Mapping[int, Process]) -> dict[str, dict[Identity, Process]]:

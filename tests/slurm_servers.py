@@ -32,6 +32,9 @@ CLUSTER = "ci"
 NODE = "node1"
 """Not the host's name: an adapter that takes one for the other is found out."""
 
+FREEZER = Path("/sys/fs/cgroup/freezer")
+"""Where cgroups v1 are mounted, if they are."""
+
 _SECONDS = 60.0
 _LEAVE_SECONDS = 15.0
 _NEEDED = "slurmctld slurmd slurm-client munge"
@@ -47,6 +50,7 @@ class SlurmCluster:
         environment: for commands that are to talk to it; only SLURM_CONF is added.
         version: (major, minor), such as (22, 5).
         devices: the stand-in device files, in the order of gres.conf.
+        node: name of its only node.
     """
 
     folder: Path
@@ -54,6 +58,7 @@ class SlurmCluster:
     environment: dict[str, str]
     version: tuple[int, int]
     devices: tuple[Path, ...]
+    node: str = NODE
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -103,7 +108,7 @@ class SlurmCluster:
     def pids(self, job: int) -> tuple[int, ...]:
         """Processes that Slurm itself counts to a job of this node, its own helpers left out."""
         try:
-            answer = self.run("scontrol", "listpids", str(job), NODE)
+            answer = self.run("scontrol", "listpids", str(job), self.node)
         except ServerFailed:
             return ()
         return tuple(sorted({int(pid) for pid in re.findall(r"^ *(\d+) ", answer, re.MULTILINE)}))
@@ -115,7 +120,7 @@ class SlurmCluster:
                 self._spawn(name, binary(("slurmctld",)), "-D")
                 self._until(name, lambda: "UP" in self.run("scontrol", "ping"))
             case "slurmd":
-                self._spawn(name, binary(("slurmd",)), "-D", "-N", NODE)
+                self._spawn(name, binary(("slurmd",)), "-D", "-N", self.node)
                 self._until(
                     name,
                     lambda: (
@@ -217,6 +222,8 @@ def slurm(
     gpus: int = 4,
     minors: Sequence[int] | None = None,
     settings: Sequence[str] = (),
+    node: str = NODE,
+    cgroups: bool = False,
 ) -> Iterator[SlurmCluster]:
     """A Slurm of one node, as the user who runs the test.
 
@@ -226,6 +233,8 @@ def slurm(
         minors: number of each card's device file, in the order of gres.conf; ascending from 0
             where it is not given.
         settings: further lines of slurm.conf.
+        node: name of its node; one of its own where it makes cgroups, whose names hold it.
+        cgroups: whether jobs get cgroups (v1, in `FREEZER`), as on a real node.
 
     Raises:
         ServerFailed: it does not start.
@@ -236,13 +245,13 @@ def slurm(
     folder.chmod(0o755)
     (folder / "munge").chmod(0o755)
     devices = _devices(folder / "dev", tuple(minors) if minors is not None else range(gpus))
-    _configure(folder, devices, version=version, settings=settings)
+    _configure(folder, devices, version=version, settings=settings, node=node, cgroups=cgroups)
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SRUN_"))
     } | {"SLURM_CONF": str(folder / "etc/slurm.conf")}
-    cluster = SlurmCluster(folder, gpus, environment, version, devices)
+    cluster = SlurmCluster(folder, len(devices), environment, version, devices, node)
     try:
         _munge(cluster)
         cluster.start("slurmctld")
@@ -250,6 +259,9 @@ def slurm(
         yield cluster
     finally:
         cluster.stop()
+        for left in FREEZER.parent.glob(f"*/slurm_{node}") if cgroups else ():
+            with contextlib.suppress(OSError):
+                left.rmdir()
 
 
 def _munge(cluster: SlurmCluster) -> None:
@@ -290,22 +302,28 @@ def _configure(
     *,
     version: tuple[int, int],
     settings: Sequence[str],
+    node: str,
+    cgroups: bool,
 ) -> None:
     user = pwd.getpwuid(os.geteuid()).pw_name
     host = os.uname().nodename.partition(".")[0]
-    if version >= (23, 11):
+    if cgroups:
+        (folder / "etc/cgroup.conf").write_text(
+            f"CgroupMountpoint={FREEZER.parent}\nCgroupPlugin=cgroup/v1\n"
+        )
+    elif version >= (23, 11):
         # Later versions want a cgroup file system unless they are told that there is none.
         (folder / "etc/cgroup.conf").write_text("CgroupPlugin=disabled\n")
-    gres = [f"NodeName={NODE} Name=gpu Type=a100 File={path}" for path in devices]
+    gres = [f"NodeName={node} Name=gpu Type=a100 File={path}" for path in devices]
     (folder / "etc/gres.conf").write_text("\n".join([*gres, ""]))
-    controller, node = free_port(), free_port()
+    controller, daemon = free_port(), free_port()
     cards = f"gpu:a100:{len(devices)}"
     cores = "CPUs=8 RealMemory=1000"
     lines = [
         f"ClusterName={CLUSTER}",
         f"SlurmctldHost={host}(127.0.0.1)",
         f"SlurmctldPort={controller}",
-        f"SlurmdPort={node}",
+        f"SlurmdPort={daemon}",
         f"SlurmUser={user}",
         f"SlurmdUser={user}",
         "AuthType=auth/munge",
@@ -316,7 +334,7 @@ def _configure(
         f"SlurmctldPidFile={folder / 'slurmctld.pid'}",
         f"SlurmdPidFile={folder / 'slurmd.pid'}",
         "MailProg=/bin/true",
-        "ProctrackType=proctrack/linuxproc",
+        f"ProctrackType=proctrack/{'cgroup' if cgroups else 'linuxproc'}",
         "TaskPlugin=task/none",
         "MpiDefault=none",
         "ReturnToService=2",
@@ -334,7 +352,7 @@ def _configure(
         "JobAcctGatherType=jobacct_gather/linux",
         "AccountingStorageType=accounting_storage/none",
         "GresTypes=gpu",
-        f"NodeName={NODE} NodeHostname={host} NodeAddr=127.0.0.1 {cores} Gres={cards}",
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 {cores} Gres={cards}",
         "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
         *settings,
     ]

@@ -14,13 +14,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.exporter.mirrors import ProcMirror
 from tests.exporter.nodes import ManualClock, eventually
-from tests.slurm_servers import CLUSTER, NODE, SlurmCluster, slurm
+from tests.slurm_servers import CLUSTER, FREEZER, NODE, SlurmCluster, slurm
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind
 from gpuwarden.exporter.inquiries import Inquiry
-from gpuwarden.exporter.simulated import Card, Scenario
+from gpuwarden.exporter.simulated import GIB, Card, Scenario, SimulatedProcess
 from gpuwarden.exporter.slurm import SlurmQuestions, SlurmView
 from gpuwarden.platforms.slurm import SlurmJob, attempt_id, parse_attempt_id
 from gpuwarden.platforms.slurm_texts import GresCard
@@ -168,23 +168,53 @@ class TestAnswers:
             SlurmQuestions(config=str(config)).ask()
 
 
-def test_one_page(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """`gpuwarden exporter --once` finds Slurm by itself and shows a card held by a job."""
-    number = _running(cluster, "--gres=gpu:1")
-    cards = [Card(index, minor=minor) for index, minor in enumerate((0, 1, 2, 3))]
-    scenario = Scenario(cards).write(tmp_path / "scenario")
-    command = [sys.executable, "-m", "gpuwarden", "exporter", f"--gpus=simulated:{scenario}"]
-    command += [f"--jobs.directory={tmp_path / 'jobs'}", "--once"]
+def _page(
+    cluster: SlurmCluster, scenario: Scenario, folder: Path, number: int
+) -> dict[str, tuple[dict[str, str], float]]:
+    """What one page of an exporter that was told nothing of Slurm says of a job, by family."""
+    path = scenario.write(folder / "scenario")
+    command = [sys.executable, "-m", "gpuwarden", "exporter", f"--gpus=simulated:{path}"]
+    command += [f"--jobs.directory={folder / 'jobs'}", "--once"]
     done = subprocess.run(
         command, env=os.environ | cluster.environment, capture_output=True, text=True, check=True
     )
-    found = {
+    return {
         sample.name: (sample.labels, sample.value)
         for family in text_string_to_metric_families(done.stdout)
         for sample in family.samples
         if sample.labels.get("job_id") == f"slurm-ci-{number}-0"
         or sample.labels.get("collector") == "slurm"
     }
+
+
+@pytest.mark.skipif(not os.access(FREEZER, os.W_OK), reason="needs cgroups v1 of its own")
+def test_a_job_in_its_own_cgroup(tmp_path: Path) -> None:
+    """From submission to the page: a process of a job that Slurm put into its cgroup itself."""
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm") as folder,
+        slurm(Path(folder), gpus=2, node=f"node{os.getpid()}", cgroups=True) as cluster,
+    ):
+        number = _running(cluster, "--gres=gpu:1", script="echo $$; exec sleep 600")
+        output = cluster.folder / f"log/job-{number}.out"
+        (pid,) = eventually(lambda: output.read_text().split() if output.exists() else [])
+        busy = [SimulatedProcess(0, int(pid), memory=GIB, sm=30)]
+        found = _page(cluster, Scenario([Card(0), Card(1)], busy), tmp_path, number)
+        labels, holds = found["gpu_job_holds_gpu"]
+        assert (labels["uuid"], holds) == (Card(0).uuid, 1.0)
+        assert found["gpu_job_utilization_ratio"][1] == 0.3
+        assert found["gpu_job_memory_bytes"][1] == GIB
+        assert found["gpu_process_memory_bytes"][0]["pid"] == pid
+        assert (
+            f"/slurm_{cluster.node}/uid_{os.geteuid()}/job_{number}/"
+            in (found["gpu_job_executable"][0]["cgroup"])
+        )
+
+
+def test_one_page(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """`gpuwarden exporter --once` finds Slurm by itself and shows a card held by a job."""
+    number = _running(cluster, "--gres=gpu:1")
+    cards = [Card(index, minor=minor) for index, minor in enumerate((0, 1, 2, 3))]
+    found = _page(cluster, Scenario(cards), tmp_path, number)
     for name, value in (("holds_gpu", 1.0), ("utilization_ratio", 0.0), ("memory_bytes", 0.0)):
         labels, seen = found[f"gpu_job_{name}"]
         assert (labels["gpu"], labels["uuid"], seen) == ("2", Card(2).uuid, value)

@@ -14,6 +14,7 @@ from gpuwarden.exporter.allocations import DeviceFiles
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.devices import DeviceSnapshot, Gpu, GpuProcess, ProcessKind
 from gpuwarden.exporter.inquiries import Inquiry
+from gpuwarden.exporter.recollections import NamedRecord, Recollection
 from gpuwarden.exporter.slurm import SlurmView
 from gpuwarden.exporter.slurm_jobs import FRESH_SECONDS, PATIENCE_SECONDS
 from gpuwarden.platforms.slurm import SlurmJob
@@ -270,6 +271,39 @@ class TestIdentity:
         snapshot = node.answered()
         assert _ids(snapshot) == ["slurm-unresolved-211"]
         assert snapshot.jobs[0].source == "slurm"
+
+    def test_a_name_outlives_the_exporter(
+        self, node: Node, controller: Controller, start: Callable[..., int], tmp_path: Path
+    ) -> None:
+        """An exporter that starts while the controller is down knows who was known before."""
+        controller.has(211, partition="gpu")
+        start(_cgroup(211))
+        assert _ids(node.answered()) == ["slurm-main-211-0"]
+        controller.down = True
+        known = Recollection.decode(node.attribution.recollect().encode())
+        (tmp_path / "next").mkdir()
+        later = Node(tmp_path / "next", node.clock, controller)
+        later.lists = node.lists
+        later.proc.put(node.lists[0], _cgroup(211))
+        later.attribution.recall(known)
+        snapshot = later.refused()
+        assert _ids(snapshot) == ["slurm-main-211-0"]
+        assert snapshot.jobs[0].platform.partition == ""
+        controller.down = False
+        snapshot = later.answered()
+        assert _ids(snapshot) == ["slurm-main-211-0"]
+        assert snapshot.jobs[0].platform.partition == "gpu"
+        later.attribution.close()
+
+    def test_a_name_does_not_outlive_its_processes(
+        self, node: Node, controller: Controller, start: Callable[..., int]
+    ) -> None:
+        """What the number was called before is nothing to an attempt of other processes."""
+        named = {"211": NamedRecord("slurm-main-211-0", 211, ((4_000_000, 1),))}
+        node.attribution.recall(Recollection("b", 0.0, {}, {}, named=named))
+        controller.has(211, restarts=1)
+        start(_cgroup(211))
+        assert _ids(node.answered()) == ["slurm-main-211-1"]
 
     def test_nobody_is_asked(self, tmp_path: Path, clock: ManualClock, children: Children) -> None:
         """With the collector off a Slurm job has a name at once: an unresolved one."""
