@@ -376,7 +376,7 @@ class Attribution:
         key = (*process.identity, process.comm)
         facts = self._facts.get(key)
         if facts is None:
-            found = self._calls.make(process.uid, lambda: self._look_at(process))
+            found = self._calls.make(_owner(process), lambda: self._look_at(process))
             if found is None:
                 self._dropped["hanging"] += 1
                 return _Facts(executable=None, kernel=False, command=None)
@@ -415,7 +415,7 @@ class Attribution:
 
     def _library(self, process: Process) -> str:
         found = self._calls.make(
-            process.uid, lambda: classification.loaded_framework(process.pid, self._proc)
+            _owner(process), lambda: classification.loaded_framework(process.pid, self._proc)
         )
         return found or ""
 
@@ -527,3 +527,9 @@ def _source(group: Group, command: YoloCommand | None) -> str:
     if group.runs:
         return "trainer"
     return "cmdline" if command is not None else "process"
+
+
+def _owner(process: Process) -> tuple[int, str, str]:
+    """Whoever may make looking at a process hang: a user, or one of his containers or jobs."""
+    platform = platform_of(process.cgroup)
+    return process.uid, platform.id, platform.container

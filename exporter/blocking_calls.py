@@ -3,22 +3,28 @@
 Looking at a file asks its file system, which may be a server that is down, or a program of the
 user. Looking at a command line waits for the process's memory, which a page fault on such a file
 keeps locked. One such call must not blind the node: it gets a thread and a moment, and while it
-hangs, nothing more is asked on behalf of its owner.
+hangs, nothing more is asked on behalf of its owner. Nor may many calls that each come back just in
+time: an owner's calls, and those of all owners, have so much time in a while, and no more.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 0.2
 MAX_STUCK = 8
 """With so many calls hanging nothing is asked any more, whoever owns it."""
+WHILE_SECONDS = 4.0
+OF_OWNER = 2
+OF_ALL = MAX_STUCK + 1
+"""Patiences that are spent in a while on an owner's calls, and on all: a page must not grow old."""
 
 
 class _Call(Generic[T]):
@@ -83,7 +89,11 @@ class BlockingCalls:
         """
         self._patience = patience
         self._worker: _Worker | None = None
-        self._stuck: dict[int, _Call[Any]] = {}
+        self._stuck: dict[Hashable, _Call[Any]] = {}
+        self._spent: dict[Hashable, float] = {}
+        self._spent_in_all = 0.0
+        self._refused = False
+        self._since = time.monotonic()
 
     @property
     def stuck(self) -> int:
@@ -91,11 +101,24 @@ class BlockingCalls:
         self._stuck = {owner: call for owner, call in self._stuck.items() if not call.wait(0)}
         return len(self._stuck)
 
-    def make(self, owner: int, function: Callable[[], T]) -> T | None:
+    @property
+    def unanswered(self) -> bool:
+        """Whether calls hang, or were not made of late: nothing follows from their silence."""
+        return self._refused or self.stuck > 0
+
+    def _left(self, owner: Hashable, now: float) -> float:
+        """Seconds that a call of an owner may take."""
+        if now - self._since >= WHILE_SECONDS:
+            self._spent, self._spent_in_all, self._since = {}, 0.0, now
+            self._refused = False
+        own = OF_OWNER * self._patience - self._spent.get(owner, 0.0)
+        return min(self._patience, own, OF_ALL * self._patience - self._spent_in_all)
+
+    def make(self, owner: Hashable, function: Callable[[], T]) -> T | None:
         """The function's answer, or None where it is not to be had in time.
 
         Args:
-            owner: uid of whoever could make it hang.
+            owner: whoever could make it hang: a uid, or a container.
             function: what to call; an answer that comes too late is thrown away.
 
         Raises:
@@ -103,11 +126,20 @@ class BlockingCalls:
         """
         if self.stuck >= MAX_STUCK or owner in self._stuck:
             return None
+        began = time.monotonic()
+        left = self._left(owner, began)
+        if left <= 0:
+            self._refused = True
+            return None
         if self._worker is None:
             self._worker = _Worker()
         call: _Call[T] = _Call(function)
         self._worker.give(call)
-        if not call.wait(self._patience):
+        done = call.wait(left)
+        spent = time.monotonic() - began
+        self._spent[owner] = self._spent.get(owner, 0.0) + spent
+        self._spent_in_all += spent
+        if not done:
             self._worker.retire()
             self._worker = None
             self._stuck[owner] = call

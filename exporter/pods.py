@@ -169,7 +169,7 @@ class Pods:
             runs = self._scan(folder, members, processes, now=now, booted=booted)
             live += runs or ()
         for folder in self._folders.keys() - seers.keys():
-            if not self._calls.stuck and now >= self._patient_until:
+            if not self._calls.unanswered and now >= self._patient_until:
                 closed = self._folders.pop(folder)
                 closed.close(now)
                 for key, seconds in closed.lost.items():
@@ -210,7 +210,7 @@ class Pods:
         own = _identity(self._inside / "jobs")
         found: dict[Folder, list[_Member]] = {}
         for namespace, member in sorted(first.items())[:MAX_FOLDERS]:
-            folder = self._ask(processes[member.pid], self._folder_of)
+            folder = self._ask(namespace, processes[member.pid])
             # The node's own folder, mounted into the container, is read already.
             if folder is not None and folder != own:
                 found.setdefault(folder, []).extend(
@@ -218,9 +218,10 @@ class Pods:
                 )
         return found
 
-    def _ask(self, process: Process, function: Callable[[Process], Folder | None]) -> Folder | None:
+    def _ask(self, namespace: int, process: Process) -> Folder | None:
+        # Containers share uids, such as root's: one that hangs concerns no other.
         try:
-            return self._calls.make(process.uid, lambda: function(process))
+            return self._calls.make(("mount", namespace), lambda: self._folder_of(process))
         except OSError:
             return None
 
@@ -263,7 +264,7 @@ class Pods:
                 return directory.scan({}, now=now, booted=booted, others=others)
 
         try:
-            runs = self._calls.make(process.uid, read)
+            runs = self._calls.make(("mount", members[0].mount_namespace), read)
         except OSError:
             return None
         if runs is None:

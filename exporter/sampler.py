@@ -102,6 +102,7 @@ class Sampler:
         self._was_complete = False
         self._problem: str | None = None
         self._let_go_at = float("-inf")
+        self._complaint = ""
         self._host_pids = sees_host_pids() if host_pids is None else host_pids
 
     @property
@@ -258,12 +259,11 @@ class Sampler:
             devices = without_names(devices)
         try:
             snapshot = self._attribution.observe(devices)
-        except OSError as error:
-            _logger.warning("processes or job files cannot be read", error=str(error))
-        except Exception:
+        except Exception as error:  # noqa: BLE001 (told, and counted as a failed collector)
             # Whatever a process or a file did to be read so: the cards are shown all the same.
-            _logger.exception("processes or job files cannot be read")
+            self._complain(error)
         else:
+            self._complaint = ""
             if host_pids:
                 return snapshot
             return replace(snapshot, failed=snapshot.failed | {"jobs"}, host_pids=False)
@@ -273,6 +273,18 @@ class Sampler:
             failed=frozenset({"jobs"}),
             host_pids=host_pids,
         )
+
+    def _complain(self, error: Exception) -> None:
+        """Log why there are no jobs, once for each reason; with its place where it is not known."""
+        complaint = f"{type(error).__name__}: {error}"
+        if complaint != self._complaint:
+            self._complaint = complaint
+            known = isinstance(error, OSError)
+            _logger.warning(
+                "processes or job files cannot be read",
+                error=complaint,
+                exc_info=None if known else error,
+            )
 
     def _bodies(self, families: Families) -> Bodies:
         """A new page, written already in the formats that have been asked for of late."""

@@ -6,7 +6,7 @@ import threading
 import pytest
 from tests.exporter.nodes import eventually
 
-from gpuwarden.exporter.blocking_calls import MAX_STUCK, BlockingCalls
+from gpuwarden.exporter.blocking_calls import MAX_STUCK, OF_ALL, OF_OWNER, BlockingCalls
 
 
 def test_an_answer_and_an_error() -> None:
@@ -48,3 +48,22 @@ def test_hanging_calls_are_bounded() -> None:
     assert threading.active_count() <= before + MAX_STUCK
     release.set()
     eventually(lambda: threading.active_count() <= before)
+
+
+def test_calls_that_come_back_just_in_time_are_bounded() -> None:
+    """Whoever makes each of his calls take almost as long as it may does not take all the time."""
+    calls = BlockingCalls(patience=0.2)
+    answers = [calls.make(1, lambda: threading.Event().wait(0.1)) for _ in range(50)]
+    made = len(answers) - answers.count(None)
+    # Half a patience each; a slow machine makes fewer of them.
+    assert 1 <= made <= 2 * OF_OWNER
+    assert calls.make(2, lambda: 5) == 5
+    calls.close()
+
+
+def test_many_owners_take_no_more_than_their_time() -> None:
+    """A user of many uids takes what all may take together, and no more."""
+    calls = BlockingCalls(patience=0.1)
+    answers = [calls.make(at, lambda: threading.Event().wait(0.06)) for at in range(100)]
+    assert len(answers) - answers.count(None) <= 2 * OF_ALL
+    calls.close()
