@@ -28,6 +28,8 @@ EXACT, EXTEND = "exact", "extend"
 CHOICES = (REFUSE, EPOCH, WEIGHTS)
 EXTENDABLE = frozenset({"epochs", "patience"})
 """Words that may change when a run is given more epochs."""
+PATHS = frozenset({"data", "model"})
+"""Words whose files may lie elsewhere on another machine: what is in them is compared instead."""
 _PLACES = frozenset({"project", "name"})
 
 
@@ -61,7 +63,8 @@ def facts(trainer: Any) -> dict[str, Any]:
 def _digest(value: Any) -> str:
     if not value:
         return ""
-    text = json.dumps(value, sort_keys=True, default=str)
+    # Objects of the user's own may have no stable text; their kind must do.
+    text = json.dumps(value, skipkeys=True, default=lambda part: type(part).__name__)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -138,12 +141,17 @@ def differences(
         "classes": "the data set's classes have changed",
         "model": "the model's layers have changed",
     }
+    compared = set()
     for name, new in facts(trainer).items():
         old = getattr(manifest, name)
+        if old and new and name == "model":
+            compared.add("model")
         if old not in (None, "") and new not in ("", old):
             wrong.append(named[name].format(new=new, old=old))
     told = "; ".join(wrong)
-    ignored = _PLACES | (EXTENDABLE if extending else frozenset())
+    if manifest.dataset and dataset:
+        compared.add("data")
+    ignored = _PLACES | compared | (EXTENDABLE if extending else frozenset())
     wrong += [
         difference
         for difference in word_differences(words, manifest.words, ignore=ignored)
@@ -178,10 +186,19 @@ def kind_for(
     wrong = differences(
         manifest, trainer, dataset=dataset, order=order, words=record.words, extending=extending
     )
+    complete = manifest.validated and manifest.epoch + 1 >= trainer.epochs
     if not wrong:
-        return EXTEND if extending else EXACT
+        return EXTEND if extending and not complete else EXACT
     if on_mismatch == REFUSE:
         raise refusal(manifest, wrong)
+    if on_mismatch == EPOCH and manifest.epoch + (manifest.batch >= manifest.batches) >= (
+        trainer.epochs
+    ):
+        raise Mismatch(
+            f"the state of step {manifest.step} is of another training ({'; '.join(wrong)}), and "
+            f"all of its {trainer.epochs} epochs are done: give it more with --extend-epochs, or "
+            "begin a new training from its weights with --on-mismatch weights"
+        )
     log.warning(
         "the state of step %d is of another training (%s): %s, as --on-mismatch says",
         manifest.step,

@@ -91,6 +91,7 @@ def plan(
     said = _said(words)
     base = _base_directory(words, task)
     if settings.resumes:
+        _refuse_unreadable(base, settings)
         found = _find(settings, said, base, fixed="save_dir" in words)
         if found is None and remote is not None:
             elsewhere = Plan(_unused(base, words), remote, fresh=False)
@@ -104,6 +105,22 @@ def plan(
         started=now,
     )
     return Plan(_unused(base, words), record, fresh=True, words=said)
+
+
+def _refuse_unreadable(base: Path, settings: TrainSettings) -> None:
+    """A run whose record is damaged must not become a new training beside its own states.
+
+    Raises:
+        InvalidInput: there are states in the folder that is meant, and nobody knows whose.
+    """
+    folder = base / states.FOLDER
+    if settings.run_id is None or RunRecord.read(folder) is not None:
+        return
+    if any(folder.glob("[0-9]" * 6 + ".json")):
+        raise InvalidInput(
+            f"{folder} holds states, but its {RunRecord.FILE} cannot be used: put it back (a copy "
+            "is where --upload put it), or start anew with --resume never"
+        )
 
 
 def _find(settings: TrainSettings, said: dict[str, str], base: Path, *, fixed: bool) -> Plan | None:
@@ -125,6 +142,8 @@ def _find(settings: TrainSettings, said: dict[str, str], base: Path, *, fixed: b
 def _compared(newest: Plan, said: dict[str, str], settings: TrainSettings) -> Plan | None:
     """The run, if it may be continued under these words; None if they mean another."""
     ignore = _PLACE_WORDS if settings.run_id is not None else frozenset()
+    if settings.run_id is not None:
+        ignore |= comparisons.PATHS  # what is in these files is compared with each state
     if settings.extend_epochs is not None:
         ignore |= comparisons.EXTENDABLE
     differences = comparisons.word_differences(said, newest.record.words, ignore=ignore)
@@ -177,8 +196,12 @@ def continued(record: RunRecord, words: dict[str, str], settings: TrainSettings)
         # Told again when the further epochs are done, as a job script does, it asks for nothing.
         extended, finished = total, None
     ignore = _PLACE_WORDS | (comparisons.EXTENDABLE if total is not None else frozenset())
+    if settings.on_mismatch == comparisons.REFUSE:
+        ignore |= comparisons.PATHS
     if comparisons.word_differences(said, record.words, ignore=ignore):
         finished = None  # `--on-mismatch` has let them pass: there is more to do
+        if total is None and said.get("epochs") != record.words.get("epochs"):
+            extended = None
     return dataclasses.replace(record, words=said, extended=extended, finished=finished)
 
 

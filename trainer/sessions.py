@@ -181,7 +181,8 @@ class Session:
             self._store.remove_leftovers()
             if self.plan.fresh:
                 self._store.discard_others()
-            record.write(folder)
+            if self.plan.fresh or RunRecord.read(folder) is None:
+                record.write(folder)  # else once the state is known to fit these words
             self._backup.recorded()
             if self.team.place.world > 1 and not words["resume"]:
                 # Ultralytics' ranks would all delete it, and the second fail. A state has it too.
@@ -405,6 +406,7 @@ class Session:
     def training_begins(self, trainer: Any) -> None:
         """Set-up is over: from here on only waits for data may be cut short."""
         self.watch.disarm()
+        self._write_record()
         self._shared_batches = self.team.fewest(len(trainer.test_loader))
         self._describe(trainer)
         self.board.enter("train")

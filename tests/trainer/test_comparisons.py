@@ -216,3 +216,59 @@ def test_a_run_that_stopped_early_may_go_on(trainings: Trainings) -> None:
     assert trainer.stopper.patience == 3
     assert trainer.scheduler.base_lrs == rates
     assert type(trainer.optimizer) is type(first.optimizer)
+
+
+def test_the_same_data_elsewhere_is_the_same_data(trainings: Trainings, tmp_path: Path) -> None:
+    """Another machine has it in another folder; what is in it counts, and the resume is exact."""
+    _left(trainings, 1, 3)
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(trainings.material.data.parent, copy)
+    data = copy / trainings.material.data.name
+    data.write_text(
+        data.read_text("utf-8").replace(str(trainings.material.data.parent), str(copy)), "utf-8"
+    )
+    trainings.attempt("run", {"data": str(data)})
+    assert trainings.status("run").counters.steps == 3 * BATCHES - BATCHES - 3
+    sequence = trainings.status("run").sequence
+    trainings.attempt("run", {})
+    assert trainings.status("run").sequence == sequence
+
+
+def test_no_epoch_is_trained_beyond_the_plan(trainings: Trainings) -> None:
+    """Neither by an extension to what is done already, nor by another word for a finished run."""
+    trainings.attempt("run", {})
+    trainings.attempt("run", {}, extend_epochs=3)
+    assert trainings.status("run").counters.steps == 0
+    with pytest.raises(InvalidInput, match="all of its 3 epochs are done"):
+        trainings.attempt("run", {"lr0": 0.001}, on_mismatch="epoch")
+    sequence = trainings.status("run").sequence
+    trainings.attempt("run", {})  # what was refused has changed nothing: it is still complete
+    assert trainings.status("run").sequence == sequence
+    trainings.attempt("run", {"lr0": 0.001, "epochs": 4}, on_mismatch="epoch")
+    assert trainings.status("run").counters.steps == BATCHES
+
+
+def test_a_damaged_record_does_not_become_a_new_training(trainings: Trainings) -> None:
+    """Its states are beside it, and would be trained a second time without a word."""
+    _left(trainings, 1, 3)
+    record = trainings.folder / "runs" / "run" / FOLDER / RunRecord.FILE
+    content = record.read_bytes()
+    record.write_bytes(content[: len(content) // 2])
+    with pytest.raises(InvalidInput, match=r"its run\.json cannot be used"):
+        trainings.attempt("run", {})
+    record.write_bytes(content)
+    trainings.attempt("run", {})
+    assert trainings.status("run").counters.steps == 3 * BATCHES - BATCHES - 3
+
+
+def test_names_and_models_of_any_kind_have_a_digest() -> None:
+    """Classes may be numbered and named at once, and a model's file hold anything."""
+    from gpuwarden.trainer import comparisons  # noqa: PLC0415 -- after the environment is set
+
+    trainer = _trainer()
+    trainer.data = {"names": {0: "cat", "1": "dog", (2, 3): object()}}
+    trainer.model.yaml = {"nc": 2, "head": [object()], "yaml_file": "a"}
+    first = comparisons.facts(trainer)
+    trainer.model.yaml = {"nc": 2, "head": [object()], "yaml_file": "b"}
+    assert comparisons.facts(trainer) == first
+    assert first["model"] != ""

@@ -111,6 +111,7 @@ def test_settings_become_the_options_that_make_them(tmp_path: Path) -> None:
         gradient_norm=True,
         keep=5,
         lock_seconds=1.5,
+        stall_seconds=600.0,
     )
     options = list(chosen.as_options())
     assert "--checkpoint-every=auto" in options
