@@ -7,6 +7,7 @@ the way, and a file system that does not answer has a moment and no more.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from functools import partial
@@ -26,6 +27,8 @@ from gpuwarden.exporter.processes import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gpuwarden.agent_api import ActionRequest
 
 MAX_PROCESSES = 64
@@ -52,6 +55,8 @@ class Deliveries:
             proc: where procfs is mounted.
         """
         self._folder = Path(os.path.normpath(directory), "requests")
+        # The node's own /var/run is a link to /run, which is not followed in a job's root.
+        self._paths = tuple(dict.fromkeys((self._folder, Path(os.path.realpath(self._folder)))))
         self._launchers = launchers
         self._calls = calls if calls is not None else BlockingCalls()
         self._lock = threading.Lock()
@@ -99,20 +104,25 @@ class Deliveries:
         own, its = Path("/").stat(), (self._proc / str(process.pid) / "root").stat()
         mounts = [(self._proc / str(pid) / "ns/mnt").stat().st_ino for pid in ("self", process.pid)]
         if (own.st_dev, own.st_ino) == (its.st_dev, its.st_ino) and len(set(mounts)) == 1:
-            seen = about
+            seen = [about]
         else:
-            seen = self._look(process)
+            seen = list(self._look(process))
         again = read_process(process.pid, self._proc)
         if again is None or again.identity != process.identity:
             raise ProcessLookupError(process.pid)
-        return (seen.st_dev, seen.st_ino) == (about.st_dev, about.st_ino)
+        return (about.st_dev, about.st_ino) in {(item.st_dev, item.st_ino) for item in seen}
 
-    def _look(self, process: Process) -> os.stat_result:
+    def _look(self, process: Process) -> Iterator[os.stat_result]:
+        for path in self._paths:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                yield self._open(process, path)
+
+    def _open(self, process: Process, path: Path) -> os.stat_result:
         at = os.open(
             self._proc / str(process.pid) / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         )
         try:
-            for part in self._folder.parts[1:]:
+            for part in path.parts[1:]:
                 flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 below = os.open(part, flags, dir_fd=at)
                 os.close(at)

@@ -29,7 +29,7 @@ from gpuwarden.agent_api import (
 from gpuwarden.cli import gpuwarden
 from gpuwarden.clock import SystemClock
 from gpuwarden.exporter import releases
-from gpuwarden.exporter.agent import app
+from gpuwarden.exporter.agent import app, keys
 from gpuwarden.exporter.processes import boot_id
 
 if TYPE_CHECKING:
@@ -248,6 +248,28 @@ def test_an_agent_without_a_key_is_not_ready(agent: AgentProcess, engine: Engine
         f"{agent.url}/v1/actions", body, **{agent_api.SIGNATURE_HEADER: engine.sign(body)}
     )
     assert (status, answer["error"]) == (401, "unknown_key")
+
+
+def test_keys_are_exchanged_under_a_running_agent(
+    agent: AgentProcess, engine: Engine, jobs: Jobs, cards: Cards, tmp_path: Path
+) -> None:
+    """A key commands from the moment its file is there until that is gone, without a restart."""
+    job = jobs.start("polite")
+    cards.hold(job.pid)
+    pair = keys.generate(tmp_path / "next")
+    successor = dataclasses.replace(engine, private=pair.private, key_id=pair.key_id)
+    request = engine.request(job.job_id, decision_id="d-next")
+    body, url = request.encode(), f"{agent.url}/v1/actions"
+    early = refusal(url, body, **{agent_api.SIGNATURE_HEADER: successor.sign(body)})
+    assert early[1]["error"] == "unknown_key"
+    folder = engine.private.parent
+    (folder / "next.pub").write_bytes(pair.public.read_bytes())
+    (folder / "engine.pub").unlink()
+    late = refusal(url, body, **{agent_api.SIGNATURE_HEADER: engine.sign(body)})
+    assert late[1]["error"] == "unknown_key"
+    assert job.states()
+    agent.post(successor, request)
+    assert agent.outcome("d-next").outcome is Outcome.RECLAIMED
 
 
 def test_an_agent_serves_tls(agent: AgentProcess, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from gpuwarden.exporter.processes import Launchers
 from gpuwarden.job_files import request_path
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.exporter.agent.nodes import Engine, Jobs, Node
 
 ASKS = (Action.REQUEST_LEAVE, Action.REQUEST_CHECKPOINT)
@@ -46,6 +48,21 @@ def test_a_container_is_asked_if_it_sees_the_request(
         else:
             assert (report.outcome, report.reason) == (Outcome.UNDELIVERABLE, "not_mounted")
             assert "mount it into the pod" in report.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make mount namespaces")
+def test_a_link_of_the_nodes_own_is_no_obstacle(
+    node: Node, engine: Engine, jobs: Jobs, tmp_path: Path
+) -> None:
+    """Where the node's path leads over a link, such as /var/run, a job may see what it leads to."""
+    link = tmp_path / "run"
+    link.symlink_to(node.jobs)
+    deliveries = Deliveries(link, Launchers.with_extra([LAUNCHER]))
+    for way, obstacle in (("mounted", None), ("other", "not_mounted")):
+        job = jobs.start("shut_in", node.jobs / "requests", way)
+        os.kill(job.pid, 9)
+        found = deliveries.obstacle(engine.request(job.job_id, ASKS[0], seen=job.seen))
+        assert (found and found[0]) == obstacle
 
 
 def test_a_job_that_is_gone_cannot_be_asked(node: Node, jobs: Jobs) -> None:
