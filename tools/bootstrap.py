@@ -32,6 +32,7 @@ DEBIAN = {
     "usr/sbin/slurmd": "slurmd",
     "usr/bin/scontrol": "slurm-client",
     "usr/sbin/munged": "munge",
+    "usr/bin/tmux": "tmux",
     "usr/lib/*/libGL.so.1": "libgl1",
     "usr/lib/*/libgthread-2.0.so.0": "libglib2.0-0",
 }

@@ -56,7 +56,10 @@ class Jobs:
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(argv) + "\n")
         self.process.stdin.flush()
-        pid = int(self.process.stdout.readline())
+        return self.started(int(self.process.stdout.readline()), report)
+
+    def started(self, pid: int, report: Path) -> Job:
+        """A workload that was started, once its tree stands."""
         pids = until(lambda: json.loads(report.read_text()) if report.exists() else None)
         assert pids[0] == pid
         root = read_process(pid)

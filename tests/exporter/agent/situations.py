@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.exporter.agent.nodes import cgroup_v2
 from tests.servers import until
 
-from gpuwarden.agent_api import Action
-from gpuwarden.exporter.processes import boot_id, read_process
+from gpuwarden.exporter.processes import read_process
 from gpuwarden.exporter.simulated import GIB
 from gpuwarden.job_files import request_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.exporter.agent.nodes import AgentProcess, Cards, Job, Jobs, Node
 
-    from gpuwarden.agent_api import ActionReport
+    from gpuwarden.agent_api import Action, ActionReport
 
 TERM, KILL = "SIGTERM", "SIGKILL"
 
@@ -114,6 +112,21 @@ def ends(job: Job, by: str, **about: Any) -> Case:
     return Case(job.job_id, dict.fromkeys(job.pids, by), **about)
 
 
+def write(path: Path, content: str) -> None:
+    """Write a file of the kernel's."""
+    path.write_text(content)
+
+
+def identities(pids: tuple[int, ...]) -> dict[int, tuple[int, bool]]:
+    """Start ticks of each process, and whether it is stopped; those that ended are left out."""
+    found = {pid: read_process(pid) for pid in pids}
+    return {
+        pid: (item.start_ticks, item.state == "T")
+        for pid, item in found.items()
+        if item is not None and not item.ended
+    }
+
+
 # ---------------------------------------------------------------------------------------------
 # What asks to leave is followed, or not
 
@@ -190,7 +203,7 @@ def another_cgroup(world: World) -> Case:
     job = world.jobs.start("stubborn")
     world.hold(job.pid)
     folder = world.cgroup(f"elsewhere-{job.pid}.scope")
-    return ends(job, KILL, during=lambda: _write(folder / "cgroup.procs", str(job.pid)), open=False)
+    return ends(job, KILL, during=lambda: write(folder / "cgroup.procs", str(job.pid)), open=False)
 
 
 @roots_situation
@@ -329,256 +342,6 @@ def own_cgroup(world: World) -> Case:
     job = world.jobs.start("daemoniser")
     folder = world.cgroup(f"gpuwarden-{job.pid}.scope")
     for pid in job.pids:
-        _write(folder / "cgroup.procs", str(pid))
+        write(folder / "cgroup.procs", str(pid))
     world.hold(job.pids[1])
     return ends(job, KILL)
-
-
-# ---------------------------------------------------------------------------------------------
-# Others nearby
-
-
-@situation
-def two_on_a_card(world: World) -> Case:
-    """Two jobs of one user on one card."""
-    job, other = world.jobs.start("family"), world.jobs.start("family")
-    world.hold(job.pid, other.pid)
-    return ends(job, KILL, spared=other.pids)
-
-
-@roots_situation
-def another_users_child(world: World) -> Case:
-    """A child that runs as another user is spared."""
-    job = world.jobs.start("other_user")
-    world.hold(job.pid)
-    return Case(job.job_id, {job.pid: TERM}, spared=job.pids[1:])
-
-
-@situation
-def below_sudo(world: World) -> Case:
-    """What sudo started; sudo itself stays."""
-    return _hosted(world, "sudo")
-
-
-@situation
-def notebook_kernel(world: World) -> Case:
-    """A notebook's kernel; server and other kernel stay."""
-    return _hosted(world, "jupyter-lab")
-
-
-@situation
-def kernel_of_a_module(world: World) -> Case:
-    """A kernel of `python -m jupyterlab`, which has no name of its own."""
-    host = world.jobs.start("notebooks")
-    server, pid, other = host.pids
-    world.hold(pid, other)
-    return Case(host.part(pid), {pid: TERM}, spared=(server, other))
-
-
-@situation
-def below_tmux(world: World) -> Case:
-    """A window of tmux; tmux and the other window stay."""
-    return _hosted(world, "tmux: server")
-
-
-@situation
-def below_screen(world: World) -> Case:
-    """A window of screen; screen and the other window stay."""
-    return _hosted(world, "SCREEN")
-
-
-@situation
-def below_sshd(world: World) -> Case:
-    """A session of sshd; sshd and the other session stay."""
-    return _hosted(world, "sshd")
-
-
-def _hosted(world: World, name: str) -> Case:
-    host = world.jobs.start("hosted", name)
-    server, pid, other = host.pids
-    world.hold(pid, other)
-    return Case(host.part(pid), {pid: TERM}, spared=(server, other))
-
-
-@situation
-def a_protected_child(world: World) -> Case:
-    """A child on the node's protect list is spared."""
-    world.reopen(protect=frozenset({"gw-service"}))
-    job = world.jobs.start("service")
-    world.hold(job.pids[2])
-    return Case(job.job_id, {job.pid: TERM, job.pids[2]: KILL}, spared=(job.pids[1],))
-
-
-@roots_situation
-def moved_before(world: World) -> Case:
-    """A child that its owner moved to another cgroup before is spared."""
-    job = world.jobs.start("family")
-    _write(world.cgroup(f"moved-{job.pid}.scope") / "cgroup.procs", str(job.pids[1]))
-    world.hold(job.pid)
-    return Case(job.job_id, {job.pid: KILL, job.pids[2]: KILL}, spared=(job.pids[1],))
-
-
-# ---------------------------------------------------------------------------------------------
-# How it is asked for
-
-
-@situation
-def two_requests_at_once(world: World) -> Case:
-    """Two decisions at the same moment are one ladder."""
-    job = world.jobs.start("stubborn")
-    world.hold(job.pid)
-
-    def ask(action: Action) -> ActionReport:
-        requests = [world.node.engine.request(job.job_id, action, grace=1.0) for _ in range(2)]
-        with ThreadPoolExecutor(2) as pool:
-            taken = list(pool.map(world.node.actions.submit, requests))
-        first, second = (world.node.outcome(report.decision_id) for report in taken)
-        if action is Action.TERMINATE:
-            assert first == second
-        return first
-
-    return ends(job, KILL, ask=ask)
-
-
-@situation
-def the_agent_is_killed(world: World) -> Case:
-    """The agent is killed between SIGTERM and SIGKILL, and started anew."""
-    job = world.jobs.start("family")
-    world.hold(job.pid)
-    agent, engine = world.agent, world.node.engine
-
-    def ask(action: Action) -> ActionReport:
-        # Longer than a start of the agent: its grace goes on meanwhile.
-        request = engine.request(job.job_id, action, grace=2.5)
-        agent.post(engine, request)
-        if action is Action.TERMINATE:
-            agent.outcome(request.decision_id, "sigterm")
-            agent.stop(signal.SIGKILL)
-            assert set(identities(job.pids)) == set(job.pids)
-            agent.start()
-        return agent.outcome(request.decision_id)
-
-    agent.start()
-    return ends(job, KILL, ask=ask)
-
-
-# ---------------------------------------------------------------------------------------------
-# What is refused
-
-
-def _refused(job: Job, reason: str, **about: Any) -> Case:
-    return Case(about.pop("job_id", job.job_id), refused=reason, spared=job.pids, **about)
-
-
-@roots_situation
-def a_recycled_pid(world: World) -> Case:
-    """The root's pid is another process's by now."""
-    job = world.jobs.start("polite")
-    os.kill(job.pid, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{job.pid}").exists())
-    new = world.jobs.start("impostor", job.pid)
-    assert new.pids[1] == job.pid
-    world.hold(job.pid)
-    return Case(job.job_id, refused="identity", spared=new.pids)
-
-
-@situation
-def gone_already(world: World) -> Case:
-    """It has left by itself."""
-    job = world.jobs.start("polite")
-    world.hold(job.pid)
-    os.kill(job.pid, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{job.pid}").exists())
-    return Case(job.job_id, refused="gone")
-
-
-@situation
-def a_holder_without_a_process(world: World) -> Case:
-    """The card is held by a pid that /proc does not show."""
-    job = world.jobs.start("polite")
-    world.hold(4_100_000, ghost=1)
-    return _refused(job, "no_gpu")
-
-
-@roots_situation
-def an_mps_server(world: World) -> Case:
-    """The holder is the MPS server."""
-    job = world.jobs.start("posing", "nvidia-cuda-mps-server"[:15])
-    world.hold(job.pid)
-    return _refused(job, "protected")
-
-
-@roots_situation
-def a_service_of_roots(world: World) -> Case:
-    """A systemd service of root's."""
-    job = world.jobs.start("polite")
-    folder = world.cgroup(f"gpuwarden-{job.pid}.service")
-    _write(folder / "cgroup.procs", str(job.pid))
-    world.hold(job.pid)
-    return _refused(job, "protected")
-
-
-@situation
-def on_the_protect_list(world: World) -> Case:
-    """It is on the node's protect list."""
-    world.reopen(protect=frozenset({"tensorboard"}))
-    job = world.jobs.start("posing", "tensorboard")
-    world.hold(job.pid)
-    return _refused(job, "protected")
-
-
-@situation
-def a_part_of_a_job(world: World) -> Case:
-    """The request names a child, not the root."""
-    job = world.jobs.start("family")
-    world.hold(job.pids[1])
-    return _refused(job, "not_root", job_id=job.part(job.pids[1]))
-
-
-@situation
-def it_carries_others(world: World) -> Case:
-    """A server below it started another job."""
-    job = world.jobs.start("carrier")
-    world.hold(job.pid)
-    return _refused(job, "carries_others")
-
-
-@situation
-def the_kill_switch(world: World) -> Case:
-    """The kill switch is thrown."""
-    job = world.jobs.start("polite")
-    world.hold(job.pid)
-    world.node.kill_switch.touch()
-    return _refused(job, "kill_switch")
-
-
-@roots_situation
-def of_a_pod(world: World) -> Case:
-    """It runs in a pod's cgroup."""
-    job = world.jobs.start("polite")
-    name = f"kubepods-pod8f4f5a0c_0000_4000_8000_{job.pid:012d}.slice"
-    _write(world.cgroup(name) / "cgroup.procs", str(job.pid))
-    world.hold(job.pid)
-    return _refused(job, "not_mine")
-
-
-@situation
-def of_another_boot(world: World) -> Case:
-    """The same pid and start, of another boot."""
-    job = world.jobs.start("polite")
-    world.hold(job.pid)
-    return _refused(job, "gone", job_id=job.job_id.replace(boot_id()[:8], "00000000"))
-
-
-def _write(path: Path, content: str) -> None:
-    path.write_text(content)
-
-
-def identities(pids: tuple[int, ...]) -> dict[int, tuple[int, bool]]:
-    """Start ticks of each process, and whether it is stopped; those that ended are left out."""
-    found = {pid: read_process(pid) for pid in pids}
-    return {
-        pid: (item.start_ticks, item.state == "T")
-        for pid, item in found.items()
-        if item is not None and not item.ended
-    }

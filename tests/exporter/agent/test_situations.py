@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.exporter.agent import situations, situations_nearby, situations_refused
 from tests.exporter.agent.nodes import AgentProcess
 from tests.exporter.agent.situations import ONLY_ROOT, SITUATIONS, Case, World, identities
 from tests.servers import until
@@ -64,6 +65,13 @@ def written(world: World) -> set[Path]:
 def all_of(world: World) -> dict[int, tuple[int, bool]]:
     """Everything that runs for the test, below the launcher."""
     return identities(tuple(world.jobs.living()))
+
+
+def test_the_table_has_all_kinds_of_situations() -> None:
+    """Each module of situations, once imported, is in the table."""
+    modules = (situations, situations_nearby, situations_refused)
+    found = {function.__module__ for function in SITUATIONS.values()}
+    assert found == {module.__name__ for module in modules}
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
