@@ -81,7 +81,8 @@ class Census:
                 now = self._read(pid, process, fresh=fresh)
                 if now is None:
                     continue
-                if process is None:
+                if process is None or now.identity != process.identity:
+                    # The other one has come since the listing was made.
                     strangers.append(now)
                 elif now.comm != process.comm and pid in on_cards:
                     now = self._read(pid, process, fresh=True) or now
@@ -111,7 +112,7 @@ class Census:
         for pid in late:
             known = self._processes.get(pid)
             now = self._read(pid, known, fresh=False) if known is not None else None
-            if now is not None:
+            if known is not None and now is not None and now.identity == known.identity:
                 # One that has ended since the census is as it was then.
                 self._processes[pid] = now
         return bool(late)

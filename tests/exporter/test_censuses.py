@@ -26,12 +26,19 @@ class Node:
         self.proc = proc
 
     def put(
-        self, pid: int, *, ppid: int = 1, comm: str = "x", uid: int = 7, cgroup: str = "/a"
+        self,
+        pid: int,
+        *,
+        ppid: int = 1,
+        comm: str = "x",
+        uid: int = 7,
+        cgroup: str = "/a",
+        start: int = 777,
     ) -> None:
         """Let a process be as it is told; one that is there goes on."""
         folder = self.proc / str(pid)
         folder.mkdir(exist_ok=True)
-        rest = f"S {ppid} 1 1 0 -1 0 0 0 0 0 3 4 5 6 20 0 1 0 777 0 9 " + "0 " * 17 + "11 0\n"
+        rest = f"S {ppid} 1 1 0 -1 0 0 0 0 0 3 4 5 6 20 0 1 0 {start} 0 9 " + "0 " * 17 + "11 0\n"
         (folder / "stat").write_text(f"{pid} ({comm}) {rest}")
         (folder / "status").write_text(f"Name:\t{comm}\nUid:\t{uid}\t0\t0\t0\n")
         (folder / "cgroup").write_text(f"0::{cgroup}\n")
@@ -109,6 +116,31 @@ def test_the_pid_of_another(node: Node) -> None:
     node.replace(42, uid=8, comm="other")
     found = census.take(())[42]
     assert (found.comm, found.uid) == ("other", 8)
+
+
+def test_the_pid_of_another_between_listing_and_reading(node: Node) -> None:
+    """Whoever takes over a member's pid after it was listed is a stranger like any other."""
+    node.put(41, comm="sshd", uid=0)
+    node.put(42)
+    census = Census(node.proc)
+    census.take(())
+    census.watch([42])
+    node.put(41, comm="bash", uid=8)
+    node.put(42, ppid=41, uid=8, start=778)
+    found = census.take(())
+    assert (found[42].start_ticks, found[42].uid) == (778, 8)
+    assert (found[41].comm, found[41].uid) == ("bash", 8)
+
+
+def test_the_pid_of_another_is_no_member(node: Node) -> None:
+    """Whoever takes over the pid of a new member is not read in its place."""
+    node.put(42)
+    census = Census(node.proc)
+    census.take(())
+    found = census.take(())
+    node.put(42, comm="other", start=778)
+    census.watch([42])
+    assert found[42].comm == "x"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can say which pid comes next")
