@@ -298,6 +298,7 @@ def train(
     watch.ignore()
     if not agreement.leave():
         logging.shutdown()
+        sys.stdout.flush()
         os._exit(code)  # a communicator waits for good for ranks that are gone
     return code
 

@@ -189,7 +189,7 @@ class Ordeal:
         said = status if status != before else None
         ended = said["exit"]["time"] if said and said["exit"] else gone
         step, written = self.durable()
-        described = job_files.description_path(self.node, RUN).exists()
+        described = said and job_files.description_path(self.node, RUN).exists()
         cards = self.choices.nproc
         return Ended(
             told=f"{number.name} to {'it' if target == process.pid else 'one rank'}",

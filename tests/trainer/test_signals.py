@@ -1,0 +1,167 @@
+"""Who is told to leave, by what, and in which shape: always the same save, and nobody left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.trainer.conftest import wait_for
+from tests.trainer.trainings import BATCHES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.trainer.conftest import Command
+
+pytestmark = pytest.mark.training
+
+WORKERS = ("--trainer", "tests.trainer.many_workers:ManyWorkers")
+SLOW = {"GPUWARDEN_DEMO_LOADER_SECONDS": "0.4"}
+GONE_SECONDS = 30.0
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    found = [pid]
+    for member in found:
+        for task in Path(f"/proc/{member}/task").glob("*/children"):
+            try:
+                found += [int(child) for child in task.read_text("ascii").split()]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+def nobody(pids: list[int]) -> bool:
+    """Whether none of them lives."""
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def _start(
+    command: Callable[..., Command], *options: str, workers: int = 0, **words: object
+) -> Command:
+    environment = {**SLOW, "TEST_WORKERS": str(workers)}
+    return command("run", *WORKERS, *options, environment=environment, device="cpu", **words)
+
+
+def _assert_left(training: Command, pids: list[int], *, code: int = 75) -> None:
+    ended, _out, err = training.end()
+    assert ended == code, err
+    status = training.status()
+    assert status is not None
+    assert status.exit is not None
+    assert status.checkpoint is not None
+    assert status.checkpoint.step == status.step
+    wait_for(lambda: nobody(pids), seconds=GONE_SECONDS)
+
+
+def test_two_processes_leave_together_and_do_not_outlive_their_launcher(
+    command: Callable[..., Command],
+) -> None:
+    """One told alone takes the other along; a launcher killed outright leaves no rank, and a state.
+
+    What was saved then is continued: nothing but the signal was lost.
+    """
+    training = _start(command, "--nproc=2")
+    training.wait_for_step(2)
+    pids = family(training.process.pid)
+    ranks = [pid for pid in pids[1:] if os.getpgid(pid) == pid]
+    assert len(ranks) == 2
+    os.kill(ranks[1], signal.SIGTERM)
+    _assert_left(training, pids)
+    left = training.status()
+    assert left is not None
+
+    training = _start(command, "--nproc=2")
+    training.wait_for_step(left.step + 1)
+    pids = family(training.process.pid)
+    training.process.kill()
+    assert training.end()[0] == -signal.SIGKILL
+    wait_for(lambda: nobody(pids), seconds=GONE_SECONDS)
+    again = training.status()
+    assert again is not None
+    assert again.exit is not None
+    assert (again.exit.code, again.resume_mode) == (75, "exact")
+    assert again.checkpoint is not None
+    assert again.checkpoint.step == again.step > left.step
+
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
+@pytest.mark.parametrize("number", NUMBERS, ids=[number.name for number in NUMBERS])
+def test_one_process_leaves(
+    command: Callable[..., Command], number: signal.Signals, workers: int, *, group: bool
+) -> None:
+    """Loader workers ignore what is meant for the training, so that it can finish its step."""
+    training = _start(command, workers=workers)
+    training.wait_for_step(1)
+    pids = family(training.process.pid)
+    assert len(pids) > workers
+    training.send(number, group=group)
+    _assert_left(training, pids)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("target", ["launcher", "group", "rank 0", "rank 1", "every process"])
+@pytest.mark.parametrize("number", NUMBERS[:2], ids=[number.name for number in NUMBERS[:2]])
+def test_two_processes_leave(
+    command: Callable[..., Command], number: signal.Signals, target: str, workers: int
+) -> None:
+    """Whoever is told, all leave at the same step, and the status is that of one process."""
+    training = _start(command, "--nproc=2", workers=workers)
+    training.wait_for_step(1)
+    launcher = training.process.pid
+    pids = family(launcher)
+    ranks = [pid for pid in pids[1:] if os.getpgid(pid) == pid]
+    assert len(pids) >= 3 + 2 * workers
+    told = {"rank 0": ranks[:1], "rank 1": ranks[1:], "every process": pids}
+    if target == "group":
+        training.send(number, group=True)
+    for pid in told.get(target, [launcher] if target == "launcher" else []):
+        os.kill(pid, number)
+    _assert_left(training, pids)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_set_up_is_left_at_once(command: Callable[..., Command], nproc: int) -> None:
+    """Nothing was trained, so nothing is lost: the job comes back and begins."""
+    options = ("--nproc=2",) if nproc == 2 else ()
+    training = _start(command, *options)
+    wait_for(training.status)
+    pids = family(training.process.pid)
+    training.send(signal.SIGTERM)
+    code, _out, err = training.end()
+    assert code == 75, err
+    wait_for(lambda: nobody(pids), seconds=GONE_SECONDS)
+    status = training.status()
+    assert status is not None
+    assert status.step == 0
+
+
+@pytest.mark.sweep
+def test_a_rank_that_dies_ends_the_training_with_a_fault(command: Callable[..., Command]) -> None:
+    """The states stay: the same command goes on from the newest, and comes to its end."""
+    training = _start(command, "--nproc=2", "--checkpoint-every=500ms")
+    status = wait_for(lambda: (now := training.status()) and now.checkpoint and now)
+    pids = family(training.process.pid)
+    ranks = [pid for pid in pids[1:] if os.getpgid(pid) == pid]
+    os.kill(ranks[1], signal.SIGKILL)
+    code, _out, err = training.end()
+    assert code == 1, err
+    assert "rank 1 ended with SIGKILL" in err
+    wait_for(lambda: nobody(pids), seconds=GONE_SECONDS)
+    training = command("run", "--nproc=2", *WORKERS, device="cpu")
+    wait_for(lambda: (training.status(), training.process.poll() is not None)[1])
+    assert training.end()[0] == 0
+    done = training.status()
+    assert done is not None
+    assert done.counters.steps <= 3 * BATCHES - status.checkpoint.step
