@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 PEER_SECONDS = 10.0
 """How long the other ranks have when one has failed: they cannot go on without it."""
 MAX_RANKS = 64
+_TOGETHER_SECONDS = 1.0
+"""So far apart ranks may end that leave together."""
 _MAX_LINE = 64 * 1024
 _INTERRUPTED = 130
 _LEFT = (job_files.EXIT_REQUEUE, job_files.EXIT_HOLD, job_files.EXIT_NOT_RESUMABLE)
@@ -168,6 +170,7 @@ class Launcher:
     patience: float = PEER_SECONDS
     _ranks: list[_Rank] = field(default_factory=list)
     _deadline: float = float("inf")
+    _told_at: float = float("inf")
     _why: str = ""
     _asked: bool = False
     _insisted: bool = False
@@ -195,6 +198,9 @@ class Launcher:
                     self._wait(selector, wakeups)
                     self._forward()
                     self._note_ends()
+                    if time.monotonic() >= self._told_at:
+                        self._told_at = float("inf")
+                        self._signal_all(signal.SIGTERM)
                     if time.monotonic() >= self._deadline:
                         self._kill_rest()
             finally:
@@ -247,7 +253,7 @@ class Launcher:
     # -- while they run
 
     def _wait(self, selector: selectors.BaseSelector, wakeups: _Wakeups) -> None:
-        left = self._deadline - time.monotonic()
+        left = min(self._deadline, self._told_at) - time.monotonic()
         for key, _events in selector.select(min(max(left, 0.0), 1.0)):
             rank = key.data
             if rank is None:
@@ -320,9 +326,11 @@ class Launcher:
         if status == job_files.EXIT_DONE or rank.killed:
             return
         if status in _LEFT:
-            if not self._asked:  # one that was told alone, where it need not ask the others
-                self._signal_all(signal.SIGTERM)
+            # One that was told alone, where it need not ask the others? They mostly leave by
+            # themselves, and one that is at its very end should be let end.
+            if not self._asked:
                 self._ask(f"rank {rank.number} left")
+                self._told_at = time.monotonic() + _TOGETHER_SECONDS
             return
         if self._failed is None:
             self._failed = rank
@@ -383,7 +391,8 @@ class Launcher:
                 told = _told(failed.status)
                 log.warning("rank %d ended with %s, after all was done", failed.number, told)
             return first.status
-        if first.killed and self._asked:
+        of_the_signal = -(first.status or 0) in SIGNALS
+        if self._asked and (first.killed or of_the_signal):
             log.warning(
                 "the ranks left no word of their own; %s",
                 "the newest durable state is continued" if self._durable else "no state was saved",

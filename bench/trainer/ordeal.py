@@ -214,10 +214,11 @@ class Ordeal:
                     f"the training ended by itself ({process.returncode}) before it was told to: "
                     f"see {self.folder / RUN}.log, or take more --images"
                 )
-            if not held and (described := self._described()):
-                held = True
-                ranks = _children(process.pid)[: self.choices.nproc] or [process.pid]
-                self.hold(ranks if described in ranks else [process.pid])
+            if not held:
+                alone = self.choices.nproc == 1
+                ranks = [process.pid] if alone else _children(process.pid)[: self.choices.nproc]
+                if held := self._described() in ranks:  # else a former attempt's
+                    self.hold(ranks)
             status = self.published()
             if status and status != before and status["step"] >= step:
                 return
@@ -320,6 +321,8 @@ def main() -> int:
     os.environ["YOLO_AUTOINSTALL"] = "0"
     with _place(choices.folder) as folder:
         ordeal = Ordeal(folder, choices)
+        # Jobs are what stands below this program, and it is not to be taken for a training's own.
+        Path("/proc/self/comm").write_text("ordeal")
         node = programs.gpuwarden(Path(sys.executable), folder, ordeal.scenario)
         with contextlib.closing(ordeal), node as exporter:
             return _run(ordeal, exporter)
