@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gpuwarden.exporter import app, state_files
+from gpuwarden.exporter import app, kubelets, state_files
 from gpuwarden.exporter.attribution import Attribution
 from gpuwarden.exporter.inquiries import Inquiry
 from gpuwarden.exporter.job_servers import JobServers
-from gpuwarden.exporter.kubelets import KubeletQuestions
 from gpuwarden.exporter.nvml import open_gpus
 from gpuwarden.exporter.pages import Format
 from gpuwarden.exporter.processes import Launchers, boot_id
@@ -85,7 +84,7 @@ def _slurm() -> Inquiry[SlurmView]:
 
 
 def _kubelet() -> Inquiry[KubeletView]:
-    return Inquiry("kubelet", KubeletQuestions().ask, every=KUBELET_SECONDS)
+    return Inquiry("kubelet", kubelets.questions().ask, every=KUBELET_SECONDS)
 
 
 def run(settings: ExporterSettings) -> None:

@@ -43,6 +43,7 @@ def call(path: Path, method: str, *, seconds: float = CALL_SECONDS) -> bytes:
 
     Raises:
         ServiceUnavailable: no answer, or one that says why not.
+        PermissionError: this user may not call it.
     """
     deadline = time.monotonic() + seconds
     try:
@@ -50,6 +51,8 @@ def call(path: Path, method: str, *, seconds: float = CALL_SECONDS) -> bytes:
             connection.settimeout(seconds)
             connection.connect(os.fspath(path))
             return _Call(connection, deadline).make(method)
+    except PermissionError:
+        raise
     except (OSError, H2Error) as error:
         raise ServiceUnavailable(f"no answer at {path}: {type(error).__name__} {error}") from error
 

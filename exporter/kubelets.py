@@ -7,11 +7,14 @@ request of HTTP/2: gpuwarden[kubelet] brings h2 for it, and no gRPC runtime with
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import structlog
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.exporter.cgroups import PlatformKind, platform_of
@@ -26,6 +29,8 @@ SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 LOGS = Path("/var/log/pods")
 CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/pids"))
 MAX_FOLDERS = 20_000
+_logger = structlog.get_logger(__name__)
+
 _CGROUP = re.compile(r"(?:kubelet(?:\.slice)?|.*kubepods.*|pod[0-9a-f_-]{32,36})")
 
 
@@ -37,11 +42,13 @@ class KubeletView:
         pods: uid -> name, of all whose logs are kept: some of them have ended.
         alive: uids of pods that have a cgroup; None where none can be seen.
         devices: what containers were given; empty where the kubelet does not tell.
+        problem: why the kubelet does not tell, or None.
     """
 
     pods: Mapping[str, Pod] = field(default_factory=dict)
     alive: frozenset[str] | None = None
     devices: tuple[PodDevices, ...] = ()
+    problem: str | None = None
 
 
 def detect() -> bool:
@@ -54,27 +61,31 @@ class KubeletQuestions:
     """Asks the node; used by one thread.
 
     Attributes:
-        socket: of the pod-resources API; where there is none, only names are told.
+        socket: of the pod-resources API; without one only names are told.
         logs: where the kubelet keeps its pods' logs.
         cgroups: where cgroups are mounted; the first that has any of Kubernetes counts.
     """
 
-    socket: Path = SOCKET
+    socket: Path | None = SOCKET
     logs: Path = LOGS
     cgroups: tuple[Path, ...] = CGROUPS
 
     def ask(self) -> KubeletView:
-        """What the node tells now.
+        """What the node tells now; names also where the kubelet does not answer.
 
         Raises:
-            ServiceUnavailable: the kubelet does not answer, or not usefully.
             OSError: the pods' logs may not be listed.
         """
-        pods = self._names()
-        devices: tuple[PodDevices, ...] = ()
-        if self.socket.exists():
-            devices = kubelet.decode_list(_list_devices(self.socket))
-        return KubeletView(pods=pods, alive=self._alive(), devices=devices)
+        pods, alive = self._names(), self._alive()
+        try:
+            if self.socket is None or not self.socket.exists():
+                return KubeletView(pods, alive)
+            return KubeletView(pods, alive, kubelet.decode_list(_list_devices(self.socket)))
+        except PermissionError:
+            problem = f"{self.socket} is root's; run as root, or --no-collector.kubernetes"
+        except ServiceUnavailable as error:
+            problem = str(error)
+        return KubeletView(pods, alive, problem=problem)
 
     def _names(self) -> dict[str, Pod]:
         found: dict[str, Pod] = {}
@@ -98,14 +109,20 @@ class KubeletQuestions:
         return None
 
 
+def questions() -> KubeletQuestions:
+    """What this installation can ask: of devices only with the extra for it."""
+    if importlib.util.find_spec("h2") is not None:
+        return KubeletQuestions()
+    if SOCKET.exists():
+        _logger.warning(
+            "cards of pods without a process are not seen: pip install 'gpuwarden[kubelet]'"
+        )
+    return KubeletQuestions(socket=None)
+
+
 def _list_devices(path: Path) -> bytes:
-    try:
-        from gpuwarden.exporter import grpc_calls  # noqa: PLC0415 (an extra of its own)
-    except ModuleNotFoundError as error:
-        raise ServiceUnavailable(
-            "the kubelet's socket needs the module h2: pip install 'gpuwarden[kubelet]', or "
-            "--no-collector.kubernetes"
-        ) from error
+    from gpuwarden.exporter import grpc_calls  # noqa: PLC0415 (an extra of its own)
+
     return grpc_calls.call(path, kubelet.LIST_METHOD)
 
 

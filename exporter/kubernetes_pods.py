@@ -10,6 +10,8 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import structlog
+
 from gpuwarden.exporter.allocations import Allocation, DeviceFiles, known_uuids
 from gpuwarden.exporter.cgroups import Platform, PlatformKind
 from gpuwarden.exporter.processes import PROC
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 FRESH_SECONDS = 60.0
 """An answer that is older does not tell who has a card now."""
+
+_logger = structlog.get_logger(__name__)
 
 _GPU_RESOURCE = re.compile(
     r"(?:nvidia\.com/(?:gpu|mig-)|gpu\.nvidia\.com$|compute-domain).*", re.IGNORECASE
@@ -51,12 +55,20 @@ class KubernetesPods:
         self._inquiry = inquiry
         self._clock = clock
         self._files = DeviceFiles(proc)
+        self._said: str | None = None
         self.dropped: Counter[str] = Counter()
 
     @property
     def failed(self) -> bool:
         """Whether the kubelet did not answer the last time it was asked."""
-        return self._inquiry is not None and self._inquiry.problem is not None
+        return self._problem is not None
+
+    @property
+    def _problem(self) -> str | None:
+        if self._inquiry is None or self._inquiry.problem is not None:
+            return None if self._inquiry is None else self._inquiry.problem
+        told = self._inquiry.told
+        return None if told is None else told.value.problem
 
     def update(self, uids: Iterable[str]) -> None:
         """Have the node asked where a pod has no name yet.
@@ -67,6 +79,10 @@ class KubernetesPods:
         self.dropped = Counter()
         if self._inquiry is None:
             return
+        if self._problem != self._said:
+            self._said = self._problem
+            if self._said is not None:
+                _logger.warning("the kubelet does not tell of devices", error=self._said)
         told = self._inquiry.told
         if told is None or any(uid not in told.value.pods for uid in uids):
             self._inquiry.want()

@@ -318,24 +318,34 @@ class TestNode:
         assert node.answered().jobs == ()
 
     def test_a_kubelet_that_is_down(self, node: Node, kubelet: Kubelet, children: Children) -> None:
-        """A pod is its uid: it is seen without the kubelet, and that is said."""
+        """A pod is its uid, and its log's folder tells its name: that needs no kubelet."""
         kubelet.code = grpc.StatusCode.UNAVAILABLE
+        kubelet.has("lab", "train-0", UID)
         child = children.start()
         node.proc.put([child.pid], f"/kubepods/burstable/pod{UID}/{CONTAINER}")
         node.on_card = [child.pid]
+        snapshot = node.answered()
+        assert list(_held(snapshot)) == [f"pod-{UID}"]
+        assert snapshot.jobs[0].platform.name == "train-0"
+        assert (snapshot.impaired, snapshot.failed) == ({"kubernetes"}, frozenset())
+        kubelet.code = None
+        assert node.answered().impaired == frozenset()
+
+    def test_logs_that_may_not_be_listed(self, node: Node, kubelet: Kubelet) -> None:
+        """Where the node tells nothing at all, that is said."""
+        kubelet.logs.rmdir()
+        kubelet.logs.write_text("a file")
         node.observe()
         eventually(lambda: node.inquiry.problem)
-        snapshot = node.observe()
-        assert list(_held(snapshot)) == [f"pod-{UID}"]
-        assert snapshot.jobs[0].platform.name == ""
-        assert (snapshot.impaired, snapshot.failed) == ({"kubernetes"}, frozenset())
+        assert node.observe().impaired == {"kubernetes"}
 
     def test_an_old_answer(self, node: Node, kubelet: Kubelet) -> None:
         """Who had a card a while ago need not have it now."""
         kubelet.has("lab", "train-0", UID)
         kubelet.says([pod("lab", "train-0", devices("nvidia.com/gpu", f"{GPU}01"))])
         assert list(_held(node.answered())) == [f"pod-{UID}"]
-        kubelet.code = grpc.StatusCode.UNAVAILABLE
+        kubelet.logs.rename(kubelet.logs.with_name("gone"))
+        kubelet.logs.write_text("a file")
         eventually(lambda: node.inquiry.problem)
         node.clock.advance(FRESH_SECONDS + 1)
         assert node.observe().jobs == ()
