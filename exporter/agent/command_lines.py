@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from gpuwarden.agent_api import MAX_BODY_BYTES, CommandLine, CommandLines
+from gpuwarden.clock import SystemClock
 from gpuwarden.errors import RefusedAction
 from gpuwarden.exporter.agent import members, redactions
 from gpuwarden.exporter.blocking_calls import BlockingCalls
@@ -28,24 +29,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuwarden.agent_api import ActionRequest
+    from gpuwarden.clock import Clock
 
 MAX_PROCESSES = 256
 MAX_ARGUMENTS = 256
 MAX_CHARACTERS = 1024
 """Of one argument."""
+MAX_SECONDS = 5.0
+"""After this no further process is looked at: users decide what their command lines hold."""
 _MAX_ANSWER_BYTES = MAX_BODY_BYTES // 2
 
 
 class Reader:
     """Reads command lines, and hides what may be a secret in them. Safe for threads."""
 
-    def __init__(self, launchers: Launchers, proc: Path = PROC) -> None:
+    def __init__(
+        self, launchers: Launchers, *, clock: Clock | None = None, proc: Path = PROC
+    ) -> None:
         """Read nothing yet.
 
         Args:
             launchers: what starts jobs on this node.
+            clock: bounds how long it takes; the node's by default.
             proc: where procfs is mounted.
         """
+        self._clock = clock if clock is not None else SystemClock()
         self._launchers = launchers
         self._proc = proc
         self._calls = BlockingCalls()
@@ -68,22 +76,22 @@ class Reader:
         if not found:
             raise RefusedAction("gone", f"no process of {request.job_id} is known on this node")
         lines: list[CommandLine] = []
-        left = _MAX_ANSWER_BYTES
+        left, until = _MAX_ANSWER_BYTES, self._clock.monotonic() + MAX_SECONDS
+        cut = len(found) > MAX_PROCESSES
         with self._lock:
             for process in found[:MAX_PROCESSES]:
+                if self._clock.monotonic() > until:
+                    cut = True
+                    break
                 line = self._line(process)
                 if line is None:
                     continue
                 left -= len(json.dumps(dataclasses.asdict(line)))
                 if left < 0:
+                    cut = True
                     break
                 lines.append(line)
-        return CommandLines(
-            request.decision_id,
-            request.job_id,
-            tuple(lines),
-            cut=left < 0 or len(found) > MAX_PROCESSES,
-        )
+        return CommandLines(request.decision_id, request.job_id, tuple(lines), cut=cut)
 
     def _line(self, process: Process) -> CommandLine | None:
         """A process's command line; None where the process has gone meanwhile."""

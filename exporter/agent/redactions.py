@@ -33,6 +33,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NAME = re.compile(r"-{0,2}[\w.+-]{1,128}:?")
 # The end of what stands before = or : in code and data: `os.environ["API_KEY"]`, `{"token"`.
 _NAME_BEFORE = re.compile(r"""[\w.\-"'\[\]()]{1,128}\s?$""")
+_LONGEST_NAME = 130
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _HARMLESS = frozenset(
     {"CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "GPUWARDEN_JOBS"}
@@ -40,15 +41,14 @@ _HARMLESS = frozenset(
     | {"NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME"}
     | {"OMP_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED", "RANK", "WORLD_SIZE"}
 )
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<rest>\S*)")
-_USER_AT = re.compile(r"(?<![\w/])[^\s/:@'\"]+:(?!//)[^\s@]+@")
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,31}://)(?P<rest>\S*)")
 _SHAPES = re.compile(
     r"""
       (?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{16}                        # AWS
     | (?:hf|api_org|npm|gh[a-z]|github_pat|dop_v1|[rs]k_(?:live|test))_[A-Za-z0-9_]{10,}
     | (?:sk|glpat|pypi|nvapi|xox[a-z]|xapp|dckr_pat)-[\w-]{10,}
     | AIza[\w-]{20,} | ya29\.[\w-]+ | SG\.[\w-]+\.[\w-]+         # Google, SendGrid
-    | eyJ[\w-]{5,}\.[\w.-]*                                      # JSON web tokens
+    | eyJ[\w-]{5,512}\.[\w.-]*                                  # JSON web tokens
     | [0-9a-fA-F]{32,}                                           # Weights & Biases, and hashes
     """,
     re.VERBOSE,
@@ -149,7 +149,7 @@ def _announces(word: str) -> bool:
     if _NAME.fullmatch(word):
         return _is_secret(word)
     if word[-1:] in ("=", ":"):
-        found = _NAME_BEFORE.search(word[:-1])
+        found = _NAME_BEFORE.search(word[-_LONGEST_NAME:-1])
         return found is not None and _is_secret(found[0])
     return False
 
@@ -165,8 +165,10 @@ def _secret_from(text: str, *, whole: bool) -> int | None:
         at = match.start()
         if text[at : at + 3] == "://":
             continue
-        found = _NAME_BEFORE.search(text[:at])
-        if whole and (found is None or found.start() > 0):
+        # However long a hostile line is, only so much of it is looked at again for each place.
+        begin = max(0, at - _LONGEST_NAME)
+        found = _NAME_BEFORE.search(text[begin:at])
+        if whole and (found is None or begin + found.start() > 0):
             return None
         name = "" if found is None else found[0]
         variable = text[at] == "=" and _VARIABLE.fullmatch(name) and name not in _HARMLESS
@@ -193,7 +195,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _shapes(word: str) -> str:
-    word = _USER_AT.sub(f"{REDACTED}@", _ADDRESS.sub(_address, word))
+    word = _without_user(_ADDRESS.sub(_address, word))
     word = _SHAPES.sub(REDACTED, word)
     return _LONG.sub(lambda match: REDACTED if _is_random(match[0]) else match[0], word)
 
@@ -207,6 +209,16 @@ def _address(match: re.Match[str]) -> str:
     place = re.search(r"[?#]", rest)
     shown = rest if place is None else f"{rest[: place.start()]}?{REDACTED}"
     return f"{match['scheme']}{REDACTED + at if at else ''}{shown}"
+
+
+def _without_user(word: str) -> str:
+    """A word without the `user:password@` of an address that has no scheme."""
+    user, at, rest = word.rpartition("@")
+    name, colon, _ = user.partition(":")
+    if not at or not colon or "://" in user:
+        return word
+    begin = max(name.rfind(letter) for letter in "/'\"=,;([{ ") + 1
+    return f"{word[:begin]}{REDACTED}@{rest}"
 
 
 def _is_random(run: str) -> bool:

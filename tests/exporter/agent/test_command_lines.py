@@ -140,6 +140,31 @@ def test_an_answer_has_bounds(reader: Reader, engine: Engine, jobs: Jobs) -> Non
     assert len(answer.encode()) < agent_api.MAX_BODY_BYTES
 
 
+@dataclasses.dataclass
+class Hurrying:
+    """A clock by which everything takes two seconds."""
+
+    now: float = 0.0
+
+    def wall(self) -> float:
+        """Unix time."""
+        return self.now
+
+    def monotonic(self) -> float:
+        """Two seconds later each time."""
+        self.now += 2
+        return self.now
+
+
+def test_a_reading_has_an_end(engine: Engine, jobs: Jobs) -> None:
+    """Where each command line takes long, the answer is what was read in time, and says so."""
+    job = jobs.start("loaders")
+    reader = Reader(Launchers.with_extra([LAUNCHER]), clock=Hurrying())
+    told = reader.read(engine.request(job.job_id, Action.ARGUMENTS))
+    assert 0 < len(told.processes) < len(job.pids)
+    assert told.cut
+
+
 def test_who_is_of_no_platform_is_no_part_of_one(
     reader: Reader, engine: Engine, jobs: Jobs
 ) -> None:

@@ -172,3 +172,17 @@ def test_what_is_hidden_says_so() -> None:
     )  # fmt: skip
     assert redact(()) == ()
     assert redact(["x", "-----BEGIN PRIVATE KEY-----\nabc"]) == ("x", REDACTED)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a", "-", "=", ":", "a=", "a:", "@", "eyJ", "://", "a://", "a:b@", "'", "SG.", "hf_", "A1a"],
+)
+def test_a_hostile_line_takes_no_more_than_its_length(unit: str) -> None:
+    """The longest line that is read is done at once, whatever a user fills it with.
+
+    Work that grows with the square of the length would run into the test's time limit.
+    """
+    line = unit * (64 * 1024 // len(unit))
+    for arguments in ([line], ["x", f"{line} {line[:9]}"], ["--password", line], line.split("=")):
+        assert len(redact(arguments)) == len(arguments)
