@@ -27,6 +27,7 @@ SETTLED_SECONDS = 2.0
 """A younger process may still be about to become another program."""
 
 _INTERPRETERS = re.compile(r"(?:python|pypy)[0-9.]*|java")
+_TAKES_VALUE = re.compile(r"[cmXW]")
 _PACKAGES = frozenset(
     {
         "batchspawner",
@@ -158,22 +159,19 @@ def python_program(words: Sequence[str]) -> PythonProgram:
     """
     at = 1
     while at < len(words):
-        word, after = words[at], words[at + 1 :]
+        word = words[at]
         if not word.startswith("-") or word == "-":
-            return PythonProgram(script=word, arguments=after)
+            return PythonProgram(script=word, arguments=words[at + 1 :])
         if word.startswith("--"):
             at += 2 if word == "--check-hash-based-pycs" else 1
             continue
-        for place, letter in enumerate(word[1:], start=1):
-            glued = word[place + 1 :]
-            if letter == "c":
-                return PythonProgram()
-            if letter == "m" and glued:
-                return PythonProgram(module=glued, arguments=after)
-            if letter == "m":
-                return PythonProgram(module="".join(after[:1]), arguments=after[1:])
-            if letter in "XW":
-                at += 0 if glued else 1
-                break
-        at += 1
+        # One letter is one flag, until one that takes the rest of the word or the next one.
+        flag = _TAKES_VALUE.search(word)
+        if flag is not None and flag[0] == "c":
+            return PythonProgram()
+        glued = "" if flag is None else word[flag.end() :]
+        if flag is not None and flag[0] == "m":
+            named = (glued, *words[at + 1 :]) if glued else words[at + 1 :]
+            return PythonProgram(module="".join(named[:1]), arguments=list(named[1:]))
+        at += 2 if flag is not None and not glued else 1
     return PythonProgram()

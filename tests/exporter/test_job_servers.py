@@ -74,11 +74,23 @@ def test_job_servers(line: str, server: bool) -> None:
         ("python --check-hash-based-pycs always t.py -m", PythonProgram("", "t.py", ["-m"])),
         ("python -uc code", PythonProgram()),
         ("python - x", PythonProgram("", "-", ["x"])),
+        ("python -bEX dev -OOW ignore a", PythonProgram("", "a", [])),
+        ("python -Wm a", PythonProgram("", "a", [])),
     ],
 )
 def test_a_command_line_of_python(line: str, program: PythonProgram) -> None:
     """Options of the interpreter are told from its program, with their values."""
     assert python_program(line.split()) == program
+
+
+def test_a_hostile_line_takes_no_more_than_its_length() -> None:
+    """The longest line that is read is done at once; the square of it would run into a limit."""
+    for words in (
+        ["python", "-" + "b" * 65_000],
+        ["python", *(["-b"] * 20_000)],
+        ["/" * 65_000] * 3,
+    ):
+        assert not is_job_server(words)
 
 
 SERVER = """
