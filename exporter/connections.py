@@ -10,7 +10,7 @@ from email.utils import formatdate
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MAX_REQUEST_BYTES = 64 * 1024
+MAX_REQUEST_BYTES = 16 * 1024
 """Of one request, whatever it consists of: nothing is uploaded to who is only read."""
 MAX_WAITING = 8
 """Requests that wait on a connection until the one before is answered; each answer lets more in."""
