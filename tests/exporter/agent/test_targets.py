@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import os
 import shutil
@@ -219,6 +221,58 @@ def scope(tmp_path: Path):
     yield folder
     until(lambda: not (folder / "cgroup.procs").read_text())
     folder.rmdir()
+
+
+@contextlib.contextmanager
+def watched(file: Path):
+    """Gives a function that says whether a file was written since."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    modified = 0x2
+    descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    assert libc.inotify_add_watch(descriptor, os.fsencode(file), modified) >= 0
+
+    def written() -> bool:
+        try:
+            return bool(os.read(descriptor, 4096))
+        except BlockingIOError:
+            return False
+
+    try:
+        yield written
+    finally:
+        os.close(descriptor)
+
+
+def test_the_kernel_ends_a_cgroup_of_the_jobs_own(
+    scope: Path, node: Node, jobs: Jobs, cards: Cards
+) -> None:
+    """After the grace what is left in the job's own cgroup goes by cgroup.kill, all at once."""
+    job = jobs.start("stubborn")
+    (scope / "cgroup.procs").write_text(str(job.pid))
+    cards.hold(job.pid)
+    with watched(scope / "cgroup.kill") as written:
+        assert node.ask(job.job_id, Action.INSPECT).outcome is Outcome.DONE
+        assert not written()
+        assert node.ask(job.job_id, grace=1.0).outcome is Outcome.RECLAIMED
+        assert written()
+
+
+def test_the_kernel_ends_no_cgroup_in_which_somebody_is_spared(
+    scope: Path, node: Node, jobs: Jobs, cards: Cards
+) -> None:
+    """A protected process in the job's own cgroup lives: cgroup.kill would end it as well."""
+    node.close()
+    node.protect = frozenset({"gw-service"})
+    node.open()
+    job = jobs.start("service")
+    for pid in job.pids:
+        (scope / "cgroup.procs").write_text(str(pid))
+    cards.hold(job.pids[2])
+    with watched(scope / "cgroup.kill") as written:
+        assert node.ask(job.job_id, grace=1.0).outcome is Outcome.RECLAIMED
+        assert not written()
+    assert set(job.states()) == {job.pids[1]}
+    os.kill(job.pids[1], signal.SIGKILL)
 
 
 def test_a_shared_cgroup_is_not_a_job(scope: Path, node: Node, jobs: Jobs, cards: Cards) -> None:
