@@ -99,6 +99,13 @@ class Inquiry(Generic[T]):
         """Why the last question had no answer; None where it had, or while none was asked."""
         return self._problem
 
+    def current(self, seconds: float) -> bool:
+        """Whether the last question had an answer, and that is no older than so many seconds."""
+        told = self._told
+        if told is None or self._problem is not None:
+            return False
+        return self._clock.monotonic() - told.asked_at <= seconds
+
     def want(self) -> None:
         """Have the question asked soon."""
         with self._state:

@@ -60,8 +60,10 @@ class KubernetesPods:
 
     @property
     def failed(self) -> bool:
-        """Whether the kubelet did not answer the last time it was asked."""
-        return self._problem is not None
+        """Whether the node or its kubelet does not answer, or has not yet."""
+        if self._inquiry is None:
+            return False
+        return self._problem is not None or not self._inquiry.current(FRESH_SECONDS)
 
     @property
     def _problem(self) -> str | None:

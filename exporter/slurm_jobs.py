@@ -92,8 +92,8 @@ class SlurmJobs:
 
     @property
     def failed(self) -> bool:
-        """Whether the controller did not answer the last time it was asked."""
-        return self._inquiry is not None and self._inquiry.problem is not None
+        """Whether the controller does not answer, or has not yet."""
+        return self._inquiry is not None and not self._inquiry.current(FRESH_SECONDS)
 
     def job_id(self, name: str) -> str | None:
         """The identity of a job that a cgroup names; None while it is withheld.

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.exporter.nodes import eventually
+from tests.exporter.nodes import ManualClock, eventually
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.exporter.inquiries import Inquiry
@@ -77,6 +77,18 @@ def test_what_hangs_stalls_nobody(inquiry: Inquiry[int], server: Server) -> None
     server.go_on.set()
     # What was wanted while one was under way is asked once more: that one was begun before.
     eventually(lambda: server.asked, until=lambda asked: asked == 3)
+
+
+def test_an_answer_grows_old(server: Server, clock: ManualClock) -> None:
+    """Neither no answer nor an old one is a current one, though nothing failed."""
+    inquiry = Inquiry("test", server.ask, every=3600, gap=0.01, clock=clock)
+    assert not inquiry.current(60)
+    assert inquiry.wait(30)
+    assert inquiry.current(60)
+    clock.advance(61)
+    assert not inquiry.current(60)
+    assert inquiry.problem is None
+    inquiry.close()
 
 
 @pytest.mark.parametrize("error", [ServiceUnavailable("down"), OSError("down"), KeyError("down")])

@@ -230,6 +230,27 @@ def test_one_page(cluster: SlurmCluster, tmp_path: Path) -> None:
     assert found["gpu_job_submit_timestamp_seconds"][1] > 0
 
 
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--no-collector.slurm", None),
+        ("--collector.slurm", 'gpuwarden_collector_success{collector="slurm"} 0.0'),
+    ],
+)
+def test_a_choice(tmp_path: Path, flag: str, line: str | None) -> None:
+    """What is switched off is not asked; that what is asked does not answer is said."""
+    scenario = Scenario([Card(0)]).write(tmp_path / "scenario")
+    command = [sys.executable, "-m", "gpuwarden", "exporter", f"--gpus=simulated:{scenario}"]
+    command += [f"--jobs.directory={tmp_path / 'jobs'}", "--once", flag]
+    config = tmp_path / "slurm.conf"
+    config.write_text("ClusterName=x\n")
+    environment = os.environ | {"SLURM_CONF": str(config)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    said = [text for text in done.stdout.splitlines() if 'collector="slurm"' in text]
+    assert said == ([] if line is None else [line])
+    assert "gpu_up{" in done.stdout
+
+
 class Node:
     """This host, its Slurm jobs in their cgroups, and what the exporter makes of it."""
 

@@ -227,13 +227,16 @@ def node_names(text: str, hosts: Collection[str]) -> tuple[str, ...]:
         text: what `scontrol show node --oneliner` printed.
         hosts: names of the host, with and without its domain.
     """
-    found = []
+    found: dict[str, str] = {}
     for line in text.split("\n"):
-        keys = {match["key"]: match["value"] for match in _NODE.finditer(line)}
-        name = keys.get("NodeName", "")
-        if name and keys.get("NodeHostName", name) in hosts:
-            found.append(name)
-    return tuple(found)
+        keys: dict[str, str] = {}
+        for match in _NODE.finditer(line):
+            # An administrator's remarks come last.
+            keys.setdefault(match["key"], match["value"])
+        if "NodeName" in keys:
+            found[keys["NodeName"]] = keys.get("NodeHostName", keys["NodeName"])
+    exact = tuple(name for name, host in found.items() if host in hosts)
+    return exact or tuple(name for name, host in found.items() if host.partition(".")[0] in hosts)
 
 
 def step_job(title: str) -> int | None:

@@ -182,11 +182,13 @@ class TestCluster:
         """A node need not be called as its host, and a host may have several."""
         text = (
             "NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=vm Version=22.05.8\n"
-            "NodeName=n2 Arch=x86_64 NodeHostName=vm Reason=NodeHostName of x\n"
+            "NodeName=n2 Arch=x86_64 NodeHostName=vm Reason=was NodeHostName=x\n"
             "NodeName=n3 NodeHostName=other\n"
             "NodeName=vm\n"
         )
         assert node_names(text, {"vm", "vm.lab"}) == ("n1", "n2", "vm")
+        assert node_names("NodeName=n1 NodeHostName=vm.lab\n", {"vm"}) == ("n1",)
+        assert node_names("NodeName=n1 NodeHostName=vm2.lab\n", {"vm"}) == ()
 
     @pytest.mark.parametrize(
         ("title", "job"),
