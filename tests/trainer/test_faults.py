@@ -216,6 +216,7 @@ def test_each_epoch_has_an_order_of_its_own(trainings: Trainings) -> None:
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
 
 
+@pytest.mark.sweep
 @pytest.mark.training
 def test_a_second_start_of_a_run_is_told_who_trains_it(
     command: Callable[..., Command], tmp_path: Path
@@ -223,9 +224,9 @@ def test_a_second_start_of_a_run_is_told_who_trains_it(
     """Two jobs with one run id must not write the same states; the first does not notice."""
     slow = {"GPUWARDEN_DEMO_LOADER_SECONDS": "0.4"}
     paced = ("--trainer", "demo.paced:PacedTrainer")
-    first = command("run", *paced, environment=slow)
+    first = command("run", *paced, environment=slow, epochs=100)
     first.wait_for_step(1)
-    second = command("run", *paced, "--lock-wait=500ms")
+    second = command("run", *paced, "--lock-wait=500ms", epochs=100)
     code, _out, err = second.end()
     assert (code, f"pid {first.process.pid} on " in err) == (1, True), err
     assert str(tmp_path / "runs" / "run") in err

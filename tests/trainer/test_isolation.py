@@ -54,6 +54,7 @@ def test_what_it_refuses_reaches_the_notebook(apart: Any, trainings: Trainings) 
         apart.train(**{**trainings.words(name="run"), "data": "nowhere.yaml"})
 
 
+@pytest.mark.sweep
 def test_leaving_is_the_same_as_without_a_child(apart: Any, trainings: Trainings) -> None:
     """The stop button of a notebook is an interrupt: the state is saved, and goes on from there."""
     from tests.trainer.interrupted import Interrupted  # noqa: PLC0415 -- after its environment
@@ -65,6 +66,7 @@ def test_leaving_is_the_same_as_without_a_child(apart: Any, trainings: Trainings
     assert trainings.status("run").counters.steps == 16
 
 
+@pytest.mark.sweep
 def test_what_no_other_process_has_is_told(
     apart: Any, trainings: Trainings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,7 @@ def test_settings_become_the_options_that_make_them(tmp_path: Path) -> None:
     assert TrainSettings.from_options(**seen) == chosen
 
 
+@pytest.mark.sweep
 def test_a_child_leaves_with_its_kernel(trainings: Trainings, tmp_path: Path) -> None:
     """A kernel that is restarted must not leave a training behind that nobody sees."""
     result = tmp_path / "result.json"

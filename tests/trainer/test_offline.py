@@ -86,6 +86,7 @@ def test_the_users_word_counts_more_than_an_images_variables(
         assert offline.chosen() == (after == "1")
 
 
+@pytest.mark.sweep
 @pytest.mark.training
 def test_what_is_not_here_is_asked_for_instead_of_downloaded(
     command: Callable[..., Command],
