@@ -36,8 +36,9 @@ _MAX_ROWS = 65536
 _NO_INSTANCE = 0xFFFFFFFF
 _UNTOUCHED = b"\xaa"
 _ROW_BYTES = ctypes.sizeof(drivers.PROCESS_INFO)
-_WIDE_ROW_BYTES = 32
-"""R535.54 wrote such rows where the functions' third version has 24 bytes before and after it."""
+_WIDEST_ROW_BYTES = 64
+"""R535.54 wrote rows of 32 bytes where the functions' third version has 24 before and after it;
+there is room for what others may come up with."""
 
 _LISTS = (
     (ProcessKind.COMPUTE, "nvmlDeviceGetComputeRunningProcesses"),
@@ -266,8 +267,7 @@ class _Rows:
     def __init__(self, size: int) -> None:
         self.size = size
         self.count = ctypes.c_uint(size)
-        self._bytes = (size + 1) * _WIDE_ROW_BYTES
-        self.table = (drivers.PROCESS_INFO * (self._bytes // _ROW_BYTES + 1))()
+        self.table = (drivers.PROCESS_INFO * ((size + 1) * _WIDEST_ROW_BYTES // _ROW_BYTES + 1))()
 
     def clear(self) -> None:
         self.count.value = self.size
@@ -277,20 +277,18 @@ class _Rows:
         return self.table[: min(self.count.value, self.size)]
 
     def too_wide(self) -> bool:
-        """Whether the driver wrote just as much as wider rows take, and no more.
+        """Whether the driver wrote more than its rows take, and not all that it was given.
 
-        A driver that clears all the memory that it was given is not meant: there the bytes after
-        wider rows are written as well.
+        A driver that clears all the memory that it was given is not meant: there the end is written
+        as well.
         """
         rows = min(self.count.value, self.size)
         if rows == 0:
             return False
         written = memoryview(self.table).cast("B")
-        wide = rows * _WIDE_ROW_BYTES
-        last = written[max(wide - 8, rows * _ROW_BYTES) : wide]
-        after = written[wide : wide + _WIDE_ROW_BYTES]
-        untouched = _UNTOUCHED * _WIDE_ROW_BYTES
-        return bytes(last) != untouched[: len(last)] and bytes(after) == untouched
+        after = written[rows * _ROW_BYTES : rows * _ROW_BYTES + 8]
+        end = written[-_ROW_BYTES:]
+        return bytes(after) != _UNTOUCHED * 8 and bytes(end) == _UNTOUCHED * _ROW_BYTES
 
 
 def _available(memory: int) -> int | None:

@@ -315,10 +315,11 @@ class TestProcessList:
         processes = driver(Scenario([Card(0)], [_ghost(memory=NOT_AVAILABLE)])).process_list()
         assert processes[Card(0).uuid][0].memory_bytes is None
 
-    def test_rows_of_another_size(self, driver: Driver) -> None:
+    @pytest.mark.parametrize("size", [32, 40, 48, 56, 64])
+    def test_rows_of_another_size(self, driver: Driver, size: int) -> None:
         """Rows wider than the header's are noticed, and the older list is read instead."""
         rows = [_ghost(1, memory=5), _ghost(2, memory=6), _ghost(3, memory=7)]
-        nvml = driver(Scenario([Card(0)], rows, row_bytes=32, driver="535.54.03"))
+        nvml = driver(Scenario([Card(0)], rows, row_bytes=size, driver="535.54.03"))
         snapshot = nvml.snapshot()
         assert snapshot.gpus[0].processes is not None
         assert {item.pid: item.memory_bytes for item in snapshot.gpus[0].processes} == {
@@ -329,11 +330,14 @@ class TestProcessList:
         assert (snapshot.complete, snapshot.dropped) == (True, {})
 
     @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 1000])
-    def test_rows_of_another_size_and_no_older_list(self, driver: Driver, count: int) -> None:
+    @pytest.mark.parametrize("size", [32, 40, 64])
+    def test_rows_of_another_size_and_no_older_list(
+        self, driver: Driver, count: int, size: int
+    ) -> None:
         """A table with rows of another size is refused, however long: it would mix up memory."""
         rows = [_ghost(pid, memory=5) for pid in range(1, count + 1)]
         missing = ["nvmlDeviceGetComputeRunningProcesses_v2"]
-        snapshot = driver(Scenario([Card(0)], rows, missing=missing, row_bytes=32)).snapshot()
+        snapshot = driver(Scenario([Card(0)], rows, missing=missing, row_bytes=size)).snapshot()
         assert snapshot.gpus[0].processes is None
         assert (snapshot.complete, snapshot.dropped) == (False, {"process_table": 1})
 
