@@ -116,6 +116,9 @@ def collect(
     if devices is None or not devices.xids_heard:
         # Nobody is judged by these: without them the snapshot is complete.
         failed.add("xid")
+    if devices is not None and not devices.complete:
+        # A part of the node is hidden, and no snapshot is judged by: that must not go unseen.
+        failed.add("nvml")
     own(families, up=devices is not None, failed=failed, totals=totals, collectors=collectors)
     return families, {reason: count for reason, count in dropped.items() if count}
 

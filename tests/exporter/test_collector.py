@@ -315,6 +315,15 @@ def test_errors_that_are_not_heard() -> None:
     assert "gpuwarden_snapshot_timestamp_seconds" in _names(NodeSnapshot(1.0, devices))
 
 
+def test_a_part_of_the_node_that_is_hidden() -> None:
+    """Where a part of a card cannot be read, an operator sees which collector it is."""
+    devices = DeviceSnapshot(1.0, "1", simulated=False, gpus=(GPU,), complete=False)
+    samples = _samples(NodeSnapshot(1.0, devices))
+    assert samples["gpuwarden_collector_success", (("collector", "nvml"),)] == 0.0
+    assert samples["gpuwarden_nvml_up", ()] == 1.0
+    assert samples["gpu_utilization_ratio", (("gpu", "0"), ("uuid", "GPU-a"))] == 0.0
+
+
 def test_a_collector_that_is_off() -> None:
     """What is switched off neither succeeds nor fails."""
     families, _ = collect(SNAPSHOT, totals={}, collectors=DEFAULT_COLLECTORS - {"xid"})

@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 Labels = tuple[tuple[str, str], ...]
 Samples = dict[tuple[str, Labels], float]
 
-CODES = (1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 15, 16, 17, 18, 19, 25, 26, 28, 999)
+# A few of each kind with every run, the others with the sweeps.
+CODES = [
+    pytest.param((1, 2, 3, 4, 6, 7, 13, 15, 18, 28, 999), id="some"),
+    pytest.param((8, 9, 10, 12, 16, 17, 19, 25, 26), id="others", marks=pytest.mark.sweep),
+]
 FEATURE, LOST, LIFE_CYCLE, NO_PERMISSION = {3, 13, 25, 26}, {15, 16, 28}, {1, 9, 18}, 4
 # What says that something is not there, and takes nothing away that is.
 NOT_THERE = {
@@ -172,15 +176,16 @@ def test_all_calls_are_known() -> None:
     assert set(CALLS) >= OF_INSTANCES | OF_NO_CARD | OF_EVENTS
 
 
+@pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("call", sorted(set(CALLS) - OF_EVENTS - OF_NO_CARD))
-def test_a_card_whose_call_fails(node: Node, call: str) -> None:
+def test_a_card_whose_call_fails(node: Node, call: str, codes: tuple[int, ...]) -> None:
     """Nothing is said that was not so before, no neighbour misses anything, and it is counted."""
     (healthy,) = node.pages()
     known, up = _of_cards(healthy), healthy["gpuwarden_nvml_up", ()]
     assert (up, _dropped(healthy)) == (1, 1)  # a process on an instance has no utilization
     broken = MIG_CARD if call in OF_INSTANCES else 0
     neighbours = {0, 1, MIG_CARD} - {broken}
-    for code in CODES:
+    for code in codes:
         fault = Fault(call, code, card=broken)
         *_, page = node.pages(fault, count=3 if code in LIFE_CYCLE else 1)
         seen = _of_cards(page)
@@ -196,23 +201,25 @@ def test_a_card_whose_call_fails(node: Node, call: str) -> None:
         assert not missing or told or _dropped(page) > 1, code
 
 
+@pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("call", [*sorted(OF_NO_CARD), "nvmlInit*"])
-def test_a_driver_whose_call_fails(node: Node, call: str) -> None:
+def test_a_driver_whose_call_fails(node: Node, call: str, codes: tuple[int, ...]) -> None:
     """What concerns the whole driver leaves a page that says so, or one that lacks nothing else."""
     (healthy,) = node.pages()
     known = _of_cards(healthy)
-    for code in CODES:
+    for code in codes:
         (page,) = node.pages(Fault(call, code))
         seen = _of_cards(page)
         assert seen.items() <= known.items(), code
         assert bool(seen) == (page["gpuwarden_nvml_up", ()] == 1), code
 
 
+@pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("call", sorted(OF_EVENTS - {"nvmlEventSetFree", "nvmlEventSetWait"}))
-def test_events_that_fail(node: Node, tmp_path: Path, call: str) -> None:
+def test_events_that_fail(node: Node, tmp_path: Path, call: str, codes: tuple[int, ...]) -> None:
     """Errors that cannot be heard are told of, and take nothing else from the page."""
     node.healthy.write(tmp_path / "scenario")
-    for code in CODES:
+    for code in codes:
         scenario = Scenario(node.healthy.cards, faults=[Fault(call, code)])
         nvml = Nvml(build(), scenario=scenario.write(tmp_path / "scenario"))
         nvml.watch_xids()
