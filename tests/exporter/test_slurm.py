@@ -345,6 +345,7 @@ class TestNode:
         both = {f"slurm-ci-{known}-0", f"slurm-ci-{new}-0"}
         assert eventually(node.held, until=lambda held: len(held) == 2).keys() == both
 
+    @pytest.mark.sweep
     def test_a_controller_that_is_restarted(self, cluster: SlurmCluster, node: Node) -> None:
         """While it is down known jobs keep their names, and that it is down is said.
 
