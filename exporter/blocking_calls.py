@@ -22,9 +22,11 @@ PATIENCE_SECONDS = 0.2
 MAX_STUCK = 8
 """With so many calls hanging nothing is asked any more, whoever owns it."""
 WHILE_SECONDS = 4.0
-OF_OWNER = 2
-OF_ALL = MAX_STUCK + 1
+OF_OWNER = 5
+OF_ALL = MAX_STUCK + 2
 """Patiences that are spent in a while on an owner's calls, and on all: a page must not grow old."""
+FREE_SECONDS = 0.001
+"""What a call may take without being counted: handing it over takes that on a busy node."""
 
 
 class _Call(Generic[T]):
@@ -136,7 +138,8 @@ class BlockingCalls:
         call: _Call[T] = _Call(function)
         self._worker.give(call)
         done = call.wait(left)
-        spent = time.monotonic() - began
+        # However long the node kept this thread from going on.
+        spent = min(left, max(0.0, time.monotonic() - began - FREE_SECONDS))
         self._spent[owner] = self._spent.get(owner, 0.0) + spent
         self._spent_in_all += spent
         if not done:

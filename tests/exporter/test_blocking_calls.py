@@ -52,12 +52,19 @@ def test_hanging_calls_are_bounded() -> None:
 
 def test_calls_that_come_back_just_in_time_are_bounded() -> None:
     """Whoever makes each of his calls take almost as long as it may does not take all the time."""
-    calls = BlockingCalls(patience=0.2)
-    answers = [calls.make(1, lambda: threading.Event().wait(0.1)) for _ in range(50)]
+    calls = BlockingCalls(patience=0.1)
+    answers = [calls.make(1, lambda: threading.Event().wait(0.05)) for _ in range(50)]
     made = len(answers) - answers.count(None)
     # Half a patience each; a slow machine makes fewer of them.
     assert 1 <= made <= 2 * OF_OWNER
     assert calls.make(2, lambda: 5) == 5
+    calls.close()
+
+
+def test_many_quick_calls_are_all_made() -> None:
+    """Thousands of processes that answer at once are all looked at."""
+    calls = BlockingCalls(patience=30)
+    assert [calls.make(1, lambda at=at: at) for at in range(5000)] == list(range(5000))
     calls.close()
 
 
