@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gpuwarden.exporter.recollections import NamedRecord
     from gpuwarden.exporter.slurm import SlurmView
 
+_NO_FACTS = PlatformFacts()
+
 MAX_CONTAINERS = 16
 """Containers of one job that are named; a pod has few."""
 
@@ -143,10 +145,14 @@ class Platforms:
         Args:
             group: the job.
         """
+        if group.platform.kind is PlatformKind.NONE:
+            # All of such a job is in one cgroup.
+            container = group.platform.container
+            return PlatformFacts(containers=(container,)) if container else _NO_FACTS
         holders = group.on_cards.values() or group.tree
         containers = sorted({platform_of(item.cgroup).container for item in holders} - {""})
         facts = PlatformFacts(
-            platform="" if group.platform.kind is PlatformKind.NONE else group.platform.kind.value,
+            platform=group.platform.kind.value,
             number=group.platform.id,
             containers=tuple(containers[:MAX_CONTAINERS]),
         )

@@ -225,7 +225,7 @@ def _json_job(item: Mapping[str, Any]) -> SlurmJob:
         raise ValueError(f"a job without a number: {str(item.get('job_id'))[:40]}")
     array, task = _number(item.get("array_job_id")), _number(item.get("array_task_id"))
     het, offset = _number(item.get("het_job_id")), _number(item.get("het_job_offset"))
-    nodes = hostlists.expand(_text(item.get("nodes")))
+    nodes = _nodes(item.get("nodes"))
     details = item.get("gres_detail")
     limit = _number(item.get("time_limit"))
     return SlurmJob(
@@ -267,6 +267,11 @@ def _gpus_of_nodes(nodes: tuple[str, ...], details: list[Any]) -> dict[str, tupl
             return None
         found[node] = indexes
     return found
+
+
+def _nodes(value: object) -> tuple[str, ...]:
+    parts = value if isinstance(value, list) else [value]
+    return tuple(node for part in parts for node in hostlists.expand(_text(part)))
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -126,6 +126,12 @@ def test_both_shapes_are_the_same_job(content: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.parametrize("nodes", ["gpu[01-02]", ["gpu01", "gpu02"], ["gpu[01-02]"]])
+def test_nodes(nodes: object) -> None:
+    """Hosts come as one list of Slurm's, or as several."""
+    assert _job(OLD | {"nodes": nodes}).nodes == ("gpu01", "gpu02")
+
+
 @pytest.mark.parametrize(
     ("state", "holds", "ended"),
     [
