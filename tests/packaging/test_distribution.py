@@ -110,7 +110,7 @@ def test_the_base_alone_needs_only_the_standard_library(wheel: Path, tmp_path: P
     python = installed(wheel, tmp_path, "")
     code = (
         "from gpuwarden import agent_api, catalogue, clock, diagnostics, durations, errors, "
-        "estimate_tables, estimates, job_files\n"
+        "estimate_tables, estimates, job_files, node_api\n"
         "card = 'NVIDIA A100-SXM4-40GB'\n"
         "found = estimate_tables.expected('yolov8m', 64, imgsz=640, amp=True, hardware=card)\n"
         "assert isinstance(found, estimates.Expectation)"
