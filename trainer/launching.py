@@ -311,8 +311,10 @@ class Launcher:
     def _signal_all(self, number: int) -> None:
         for rank in self._ranks:
             if rank.status is None:
+                # Not by Popen, which would reap one that has ended, unseen by `_note_ends`: until
+                # it is reaped there its number is its own.
                 with contextlib.suppress(ProcessLookupError):
-                    rank.process.send_signal(number)
+                    os.kill(rank.process.pid, number)
 
     def _note_ends(self) -> None:
         for rank in self._ranks:

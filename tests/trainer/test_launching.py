@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,6 +110,17 @@ def test_a_signal_to_the_launcher_reaches_every_rank(
     assert launched.end()[0] == 75
     heard = {(launched.folder / f"{rank}.heard").read_text("utf-8") for rank in (0, 1)}
     assert heard == {number.name}
+
+
+def test_a_signal_meets_ranks_that_end_at_that_moment(launch: Callable[..., Launched]) -> None:
+    """One that has ended just before is not lost sight of: its status is the training's."""
+    launched = launch("wait exit:76", "wait exit:75")
+    launched.pids()
+    deadline = time.monotonic() + 30
+    while launched.process.poll() is None and time.monotonic() < deadline:
+        launched.process.send_signal(signal.SIGTERM)  # without a pause, until all has ended
+    status, _out, err = launched.end()
+    assert status == 76, err
 
 
 def test_a_signal_that_comes_too_early_waits(launch: Callable[..., Launched]) -> None:

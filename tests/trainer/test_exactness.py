@@ -1,0 +1,93 @@
+"""The table of interruptions of one process: orders, workers, accumulation, mosaics, points."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.trainer.trainings import BATCHES, Trainings, at_batch, digest_of
+
+from gpuwarden.trainer import LeftTraining
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.trainer.conftest import Material
+
+pytestmark = [
+    pytest.mark.training,
+    pytest.mark.sweep,
+    pytest.mark.timeout(1200),
+    pytest.mark.filterwarnings("ignore"),  # ultralytics' and torch's own
+]
+
+
+def _at_epoch_end(epoch: int) -> dict[str, Callable[[Any], None]]:
+    def hook(trainer: Any) -> None:
+        if trainer.epoch == epoch:
+            signal.raise_signal(signal.SIGTERM)
+
+    return {"on_fit_epoch_end": hook}
+
+
+def _in_validation(number: int) -> dict[str, Callable[[Any], None]]:
+    seen = []
+
+    def hook(_validator: Any) -> None:
+        seen.append(1)
+        if len(seen) == number:
+            signal.raise_signal(signal.SIGTERM)
+
+    return {"on_val_batch_end": hook}
+
+
+def _points() -> dict[str, dict[str, Callable[[Any], None]]]:
+    return {
+        "(0,1)": at_batch(0, 1),
+        f"(0,{BATCHES})": at_batch(0, BATCHES),
+        "validation of 0": _in_validation(1),
+        "(1,0)": _at_epoch_end(0),
+        "(1,3)": at_batch(1, 3),
+        "(2,0)": _at_epoch_end(1),
+        "(2,4)": at_batch(2, 4),
+        "final evaluation": _in_validation(4),
+    }
+
+
+@pytest.mark.parametrize("close_mosaic", [0, 1])
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize(
+    ("order", "workers"), [("stateless", 0), ("stateless", 2), ("ultralytics", 0)]
+)
+def test_every_kind_of_interruption_of_one_process(
+    material: Material,
+    tmp_path: Path,
+    jobs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    order: str,
+    workers: int,
+    accumulate: int,
+    close_mosaic: int,
+) -> None:
+    """Model, EMA, optimizer and results are those of the undisturbed run; no step is done twice."""
+    from tests.trainer.many_workers import ManyWorkers as base  # noqa: N813, PLC0415 -- after offline
+
+    monkeypatch.setitem(os.environ, "TEST_WORKERS", str(workers))
+    trainings = Trainings(material, tmp_path, jobs)
+    words = {"nbs": 8 * accumulate, "close_mosaic": close_mosaic, "multi_scale": 0.5}
+    options: dict[str, Any] = {"data_order": order, "base": base}
+    undisturbed = digest_of(trainings.attempt("calm", words, **options))
+    for number, (point, hooks) in enumerate(_points().items()):
+        run = f"run{number}"
+        with pytest.raises(LeftTraining):
+            trainings.attempt(run, words, hooks=hooks, **options)
+        left = trainings.status(run).step
+        trainer = trainings.attempt(run, words, **options)
+        status = trainings.status(run)
+        assert status.resume_mode == "exact", point
+        assert status.counters.steps == 3 * BATCHES - left, point
+        assert digest_of(trainer) == undisturbed, point
