@@ -67,14 +67,14 @@ def test_every_kind_of_interruption_of_a_task(kind: str, tmp_path: Path, jobs: P
     trainings = Trainings(make_material(tmp_path / "material", kind), tmp_path, jobs)
     words = _words(kind)
     orders = ("stateless",) if kind == "classify" else ("stateless", "ultralytics")
-    points = {
-        "first": at_batch(0, 1),
-        "within": at_batch(1, 4),
-        "closing": at_batch(2, 1),
-        "validation": _in_validation(2),
-        "final": _in_validation(4),
-    }
     for order in orders:
+        points = {  # anew: validations are counted
+            "first": at_batch(0, 1),
+            "within": at_batch(1, 4),
+            "closing": at_batch(2, 1),
+            "validation": _in_validation(2),
+            "final": _in_validation(4),
+        }
         undisturbed = digest_of(trainings.attempt(f"{order}-calm", words, data_order=order))
         for name, hooks in points.items():
             run = f"{order}-{name}"
