@@ -139,7 +139,7 @@ def _of_settings(facts: Facts) -> list[str]:
             f"lr0={facts.words['lr0']} is ignored: optimizer=auto chooses its own. Name an "
             "optimizer, such as optimizer=SGD"
         )
-    if facts.plots and facts.words.get("plots", "").lower() != "true":
+    if facts.plots and facts.card is not None and facts.words.get("plots", "").lower() != "true":
         said.append(
             "plots are drawn on the training thread while the card waits; plots=False spares it"
         )

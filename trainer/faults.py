@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import re
 from typing import Any
 
@@ -11,13 +14,19 @@ from gpuwarden.errors import GpuwardenError, PermanentError
 GIB = 1 << 30
 _NO_MEMORY = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _WORKER_KILLED = re.compile(r"DataLoader worker .*(killed by signal: Killed|exited unexpectedly)")
-_NO_SHARED_MEMORY = re.compile(r"[Bb]us error|shared memory \(shm\)|No space left on device.*shm")
+_WRITE_FAILED = re.compile(r"PytorchStreamWriter failed writing file|unexpected pos \d+ vs \d+")
+"""Torch's words for a disk that takes no more."""
+_NO_SHARED_MEMORY = re.compile(r"[Bb]us error|shared memory|</torch_\d+")
 
 
 class OutOfMemory(PermanentError):
     """The batch does not fit on the card; another attempt would end the same way."""
 
     exit_code = job_files.EXIT_HOLD
+
+
+class DiskFull(PermanentError):
+    """The disk that the run writes to has no room."""
 
 
 class LoaderWorkerLost(PermanentError):
@@ -39,6 +48,8 @@ def explained(error: BaseException, trainer: Any = None) -> GpuwardenError | Non
             "loader workers found no room in /dev/shm: give the container more (docker --shm-size, "
             "an emptyDir of medium Memory), or use fewer workers="
         )
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _WRITE_FAILED.search(said):
+        return DiskFull(_no_room(said, trainer))
     if _WORKER_KILLED.search(said):
         return LoaderWorkerLost(
             f"{' '.join(said.split())[:200]}. Mostly the kernel did it for want of memory: use "
@@ -47,6 +58,19 @@ def explained(error: BaseException, trainer: Any = None) -> GpuwardenError | Non
     if _NO_MEMORY.search(said):
         return OutOfMemory(_no_memory(said, trainer))
     return None
+
+
+def _no_room(said: str, trainer: Any) -> str:
+    text = " ".join(said.split())[:200]
+    folder = getattr(trainer, "save_dir", None)
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            about = os.statvfs(folder)
+            text += f"; {folder} has {about.f_bavail * about.f_frsize / GIB:.2f} GiB left"
+    return (
+        f"{text}. States and checkpoints of before are whole: make room, or set fewer to --keep, "
+        "and start again with the same words"
+    )
 
 
 def _no_memory(said: str, trainer: Any) -> str:

@@ -52,6 +52,19 @@ def _trainer() -> Any:
             "want of memory",
         ),
         (
+            RuntimeError("unable to write to file </torch_7_1_0>: No space left on device (28)"),
+            faults.LoaderWorkerLost,
+            1,
+            "--shm-size",
+        ),
+        (OSError(28, "No space left on device"), faults.DiskFull, 1, "make room"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:595] unexpected pos 1 vs 2"),
+            faults.DiskFull,
+            1,
+            "make room",
+        ),
+        (
             RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error."),
             faults.LoaderWorkerLost,
             1,
