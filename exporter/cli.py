@@ -150,6 +150,15 @@ _RELEASE_FILE = click.option(
     help="Where to serve. :9835 serves on every address.",
 )
 @click.option(
+    "--web.max-requests",
+    "max_requests",
+    type=int,
+    default=40,
+    metavar="N",
+    show_default=True,
+    help="Requests that are answered at the same time; more get a 503.",
+)
+@click.option(
     "--web.config.file",
     "web_config",
     type=click.Path(readable=False, path_type=Path),
@@ -242,6 +251,7 @@ def exporter(
     /,
     *,
     listen_address: str,
+    max_requests: int,
     web_config: Path | None,
     textfile_directory: Path | None,
     jobs_directory: Path,
@@ -287,6 +297,7 @@ def exporter(
         | _compatible(compat),
         max_processes=max_processes,
         release_file=release_file.absolute(),
+        max_requests=max_requests,
         web_config=web_config,
         engine=_engine_settings(
             engine_url, engine_token, advertise=engine_advertise, ca=engine_ca, host=host

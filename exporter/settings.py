@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 9835
 MAX_PROCESSES = 10_000
+MAX_REQUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +67,9 @@ class ExporterSettings:
             raise InvalidInput(
                 f"--collector.process.max {self.max_processes} is outside 0 to {MAX_PROCESSES}: "
                 "each process takes three series; --no-collector.process exports none"
+            )
+        if not 1 <= self.max_requests <= MAX_REQUESTS:
+            raise InvalidInput(
+                f"--web.max-requests {self.max_requests} is outside 1 to {MAX_REQUESTS}: with none "
+                "nobody is answered"
             )

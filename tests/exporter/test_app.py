@@ -343,6 +343,7 @@ def test_formats(accept: str, form: Format) -> None:
         (["--collect.interval=5m"], "outside 100ms to 1m"),
         (["--gpus=cuda"], "simulated:FILE"),
         (["--web.listen-address=x"], "HOST:PORT"),
+        (["--web.max-requests=0"], "nobody is answered"),
     ],
 )
 def test_wrong_flags(arguments: list[str], message: str) -> None:
