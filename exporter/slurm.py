@@ -217,7 +217,7 @@ class SlurmQuestions:
             _logger.info("scontrol does not speak JSON", error=answer.error[:200])
             self._json = False
         answer = self._answer("scontrol", "show", "--details", "job", job.number)
-        return None if answer.status else texts.decode_details(answer.output, job.job_id)
+        return None if answer.status else texts.decode_details(answer.output, job)
 
     def _run(self, name: str, *words: str) -> str:
         answer = self._answer(name, *words)

@@ -139,7 +139,8 @@ class TestAnswers:
         job = view.jobs[number]
         assert attempt_id(job, view.cluster) == f"slurm-ci-{number}-0"
         assert (job.user_id, job.holds) == (os.geteuid(), True)
-        assert view.gpus(job) in ((GresCard(2),), None)
+        # An account with a line feed could hold what nobody can tell from an answer.
+        assert view.gpus(job) == ((GresCard(2),) if "\n" not in job.account else None)
 
     def test_a_requeued_job(self, cluster: SlurmCluster, questions: SlurmQuestions) -> None:
         """A job that comes back has the same number and is another attempt."""

@@ -33,6 +33,7 @@ LIST_FIELDS: Final = (
     "tres-alloc",
     "NodeList",
     "Account",
+    "Name",
 )
 """What `squeue -O` is asked for."""
 
@@ -90,6 +91,7 @@ def _listed(row: dict[str, str]) -> SlurmJob:
         het_job_id=het or None,
         het_job_offset=_number(row["HetJobOffset"]) if het else None,
         user_id=_number(row["UserID"]),
+        name=row["Name"],
         account=_word(row["Account"]),
         partition=_word(row["Partition"]),
         states=frozenset(re.findall(r"[A-Z_]+", row["State"].upper())),
@@ -126,50 +128,65 @@ _ANCHORS: Final = (
     "   JobState=",
     "   NodeList=",
     "   MinCPUsNode=",
-    "   Command=",
 )
 """Beginnings of lines that an answer about one job has, each once and in this order."""
+_END: Final = "\n   Command="
+"""From here on there are users' words: a command, folders, a comment."""
 _PLACE = re.compile(r" {5}Nodes=(?P<nodes>\S+) CPU_IDs=\S* Mem=\S*(?: GRES=(?P<gres>\S*))?\s*")
 
 
-def decode_details(text: str, job_id: int) -> dict[str, tuple[int, ...]] | None:
+def decode_details(text: str, job: SlurmJob) -> dict[str, tuple[int, ...]] | None:
     """Node -> indexes of a job's cards, from `scontrol show --details job NUMBER` of one job.
 
-    A user's words may hold line feeds: an answer in which a line that must be there once is there
-    twice is not believed.
+    A user's words may hold line feeds. The name, which comes first, is known and taken out, and
+    nothing is read behind the command; an answer in which a line that must be there once is there
+    twice nevertheless is not believed.
 
     Args:
         text: what it printed.
-        job_id: Slurm's number of the job.
+        job: the job, with its name as `decode_list` gave it.
 
     Returns:
         The indexes; None where they are not told, or not to be believed.
     """
-    lines = text.split("\n")
-    at = -1
-    places: dict[str, int] = {}
-    for anchor in _ANCHORS:
-        found = [number for number, line in enumerate(lines) if line.startswith(anchor)]
-        if len(found) != 1 or found[0] <= at:
-            return None
-        places[anchor] = at = found[0]
-    if lines[0].split(maxsplit=1)[0] != f"JobId={job_id}":
-        return None
     cards: dict[str, tuple[int, ...]] = {}
-    for line in lines[places["   NodeList="] + 1 : places["   MinCPUsNode="]]:
-        match = _PLACE.fullmatch(line)
-        if match is None:
-            continue
-        indexes = gpu_indexes(_word(match["gres"] or ""))
-        if indexes is None:
-            return None
-        try:
-            nodes = hostlists.expand(match["nodes"])
-        except ValueError:
-            return None
-        for node in nodes:
-            cards[node] = tuple(sorted({*cards.get(node, ()), *indexes}))
+    try:
+        for match in filter(None, map(_PLACE.fullmatch, _places(text, job))):
+            indexes = gpu_indexes(_word(match["gres"] or ""))
+            if indexes is None:
+                return None
+            for node in hostlists.expand(match["nodes"]):
+                cards[node] = tuple(sorted({*cards.get(node, ()), *indexes}))
+    except ValueError:
+        return None
     return cards
+
+
+def _places(text: str, job: SlurmJob) -> list[str]:
+    """The lines among which Slurm tells of a job's nodes and cards.
+
+    Raises:
+        ValueError: it is not sure that they are Slurm's.
+    """
+    head, separator, rest = text.partition("JobName=")
+    if not separator or "\n" in head or not rest.startswith(f"{job.name}\n"):
+        raise ValueError("an answer about another job")
+    rest, separator, _ = rest[len(job.name) :].partition(_END)
+    if not separator or "\n" in job.account:
+        raise ValueError("an answer that may be somebody else's words")
+    lines = (head + rest).split("\n")
+    if lines[0].split(maxsplit=1)[0] != f"JobId={job.job_id}":
+        raise ValueError("an answer about another job")
+    found = [
+        (number, anchor)
+        for number, line in enumerate(lines)
+        for anchor in _ANCHORS
+        if line.startswith(anchor)
+    ]
+    if tuple(anchor for _, anchor in found) != _ANCHORS:
+        raise ValueError("an answer whose lines are not as they must be")
+    at = {anchor: number for number, anchor in found}
+    return lines[at["   NodeList="] + 1 : at["   MinCPUsNode="]]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.platforms import hostlists
+from gpuwarden.platforms.slurm import SlurmJob
 from gpuwarden.platforms.slurm_texts import (
     LIST_FIELDS,
     GresCard,
@@ -25,6 +27,7 @@ from gpuwarden.platforms.slurm_texts import (
 )
 
 MARK = "|0123456789abcdef"
+JOB = SlurmJob(1, name="a b=c")
 DETAILS = (Path(__file__).parent / "answers/scontrol-24.11-job.txt").read_text()
 
 
@@ -67,11 +70,12 @@ class TestList:
         """No rows, no jobs."""
         assert decode_list("", MARK) == decode_list("\n", MARK) == ()
 
-    @given(account=st.text(max_size=60).filter(lambda text: MARK not in text))
-    def test_any_account(self, account: str) -> None:
-        """Whatever an account is called, the rows stay what they are."""
-        jobs = decode_list(_row(Account=account) + _row(JobID="13"), MARK)
+    @given(words=st.text(max_size=60).filter(lambda text: MARK not in text))
+    def test_any_words(self, words: str) -> None:
+        """Whatever a job and its account are called, the rows stay what they are."""
+        jobs = decode_list(_row(Account=words, Name=words) + _row(JobID="13"), MARK)
         assert [(job.job_id, job.restarts) for job in jobs] == [(12, 0), (13, 0)]
+        assert jobs[0].name == words
 
     @pytest.mark.parametrize(
         "text",
@@ -102,7 +106,7 @@ class TestDetails:
 
     def test_recorded(self) -> None:
         """The answer of a real 24.11."""
-        assert decode_details(DETAILS, 1) == {"node1": (0,)}
+        assert decode_details(DETAILS, JOB) == {"node1": (0,)}
 
     def test_several_nodes(self) -> None:
         """Nodes with the same cards share a line."""
@@ -114,39 +118,48 @@ class TestDetails:
         text = DETAILS.replace("     Nodes=node1 CPU_IDs=0 Mem=0 GRES=gpu:a100:1(IDX:0)\n", lines)
         assert text != DETAILS
         cards = {"gpu01": (0, 1), "gpu02": (0, 1), "gpu03": (3,), "gpu04": ()}
-        assert decode_details(text, 1) == cards
+        assert decode_details(text, JOB) == cards
 
     @pytest.mark.parametrize(
-        "name",
+        "words",
         [
             "a\n   UserId=root(0)",
             "a\n     Nodes=node1 CPU_IDs=0 Mem=0 GRES=gpu:a100:1(IDX:3)\n   MinCPUsNode=1",
             "a\nJobId=1 JobName=b",
             "a\n   NodeList=x\n",
+            "a\n   Command=x",
             DETAILS.partition("JobName=")[2],
             "a\n" + DETAILS,
         ],
     )
-    def test_a_name_that_looks_like_an_answer(self, name: str) -> None:
-        """What a user wrote is never believed: rather nothing is known of the job's cards."""
-        text = DETAILS.replace("JobName=a b=c", f"JobName={name}")
-        assert decode_details(text, 1) is None
+    def test_words_that_look_like_an_answer(self, words: str) -> None:
+        """A name or a comment is never taken for what Slurm says."""
+        text = DETAILS.replace("JobName=a b=c", f"JobName={words}")
+        cards = {"node1": (0,)}
+        assert decode_details(text, SlurmJob(1, name=words)) == cards
+        assert decode_details(text, SlurmJob(1, name="b")) is None
+        text = DETAILS.replace("Command=/opt", f"Command={words}\n   Comment={words}\n/opt")
+        assert text != DETAILS
+        assert decode_details(text, JOB) == cards
 
-    def test_a_name_with_a_card_in_it(self) -> None:
-        """A line that looks like a card's counts only where cards are told."""
-        line = "     Nodes=node1 CPU_IDs=0 Mem=0 GRES=gpu:a100:1(IDX:3)"
-        for before in ("JobName=a b=c", "WorkDir=/tmp"):
-            text = DETAILS.replace(before, f"{before}\n{line}")
-            assert decode_details(text, 1) == {"node1": (0,)}
+    @pytest.mark.parametrize("place", ["Account=(null)", "Dependency=(null)", "MCS_label=N/A"])
+    def test_words_in_other_places(self, place: str) -> None:
+        """Where nobody can tell who wrote a line, rather nothing is known of the job's cards."""
+        words = "x\n   JobState=x\n   NodeList=x\n     Nodes=node1 CPU_IDs=0 Mem=0 GRES=gpu(IDX:3)"
+        text = DETAILS.replace(place, f"{place}{words}\n   MinCPUsNode=1")
+        assert text != DETAILS
+        assert decode_details(text, JOB) is None
+        job = dataclasses.replace(JOB, account="x\n   Command=")
+        assert decode_details(DETAILS, job) is None
 
-    @pytest.mark.parametrize("text", ["", "JobId=1", DETAILS + DETAILS, DETAILS.upper()])
+    @pytest.mark.parametrize("text", ["", "JobId=1", f"\n{DETAILS}", DETAILS.upper()])
     def test_no_answer(self, text: str) -> None:
         """An answer that is not about this one job tells nothing."""
-        assert decode_details(text, 1) is None
+        assert decode_details(text, JOB) is None
 
     def test_of_another_job(self) -> None:
         """An answer about another job tells nothing."""
-        assert decode_details(DETAILS, 2) is None
+        assert decode_details(DETAILS, SlurmJob(2, name="a b=c")) is None
 
 
 class TestCluster:
