@@ -264,7 +264,8 @@ class Pods:
                 return directory.scan({}, now=now, booted=booted, others=others)
 
         try:
-            runs = self._calls.make(("mount", members[0].mount_namespace), read)
+            # Whichever of its containers it is read through: never by two threads at a time.
+            runs = self._calls.make(("folder", folder), read)
         except OSError:
             return None
         if runs is None:
