@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuwarden.trainer import fitting
+from gpuwarden.trainer.fitting import Need
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -47,6 +50,7 @@ class Facts:
         shared: bytes free in /dev/shm; None: not known.
         images: of the training set.
         words: the user's, as text.
+        model, task, classes: by which the estimates know what it will take.
         plots, cache: ultralytics' settings.
     """
 
@@ -62,6 +66,9 @@ class Facts:
     shared: int | None = None
     images: int = 0
     words: Mapping[str, str]
+    model: str = ""
+    task: str | None = None
+    classes: int | None = None
     plots: bool = False
     cache: Any = False
 
@@ -74,7 +81,16 @@ def advise(facts: Facts) -> list[str]:
 def _of_the_card(facts: Facts) -> list[str]:
     if facts.card is None:
         return []
-    said = []
+    need = Need(
+        model=facts.model,
+        task=facts.task,
+        batch=facts.batch,
+        imgsz=facts.imgsz,
+        amp=facts.amp,
+        gpus=facts.world,
+        classes=facts.classes,
+    )
+    said = [piece for piece in (fitting.advice(need, facts.card),) if piece is not None]
     each = facts.batch / facts.world
     small = facts.parameters and facts.parameters <= SMALL_MODEL
     filling = FILLING_BATCH_OF_SMALL if small else FILLING_BATCH
@@ -175,16 +191,18 @@ def gather(trainer: Any, words: Mapping[str, str], *, world: int) -> Facts:
     """
     import torch
 
-    args = trainer.args
+    args, need = trainer.args, Need.of(trainer, gpus=world)
     card = None
     if trainer.device.type == "cuda":
         card = int(torch.cuda.get_device_properties(trainer.device).total_memory)
-    size = max(args.imgsz) if isinstance(args.imgsz, list | tuple) else args.imgsz
     return Facts(
-        batch=int(trainer.batch_size),
-        imgsz=int(size),
+        model=need.model,
+        task=need.task,
+        classes=need.classes,
+        batch=need.batch,
+        imgsz=need.imgsz,
         world=world,
-        amp=bool(trainer.amp) and trainer.amp != "fp32",
+        amp=need.amp,
         card=card,
         parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
         workers=int(getattr(trainer.train_loader, "num_workers", 0)),

@@ -10,6 +10,8 @@ from typing import Any
 
 from gpuwarden import job_files
 from gpuwarden.errors import GpuwardenError, PermanentError
+from gpuwarden.trainer import fitting
+from gpuwarden.trainer.fitting import Need
 
 GIB = 1 << 30
 _NO_MEMORY = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
@@ -93,12 +95,22 @@ def _no_memory(said: str, trainer: Any) -> str:
             f"driver {others / GIB:.1f}"
         )
         card = f'"{about.name}"'
+        largest = _largest(trainer, total - others)
+        if largest:
+            text += f"; by the estimates batch={largest} is sure to fit"
     return (
         f"{text}. States saved before stay. It is held (exit {job_files.EXIT_HOLD}), for another "
         f"attempt would end the same way: use a smaller batch=, which `gpuwarden estimate "
         f"model={args.model} batch={batch} imgsz={args.imgsz} gpu={card}` finds, and --on-mismatch "
         "epoch to go on with it"
     )
+
+
+def _largest(trainer: Any, memory: float) -> int | None:
+    try:
+        return fitting.largest_batch(Need.of(trainer), memory)
+    except (AttributeError, TypeError, ValueError):
+        return None
 
 
 def status_of(error: BaseException) -> int:

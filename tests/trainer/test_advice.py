@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpuwarden.trainer import fitting
 from gpuwarden.trainer.advice import (
     GIB,
     Adviser,
@@ -17,6 +18,7 @@ from gpuwarden.trainer.advice import (
     usable_cores,
     usable_memory,
 )
+from gpuwarden.trainer.fitting import Need
 from gpuwarden.trainer.status import StatusBoard
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ SOUND = Facts(
     memory=256 * GIB,
     shared=64 * GIB,
     images=118_287,
+    model="yolov8m",
     words={"model": "yolov8m.yaml", "batch": "64"},
 )
 
@@ -46,6 +49,10 @@ def test_a_sound_training_hears_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
+        (
+            {"model": "yolov8x", "card": 24 * GIB, "batch": 64},
+            r"batch=64 at imgsz=640 will take about \d+.\d GiB of .* 24.0: batch=\d+ is sure",
+        ),
         ({"batch": 8}, "batch=8 is 8 images per card of 80 GiB"),
         ({"batch": 32, "world": 4, "workers": 4}, "batch=32 is 8 images per card"),
         ({"batch": 24, "parameters": 3_000_000}, "a step of so few"),
@@ -104,3 +111,18 @@ def test_a_containers_limits_count(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n", "ascii")
     assert usable_cores(tmp_path) >= 1
     assert (usable_memory(tmp_path) or 0) > 1048576
+
+
+def test_the_batch_that_is_told_to_fit_fits() -> None:
+    """And the next larger one is not promised; a model of the user's own has no estimate."""
+    need = Need(model="yolov8m", batch=512, imgsz=640)
+    largest = fitting.largest_batch(need, 24 * GIB)
+    assert largest is not None
+    assert largest > 1
+    fitted = fitting.expected_bytes(dataclasses.replace(need, batch=largest))
+    assert fitted is not None
+    assert fitted < 24 * GIB
+    assert fitting.advice(dataclasses.replace(need, batch=largest), 24 * GIB) is None
+    own = dataclasses.replace(need, model="my-own-model")
+    assert fitting.largest_batch(own, 24 * GIB) is None
+    assert fitting.advice(own, 24 * GIB) is None
