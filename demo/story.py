@@ -191,9 +191,9 @@ class Story:
         ends = {m.job for m in self.record.moments if m.what in settled}
         told = any(m.job == "starved" and m.what == "notified" for m in self.record.moments)
         return (
-            fitting.ended
+            fitting.reported
             and bool(hog.earlier)
-            and hog.ended
+            and hog.reported  # not only ended: what it said last is part of the record
             and {"hog", "notebook"} <= ends
             and told
         )
