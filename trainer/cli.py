@@ -44,8 +44,10 @@ Exit status:
   {job_files.EXIT_DONE}   the training is complete (or was already)
   {job_files.EXIT_FAULT}   a fault; states saved before it stay
   2   wrong usage, or a state that does not fit these words
+  3   the place of --upload could not be asked: try again
   {job_files.EXIT_REQUEUE}  left, state saved: bring the job back
-  {job_files.EXIT_HOLD}  left because a rule ended it: do not bring it back by itself
+  {job_files.EXIT_HOLD}  left because a rule ended it, or too large for its card: do not bring it
+      back by itself
   {job_files.EXIT_NOT_RESUMABLE}  left, but no state could be saved
 
 \b
@@ -285,10 +287,9 @@ def train(
             raise
         raise MissingExtra("train", missing, "yolo") from error
     except (GpuwardenError, RuntimeError, MemoryError, OSError) as error:
-        known = (
-            error if isinstance(error, GpuwardenError) else faults.explained(error, session.trainer)
-        )
-        results.write(result, session, code=faults.status_of(error), reason=str(known or error))
+        known = _known(error, session)
+        code = faults.status_of(known or error)
+        results.write(result, session, code=code, reason=str(known or error))
         if known is None or known is error:
             raise
         raise known from error
@@ -301,6 +302,12 @@ def train(
         sys.stdout.flush()
         os._exit(code)  # a communicator waits for good for ranks that are gone
     return code
+
+
+def _known(error: Exception, session: Session) -> GpuwardenError | None:
+    if isinstance(error, GpuwardenError):
+        return error
+    return faults.explained(error, session.trainer, alone=session.team.place.world == 1)
 
 
 def _log_to_stderr() -> None:

@@ -22,9 +22,17 @@ _NO_SHARED_MEMORY = re.compile(r"[Bb]us error|shared memory|</torch_\d+")
 
 
 class OutOfMemory(PermanentError):
-    """The batch does not fit on the card; another attempt would end the same way."""
+    """The batch does not fit on the card; another attempt would end the same way.
 
-    exit_code = job_files.EXIT_HOLD
+    Args:
+        message: what is known.
+        alone: whether the training has this process only. To a launcher a rank with the status of
+            one that left would mean that all leave; that of a fault means that all end.
+    """
+
+    def __init__(self, message: str, *, alone: bool) -> None:
+        super().__init__(message)
+        self.exit_code = job_files.EXIT_HOLD if alone else job_files.EXIT_FAULT
 
 
 class DiskFull(PermanentError):
@@ -35,12 +43,15 @@ class LoaderWorkerLost(PermanentError):
     """A loader worker was killed from outside."""
 
 
-def explained(error: BaseException, trainer: Any = None) -> GpuwardenError | None:
+def explained(
+    error: BaseException, trainer: Any = None, *, alone: bool = True
+) -> GpuwardenError | None:
     """What is known about a fault, with its remedy; None for one that speaks for itself.
 
     Args:
         error: that ended the training.
         trainer: None if there was none yet.
+        alone: see `OutOfMemory`.
     """
     if not isinstance(error, RuntimeError | MemoryError | OSError):
         return None
@@ -58,7 +69,7 @@ def explained(error: BaseException, trainer: Any = None) -> GpuwardenError | Non
             "fewer workers=, cache=disk or none, or give the job more memory"
         )
     if _NO_MEMORY.search(said):
-        return OutOfMemory(_no_memory(said, trainer))
+        return OutOfMemory(_no_memory(said, trainer), alone=alone)
     return None
 
 
@@ -99,8 +110,8 @@ def _no_memory(said: str, trainer: Any) -> str:
         if largest:
             text += f"; by the estimates batch={largest} is sure to fit"
     return (
-        f"{text}. States saved before stay. It is held (exit {job_files.EXIT_HOLD}), for another "
-        f"attempt would end the same way: use a smaller batch=, which `gpuwarden estimate "
+        f"{text}. States saved before stay, but another attempt would end the same way: use a "
+        f"smaller batch=, which `gpuwarden estimate "
         f"model={args.model} batch={batch} imgsz={args.imgsz} gpu={card}` finds, and --on-mismatch "
         "epoch to go on with it"
     )
@@ -113,11 +124,12 @@ def _largest(trainer: Any, memory: float) -> int | None:
         return None
 
 
-def status_of(error: BaseException) -> int:
+def status_of(error: BaseException, *, alone: bool = True) -> int:
     """Exit status of an attempt that an error has ended.
 
     Args:
         error: as it was raised.
+        alone: see `OutOfMemory`.
     """
-    known = error if isinstance(error, GpuwardenError) else explained(error)
+    known = error if isinstance(error, GpuwardenError) else explained(error, alone=alone)
     return known.exit_code if known is not None else job_files.EXIT_FAULT

@@ -217,7 +217,8 @@ class Session:
         except BaseException as error:
             if not leads and isinstance(error, RuntimeError) and self.watch.must_leave():
                 return self.watch.leaving_status(), "rank 0 left"  # and its connection with it
-            self.board.finish(faults.status_of(error), f"{type(error).__name__}: {error}")
+            code = faults.status_of(error, alone=self.team.place.world == 1)
+            self.board.finish(code, f"{type(error).__name__}: {error}")
             raise
         finally:
             loaders.close(self.trainer)

@@ -83,6 +83,14 @@ def test_what_a_traceback_does_not_say_is_said(
         raise known
 
 
+def test_a_rank_without_memory_ends_the_others_by_its_fault() -> None:
+    """Its launcher would take 76 for a rank that left, and wait for the others to save."""
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    known = faults.explained(error, _trainer(), alone=False)
+    assert isinstance(known, faults.OutOfMemory)
+    assert known.exit_code == faults.status_of(error, alone=False) == 1
+
+
 def test_a_fault_of_the_users_own_speaks_for_itself() -> None:
     """Its traceback is what they need."""
     for error in (RuntimeError("mine"), ZeroDivisionError(), KeyError("out of memory")):
