@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden.ruleengine import quantities, signals
-from gpuwarden.ruleengine.profiles import describe, expectation
-from gpuwarden.ruleengine.quantities import Unit
+from gpuwarden.ruleengine.profiles import expectation
+from gpuwarden.ruleengine.quantities import Deviation, Direction, Unit
 from gpuwarden.ruleengine.verdicts import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from gpuwarden.ruleengine.model import Profile
-    from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
+    from gpuwarden.ruleengine.profiles import Expected
+    from gpuwarden.ruleengine.verdicts import JobFacts, RunFacts, Verdict
 
 DATA_LOADING = "data-loading"
 HYPERPARAMETERS = "hyperparameters"
@@ -28,8 +29,10 @@ HARDWARE = "hardware"
 IDLE = "idle"
 UNKNOWN = "unknown"
 
-TOLERANCE = 0.15
-"""A value this far from its expectation is called different."""
+SLOW = Deviation(Direction.BELOW, 0.15)
+"""Throughput this far from its expectation is called different."""
+FULL = Deviation(Direction.ABOVE, 0.15)
+"""Likewise memory."""
 WAIT_SHARE = 0.4
 """A loop that waits this much of its training time is starved."""
 BLOCKED_PROCESSES = 1.0
@@ -45,7 +48,8 @@ HARMFUL_THROTTLING = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "
 class _Facts:
     """The figures that causes are told from; None where not known."""
 
-    profile: Profile | None
+    run: RunFacts | None
+    expected: Mapping[str, Expected]
     memory: float | None
     utilization: float | None
     lowest_utilization: float | None
@@ -54,15 +58,18 @@ class _Facts:
     cores: float | None
     blocked: float | None
     throttling: tuple[str, ...]
-    declared: bool
 
     @property
     def slow(self) -> bool | None:
         """Whether throughput is below its expectation; None where it cannot be told."""
-        expected = self.profile.throughput if self.profile else None
+        expected = self.expected.get("throughput")
         if expected is None or self.throughput is None:
             return None
-        return self.throughput < expected * (1 - TOLERANCE)
+        if expected.exceeded(self.throughput, SLOW):
+            return True
+        # Inside an estimate's band, what is expected may still be more than what is measured.
+        unsure = expected.estimated and self.throughput < expected.value * (1 - SLOW.tolerance)
+        return None if unsure else False
 
 
 def diagnose(job: JobFacts, verdict: Verdict, profiles: Iterable[Profile]) -> Cause:
@@ -76,7 +83,7 @@ def diagnose(job: JobFacts, verdict: Verdict, profiles: Iterable[Profile]) -> Ca
     Returns:
         The cause with the figures that speak for it, and what the owner could do.
     """
-    facts = _facts(job, expectation(job, profiles))
+    facts = _facts(job, expectation(job, profiles).values)
     found = (
         _hyperparameters(facts)
         or _data_loading(facts)
@@ -92,10 +99,11 @@ def diagnose(job: JobFacts, verdict: Verdict, profiles: Iterable[Profile]) -> Ca
     return Cause(UNKNOWN, seen or "no figures are known that would tell a cause")
 
 
-def _facts(job: JobFacts, profile: Profile | None) -> _Facts:
+def _facts(job: JobFacts, expected: Mapping[str, Expected]) -> _Facts:
     cards = _per_card(job, "gpu_utilization")
     return _Facts(
-        profile=profile,
+        run=job.run,
+        expected=expected,
         memory=max(_per_card(job, "gpu_memory"), default=None),
         utilization=max(cards, default=None) if len(cards) == len(job.gpus) else None,
         lowest_utilization=min(cards, default=None),
@@ -106,7 +114,6 @@ def _facts(job: JobFacts, profile: Profile | None) -> _Facts:
         throttling=tuple(
             sorted({reason for gpu in job.gpus for reason in gpu.throttle} & HARMFUL_THROTTLING)
         ),
-        declared=job.run is not None and not job.run.conflict,
     )
 
 
@@ -125,21 +132,19 @@ def _of_job(job: JobFacts, signal: str) -> float | None:
 
 
 def _hyperparameters(facts: _Facts) -> Cause | None:
-    profile = facts.profile
-    expected = profile.gpu_memory if profile else None
-    if profile is None or expected is None or facts.memory is None:
+    run, expected = facts.run, facts.expected.get("gpu_memory")
+    if run is None or expected is None or facts.memory is None:
         return None
-    if facts.memory <= expected * (1 + TOLERANCE):
+    if not expected.exceeded(facts.memory, FULL):
         return None
     because = (
         f"{quantities.render(facts.memory, Unit.BYTES)} of GPU memory are held, where "
-        f"{quantities.render(expected, Unit.BYTES)} are expected of {describe(profile)}"
-        f"{_throughput(facts)}"
+        f"{expected.amount} are expected of {expected.basis}{_throughput(facts)}"
     )
     return Cause(
         HYPERPARAMETERS,
         because,
-        f"declare what really runs, or set batch={profile.batch} and imgsz={profile.imgsz}; "
+        f"declare what really runs, or set batch={run.batch} and imgsz={run.imgsz}; "
         "look for tensors that are kept from step to step",
     )
 
@@ -209,10 +214,8 @@ def _throughput(facts: _Facts) -> str:
     if facts.throughput is None:
         return ""
     text = f"; {quantities.render(facts.throughput, Unit.IMAGES_PER_SECOND)}"
-    expected = facts.profile.throughput if facts.profile else None
-    if expected is None:
-        return text
-    return f"{text} of {quantities.render(expected, Unit.IMAGES_PER_SECOND)} expected"
+    expected = facts.expected.get("throughput")
+    return text if expected is None else f"{text} of {expected.amount} expected"
 
 
 def _cpu(facts: _Facts) -> str:

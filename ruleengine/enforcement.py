@@ -368,4 +368,5 @@ def evidence_record(item: Evidence) -> dict[str, object]:
         "reason": item.reason,
         "values": dict(item.values),
         "expected": item.expected,
+        "estimated": item.estimated,
     }

@@ -27,7 +27,7 @@ from gpuwarden.ruleengine.conditions import (
     leaves,
 )
 from gpuwarden.ruleengine.model import Target
-from gpuwarden.ruleengine.profiles import describe, expectation
+from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Evidence, Truth, Verdict
 
 if TYPE_CHECKING:
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.conditions import Comparing, Condition
     from gpuwarden.ruleengine.model import Profile, Rule, WhitelistEntry
+    from gpuwarden.ruleengine.profiles import Expected
     from gpuwarden.ruleengine.verdicts import FleetFacts, GpuFacts, JobFacts, SignalKey
 
     _Combine = Callable[[Iterable[Truth]], Truth]
     _Holds = Callable[[float], bool]
     _Found = tuple[Truth, tuple[Evidence, ...]]
 
-__all__ = ["all_of", "any_of", "applies", "evaluate", "expectation", "negate", "subjects"]
+__all__ = ["all_of", "any_of", "applies", "evaluate", "negate", "subjects"]
 
 
 def all_of(truths: Iterable[Truth]) -> Truth:
@@ -317,7 +318,13 @@ class _Judge:
         )
 
     def _cards(
-        self, text: str, key: SignalKey, gpus: Gpus, *, holds: _Holds, expected: str = ""
+        self,
+        text: str,
+        key: SignalKey,
+        gpus: Gpus,
+        *,
+        holds: _Holds,
+        expected: Expected | None = None,
     ) -> Evidence:
         """A comparison on each card that the job holds."""
         found = [(gpu, *self._card(gpu, key, holds)) for gpu in self._job.gpus]
@@ -334,7 +341,8 @@ class _Judge:
             measured=_listed(self._job.gpus, key, known),
             reason=reason,
             values=known,
-            expected=expected,
+            expected="" if expected is None else str(expected),
+            estimated=expected is not None and expected.estimated,
         )
 
     def _card(self, gpu: GpuFacts, key: SignalKey, holds: _Holds) -> tuple[Truth, str]:
@@ -350,30 +358,29 @@ class _Judge:
     def _deviation(self, condition: ProfileCondition, name: str) -> Evidence:
         deviation, key = condition.profile.entries[name], condition.key(name)
         text = f"{name} over {condition.window} is {deviation} of the expectation"
-        run = self._job.run
-        if run is None or run.conflict:
-            return _unknown(text, "no_run" if run is None else "run_conflict")
+        found = expectation(self._job, self._context.profiles)
+        target = found.values.get(name)
+        if target is None:
+            return _unknown(text, found.reason, found.missing)
         if name != "gpu_memory" and any(gpu.tenants > 1 for gpu in self._job.gpus):
             return _unknown(text, "shared_card")
-        profile = expectation(self._job, self._context.profiles)
-        target = profile.expected.get(name) if profile is not None else None
-        if profile is None or target is None:
-            return _unknown(text, "no_profile")
-        expected = f"{_rendered(key, target)} ({describe(profile)})"
 
         def holds(value: float) -> bool:
-            return deviation.exceeded(value, target, tolerance=profile.tolerance)
+            return target.exceeded(value, deviation)
 
         if signals.SIGNALS[name].per_gpu:
-            return self._cards(text, key, condition.gpus, holds=holds, expected=expected)
+            return self._cards(text, key, condition.gpus, holds=holds, expected=target)
         value = self._job.values.get(key, {}).get("")
         if value is None or self._early(key):
-            return replace(
-                _unknown(text, "no_data" if value is None else "cold_start"), expected=expected
-            )
-        truth = Truth.YES if holds(value) else Truth.NO
+            found_none = _unknown(text, "no_data" if value is None else "cold_start")
+            return replace(found_none, expected=str(target), estimated=target.estimated)
         return Evidence(
-            text, truth, measured=_rendered(key, value), values={"": value}, expected=expected
+            text,
+            Truth.YES if holds(value) else Truth.NO,
+            measured=_rendered(key, value),
+            values={"": value},
+            expected=str(target),
+            estimated=target.estimated,
         )
 
     def _expression(self, condition: Promql) -> Evidence:

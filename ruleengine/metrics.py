@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 
 from gpuwarden import __version__
 from gpuwarden.catalogue import CATALOGUE, MetricType, Source
-from gpuwarden.ruleengine.evaluation import expectation
 from gpuwarden.ruleengine.nodes import NodeState
+from gpuwarden.ruleengine.profiles import expectation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -154,9 +154,9 @@ class EngineCollector(Collector):
         }
         found: dict[str, list[Row]] = {name: [] for name in names.values()}
         for job in () if facts is None else facts.jobs.values():
-            profile = expectation(job, self._engine.rulebook.rules.profiles)
-            for signal, value in {} if profile is None else profile.expected.items():
-                found[names[signal]].append(((job.job_id,), value))
+            known = expectation(job, self._engine.rulebook.rules.profiles)
+            for signal, expected in known.values.items():
+                found[names[signal]].append(((job.job_id,), expected.value))
         yield from found.items()
 
 

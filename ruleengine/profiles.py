@@ -1,30 +1,138 @@
-"""Profiles: what a job should need here, by what it declares and by the cards it holds. Pure."""
+"""What a job should need here, by what it declares and by the cards it holds. Pure.
+
+An operator's profile counts where it fits exactly. Where none does, or where it leaves a value out,
+the formula of `gpuwarden.estimates` is asked: its answer is a band, it is marked as an estimate
+wherever it is shown, and a rule's tolerance begins at the band's end. A model or card that is in
+no table has no expectation at all.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from gpuwarden import estimate_tables, estimates
+from gpuwarden.ruleengine import quantities
+from gpuwarden.ruleengine.quantities import Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from gpuwarden.ruleengine.model import Profile
-    from gpuwarden.ruleengine.verdicts import JobFacts
+    from gpuwarden.ruleengine.quantities import Deviation
+    from gpuwarden.ruleengine.verdicts import JobFacts, RunFacts
+
+REMEMBERED_ESTIMATES: Final = 4096
+"""Jobs of a fleet declare few different trainings; what users invent must not fill memory."""
+
+_UNITS: Final = {
+    "throughput": Unit.IMAGES_PER_SECOND,
+    "gpu_memory": Unit.BYTES,
+    "gpu_utilization": Unit.RATIO,
+}
 
 
-def expectation(job: JobFacts, profiles: Iterable[Profile]) -> Profile | None:
-    """The profile that a job should be like.
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What one signal of a job should show.
+
+    Attributes:
+        signal: throughput (over all cards), gpu_memory or gpu_utilization (per card).
+        value: in the signal's unit.
+        low: lower end of an estimate's band; of a profile, the value itself.
+        high: likewise its upper end.
+        basis: what is trained on what, in words.
+        estimated: whether it comes from the formula and not from a profile.
+        tolerance: the profile's known spread, or None.
+    """
+
+    signal: str
+    value: float
+    low: float
+    high: float
+    basis: str
+    estimated: bool = False
+    tolerance: float | None = None
+
+    def exceeded(self, value: float, deviation: Deviation) -> bool:
+        """Whether a measured value deviates by more than a rule allows.
+
+        A profile's own tolerance is the least that is allowed. Of an estimate the nearer end of
+        the band might be the truth: the rule's tolerance is allowed beyond it.
+        """
+        if not self.estimated:
+            return deviation.exceeded(value, self.value, tolerance=self.tolerance)
+        if self.low <= value <= self.high:
+            return False
+        end = self.low if value < self.low else self.high
+        return deviation.exceeded(value, end)
+
+    @property
+    def amount(self) -> str:
+        """The value in words; of an estimate, the band."""
+        unit = _UNITS[self.signal]
+        if not self.estimated:
+            return quantities.render(self.value, unit)
+        low, high = (quantities.render(end, unit) for end in (self.low, self.high))
+        return f"an estimated {low} to {high}"
+
+    def __str__(self) -> str:
+        """The amount and what it rests on, for people."""
+        by = "estimate by formula: " if self.estimated else ""
+        return f"{self.amount} ({by}{self.basis})"
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a job should show.
+
+    Attributes:
+        values: signal -> what is expected of it; signals without an expectation are absent.
+        missing: why there is none for the others, in words.
+        reason: the same as a short word for machines: no_run, run_conflict, no_gpus or no_profile.
+    """
+
+    values: Mapping[str, Expected]
+    missing: str
+    reason: str = "no_profile"
+
+
+def expectation(job: JobFacts, profiles: Iterable[Profile]) -> Expectation:
+    """What a job should show.
 
     Args:
         job: its declared model, batch, image size and AMP, and the cards it holds.
         profiles: all profiles; one that names `amp` is preferred to one that does not.
 
     Returns:
-        None where the job declares nothing, where two jobs claim its run, or where no profile fits
-        exactly: an expectation is never extrapolated.
+        The fitting profile's values, and estimates for what it leaves out; nothing where the job
+        declares nothing, where two jobs claim its run, or where model or card are not known.
     """
     run = job.run
-    if run is None or run.conflict or not job.gpus:
-        return None
+    if run is None:
+        return _nothing("no_run", "it declares no training")
+    if run.conflict:
+        return _nothing("run_conflict", f"the run {run.run_id} is claimed twice")
+    if not job.gpus:
+        return _nothing("no_gpus", "it holds no card")
+    profile = _fitting(job, run, profiles)
+    known = {} if profile is None else _of_profile(profile)
+    found = _estimate(job, run)
+    if isinstance(found, str):
+        return Expectation(MappingProxyType(known), f"no profile fits, and no estimate: {found}")
+    estimated = {item.signal: item for item in found}
+    return Expectation(
+        MappingProxyType(estimated | known), "no profile says it, and the formula does not"
+    )
+
+
+def _nothing(reason: str, missing: str) -> Expectation:
+    return Expectation(MappingProxyType({}), missing, reason)
+
+
+def _fitting(job: JobFacts, run: RunFacts, profiles: Iterable[Profile]) -> Profile | None:
     fitting = [
         profile
         for profile in profiles
@@ -36,11 +144,76 @@ def expectation(job: JobFacts, profiles: Iterable[Profile]) -> Profile | None:
     return min(fitting, key=lambda profile: profile.amp is None, default=None)
 
 
-def describe(profile: Profile) -> str:
-    """A profile in words, such as `yolov8m, batch 64, 640 px on NVIDIA A100-SXM4-40GB`."""
-    cards = f"{profile.gpus} x " if profile.gpus > 1 else ""
-    amp = {True: ", AMP", False: ", no AMP", None: ""}[profile.amp]
-    return (
-        f"{profile.model}, batch {profile.batch}, {profile.imgsz} px{amp} "
-        f"on {cards}{profile.hardware}"
+def _of_profile(profile: Profile) -> dict[str, Expected]:
+    basis = _words(
+        profile.model,
+        profile.batch,
+        profile.imgsz,
+        amp=profile.amp,
+        gpus=profile.gpus,
+        hardware=profile.hardware,
     )
+    return {
+        signal: Expected(signal, value, value, value, basis, tolerance=profile.tolerance)
+        for signal, value in profile.expected.items()
+    }
+
+
+def _estimate(job: JobFacts, run: RunFacts) -> tuple[Expected, ...] | str:
+    """The formula's answer for what a job declares, or why there is none."""
+    if not run.model or run.batch is None or run.imgsz is None or run.amp is None:
+        given = {
+            "model": run.model or None,
+            "batch": run.batch,
+            "imgsz": run.imgsz,
+            "amp": run.amp,
+        }
+        return f"{', '.join(n for n, value in given.items() if value is None)} is not known"
+    if len(set(job.instances)) > 1:
+        return "it runs on several nodes, of which no figure is public"
+    names = {gpu.name for gpu in job.gpus}
+    if len(names) > 1:
+        return "its cards differ"
+    totals = [gpu.memory_total_bytes for gpu in job.gpus if gpu.memory_total_bytes is not None]
+    return _estimated(
+        run.model,
+        run.batch,
+        run.imgsz,
+        amp=run.amp,
+        gpus=len(job.gpus),
+        hardware=names.pop(),
+        gpu_memory=min(totals, default=None),
+    )
+
+
+@functools.lru_cache(maxsize=REMEMBERED_ESTIMATES)
+def _estimated(
+    model: str,
+    batch: int,
+    imgsz: int,
+    *,
+    amp: bool,
+    gpus: int,
+    hardware: str,
+    gpu_memory: float | None,
+) -> tuple[Expected, ...] | str:
+    found = estimate_tables.expected(
+        model, batch, imgsz=imgsz, amp=amp, hardware=hardware, gpus=gpus, gpu_memory=gpu_memory
+    )
+    if isinstance(found, estimates.Unknown):
+        return str(found)
+    basis = _words(model, batch, imgsz, amp=amp, gpus=gpus, hardware=hardware)
+
+    def banded(signal: str, band: estimates.Range) -> Expected:
+        return Expected(signal, band.expected, band.low, band.high, basis, estimated=True)
+
+    return banded("throughput", found.throughput), banded("gpu_memory", found.gpu_memory)
+
+
+def _words(
+    model: str, batch: int, imgsz: int, *, amp: bool | None, gpus: int, hardware: str
+) -> str:
+    """Such as `yolov8m, batch 64, 640 px, AMP on 2 x NVIDIA A100-SXM4-40GB`."""
+    cards = f"{gpus} x " if gpus > 1 else ""
+    mixed = {True: ", AMP", False: ", no AMP", None: ""}[amp]
+    return f"{model}, batch {batch}, {imgsz} px{mixed} on {cards}{hardware}"

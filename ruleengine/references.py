@@ -39,7 +39,7 @@ Check files with `gpuwarden rules check FILES`; editors complete and check with 
 
 What is not known never acts. A condition is NO, UNKNOWN or YES; `all` is the minimum, `any` the
 maximum, `not` turns around and leaves UNKNOWN as it is. A gap in the data, a stale series, a dark
-node, a wrong clock, a cold start, a shared card or a missing profile make it UNKNOWN.
+node, a wrong clock, a cold start, a shared card or a missing expectation make it UNKNOWN.
 
 Durations (`30s`, `5m`, `1h30m`), percentages, sizes and rates carry their units; a bare number
 where a unit belongs is an error. Exactly at a limit, `at_most` and `at_least` hold, `below`,
@@ -59,7 +59,12 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
     (
         "Condition: a deviation from the profile",
         ProfileCondition,
-        "Unknown while no profile fits exactly.",
+        (
+            "Where no profile fits exactly, the formula of docs/estimates.md says what to expect "
+            "of throughput and memory. Such an expectation is a band and is marked as an estimate; "
+            "the tolerance begins at the band's nearer end. Unknown for a model or card that is "
+            "in no table, and for utilization."
+        ),
     ),
     (
         "`profile` of such a condition",

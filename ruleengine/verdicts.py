@@ -181,6 +181,8 @@ class Evidence:
             shared_card, no_profile, clock_skew, ...), else an empty string.
         values: card's UUID or "" -> value, for the record.
         expected: the expectation in words for a profile, else an empty string.
+        estimated: whether that expectation is an estimate by formula, of which only a band is
+            known.
     """
 
     condition: str
@@ -189,6 +191,7 @@ class Evidence:
     reason: str = ""
     values: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     expected: str = ""
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

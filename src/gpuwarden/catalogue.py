@@ -518,14 +518,14 @@ _ENGINE = (
         "gpuwarden_expected_throughput_images_per_second",
         _G,
         "",
-        "Throughput that the profile expects of the job; for graphs.",
+        "Throughput expected of the job, by its profile or else by estimate; for graphs.",
         "job_id",
     ),
     _engine(
         "gpuwarden_expected_gpu_memory_bytes",
         _G,
         "bytes",
-        "GPU memory per card that the profile expects of the job; for graphs.",
+        "GPU memory per card expected of the job, by its profile or else by estimate; for graphs.",
         "job_id",
     ),
     _engine(

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from tests.ruleengine.engines import World, running
+from tests.ruleengine.worlds import A100, Job
 from tests.servers import binary
 
+from gpuwarden import estimate_tables
 from gpuwarden.catalogue import CATALOGUE
+from gpuwarden.estimates import Expectation
 from gpuwarden.ruleengine import tickets
 from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.cases import CaseState
@@ -106,6 +109,36 @@ def test_the_metrics_are_the_catalogues_and_please_promtool(servers: World) -> N
         timeout=30,
     )
     assert checked.returncode == 0, checked.stderr
+
+
+def test_what_running_jobs_should_show_is_on_the_page(servers: World) -> None:
+    """For graphs; of a job that declares nothing known there is no row."""
+    names = {"run_id": "r1", "model": "yolov8n", "batch": "16", "imgsz": "640", "amp": "true"}
+
+    async def story() -> str:
+        (first,) = servers.fleet.jobs
+        first.run = names
+        unknown = names | {"run_id": "r2", "model": "my-net"}
+        servers.fleet.jobs.append(Job("proc-2", uuid="GPU-2", run=unknown))
+        async with asked(servers) as (world, client):
+            await world.tick()
+            return (await client.get("/metrics")).text
+
+    rows = [
+        line.split()
+        for line in asyncio.run(story()).splitlines()
+        if line.startswith("gpuwarden_expected_")
+    ]
+    formula = estimate_tables.expected("yolov8n", 16, imgsz=640, amp=True, hardware=A100)
+    assert isinstance(formula, Expectation)
+    assert {name: float(value) for name, value in rows} == {
+        'gpuwarden_expected_throughput_images_per_second{job_id="proc-1"}': pytest.approx(
+            formula.throughput.expected
+        ),
+        'gpuwarden_expected_gpu_memory_bytes{job_id="proc-1"}': pytest.approx(
+            formula.gpu_memory.expected
+        ),
+    }
 
 
 def test_no_counter_ever_falls(servers: World) -> None:

@@ -78,6 +78,7 @@ class Job:
     started: float = 1_799_990_000.0
     activity: dict[str, float] = field(default_factory=dict)
     instance: str = NODE
+    run: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -165,6 +166,7 @@ class Fleet:
             "gpu_job_first_gpu_use_timestamp_seconds": [Sample(base, job.started)],
             "gpu_process_start_time_seconds": [Sample(process, job.started)],
             "gpu_job_executable": [Sample({**base, **path}, 1.0)],
+            "yolo_info": [Sample({**base, **job.run}, 1.0)] if job.run else [],
             "gpu_job_activity_timestamp_seconds": [
                 Sample({**base, "signal": name}, at) for name, at in job.activity.items()
             ],
