@@ -161,7 +161,7 @@ class Launcher:
         command: of a rank, the same for each.
         devices: one per rank, see `devices_of`.
         grace: seconds from the first request to leave until what is left is killed.
-        patience: seconds that the other ranks have when one has failed.
+        patience: seconds that the other ranks have when one has failed, or rank 0 has ended.
     """
 
     command: Sequence[str]
@@ -325,6 +325,9 @@ class Launcher:
 
     def _note_end(self, rank: _Rank) -> None:
         status = rank.status
+        if rank.number == 0 and not rank.killed:
+            # The others can save nothing without it, and may wait for it for good.
+            self._deadline = min(self._deadline, time.monotonic() + self.patience)
         if status == job_files.EXIT_DONE or rank.killed:
             return
         if status in _LEFT:
@@ -343,15 +346,16 @@ class Launcher:
             if rank.status is None and not rank.killed:
                 rank.killed = True
                 if self._failed is None:
-                    log.warning(
-                        "rank %d is killed: %s",
-                        rank.number,
-                        "you insist"
-                        if self._insisted
-                        else f"{self._why}, and {self.grace:g} s later it had not left",
-                    )
+                    log.warning("rank %d is killed: %s", rank.number, self._reason_to_kill())
                 _kill_group(rank.process.pid)
         self._deadline = float("inf")
+
+    def _reason_to_kill(self) -> str:
+        if self._insisted:
+            return "you insist"
+        if self._ranks[0].status is not None:
+            return "rank 0 has ended, and it does not"
+        return f"{self._why}, and {self.grace:g} s later it had not left"
 
     # -- when they have ended
 

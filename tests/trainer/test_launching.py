@@ -161,6 +161,19 @@ def test_a_rank_that_fails_takes_the_others_down(
     assert "goes on from the newest" in err
 
 
+@pytest.mark.parametrize("code", [0, 75])
+def test_nobody_waits_for_rank_0_when_it_has_ended(
+    launch: Callable[..., Launched], code: int
+) -> None:
+    """A rank that hangs at its end, in a communicator say, does not hold its card for good."""
+    launched = launch(f"wait exit:{code}", "child deaf")
+    pids = launched.pids()
+    os.kill(pids[0], signal.SIGUSR1)
+    status, _out, err = launched.end()
+    assert (status, _alive(pids)) == (code, []), err
+    assert "rank 0 has ended" in err
+
+
 def test_a_rank_told_alone_takes_the_others_along(launch: Callable[..., Launched]) -> None:
     """One that leaves where it need not ask the others: they are asked then."""
     launched = launch("wait exit:76", "wait exit:75")
