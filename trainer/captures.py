@@ -6,6 +6,7 @@ accepts), copied so that training may go on while it is written.
 
 from __future__ import annotations
 
+import logging
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,10 @@ from gpuwarden.trainer.states import NotStorable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuwarden.trainer.ranks import Place
     from gpuwarden.trainer.states import Position
+
+log = logging.getLogger(__name__)
 
 _CRITERION = ("updates", "o2m", "o2o")
 """Counters of the end-to-end loss, which weighs its two heads by progress."""
@@ -195,17 +199,26 @@ def _buffers(model: Any) -> dict[str, Any]:
     return {name: plain(value) for name, value in model.state_dict().items() if name in own}
 
 
-def for_peer(state: dict[str, Any], rank: int) -> dict[str, Any]:
-    """A state as a rank other than the first continues it.
+def for_rank(state: dict[str, Any], place: Place) -> dict[str, Any]:
+    """A state as this rank continues it.
 
     A state that was written by fewer ranks has no part of this one, which then starts from rank
     0's buffers; what it draws is set apart from the others' by its number.
 
     Args:
         state: as `capture` made it.
-        rank: from 1.
+        place: of this rank among those that train now.
     """
-    peers = state.get("peers") or []
+    peers, rank = state.get("peers") or [], place.rank
+    if place.leads:
+        if place.world != len(peers) + 1:
+            log.info(
+                "goes on with %d process(es) instead of %d: the data come in the same order, but "
+                "sums are rounded otherwise",
+                place.world,
+                len(peers) + 1,
+            )
+        return state
     if rank > len(peers):
         generator = torch.Generator().manual_seed(rank)
         random_state = {

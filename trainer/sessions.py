@@ -334,15 +334,13 @@ class Session:
 
     def load_state(self, trainer: Any) -> comparisons.Continuation | None:
         """The state that this attempt continues, as this rank continues it."""
-        leads = self.team.place.leads
-        found = self.team.tell(self._load_state(trainer) if leads else None)
-        if found is None or leads:
-            return found
+        place = self.team.place
+        found = self.team.tell(self._load_state(trainer) if place.leads else None)
+        if found is None:
+            return None
         from gpuwarden.trainer import captures
 
-        return dataclasses.replace(
-            found, state=captures.for_peer(found.state, self.team.place.rank)
-        )
+        return dataclasses.replace(found, state=captures.for_rank(found.state, place))
 
     def _load_state(self, trainer: Any) -> comparisons.Continuation | None:
         """The newest good state, compared with the training."""

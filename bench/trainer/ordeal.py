@@ -187,7 +187,8 @@ class Ordeal:
         gone = time.time()
         status = self.published()
         said = status if status != before else None
-        ended = said["exit"]["time"] if said and said["exit"] else gone
+        # Of several ranks the one that speaks for the training was killed, or it has said so.
+        ended = said["exit"]["time"] if said and said["exit"] else signalled
         step, written = self.durable()
         described = said and job_files.description_path(self.node, RUN).exists()
         cards = self.choices.nproc

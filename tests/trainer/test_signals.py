@@ -148,6 +148,30 @@ def test_set_up_is_left_at_once(command: Callable[..., Command], nproc: int) -> 
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
+def test_another_number_of_processes_goes_on(
+    command: Callable[..., Command], first: int, then: int
+) -> None:
+    """At the very step, with the whole batch; that sums are rounded otherwise is said."""
+    training = _start(command, f"--nproc={first}")
+    training.wait_for_step(2)
+    training.send(signal.SIGTERM)
+    assert training.end()[0] == 75
+    left = training.status()
+    assert left is not None
+    training = command("run", f"--nproc={then}", *WORKERS, device="cpu")
+    wait_for(lambda: (training.status(), training.process.poll() is not None)[1], seconds=120)
+    code, _out, err = training.end()
+    assert code == 0, err
+    assert f"goes on with {then} process(es) instead of {first}" in err
+    done = training.status()
+    assert done is not None
+    assert done.counters.steps == 3 * BATCHES - left.step
+    assert done.counters.images == 8 * done.counters.steps
+
+
+@pytest.mark.sweep
 def test_a_rank_that_dies_ends_the_training_with_a_fault(command: Callable[..., Command]) -> None:
     """The states stay: the same command goes on from the newest, and comes to its end."""
     training = _start(command, "--nproc=2", "--checkpoint-every=500ms")
