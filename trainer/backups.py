@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import ServiceUnavailable
@@ -23,27 +24,34 @@ log = logging.getLogger(__name__)
 
 FINISH_SECONDS = 600.0
 """How long a complete training waits for what it has made to arrive."""
+SLICE_SECONDS = 5.0
 DEADLINE_MARGIN_SECONDS = 2.0
 
 
-def find(settings: TrainSettings) -> RunRecord | None:
-    """The run at the settings' URL that a start with its run id means.
+def check(settings: TrainSettings) -> None:
+    """Look at the settings' URL, before anything is trained.
 
     Raises:
-        MissingExtra, InvalidInput: nothing is installed for the URL.
-        ServiceUnavailable: whether it is there could not be found out. It is not begun anew then:
-            days of work may be there.
+        MissingExtra, InvalidInput: nothing is installed for it.
     """
     if settings.upload is None:
-        return None
+        return
     uploading.check(settings.upload)
     if settings.run_id is None:
         log.warning(
             "--upload without --run-id: the states are put under a name that no later start will "
             "look for; give the run an id to continue it on another machine"
         )
-        return None
-    if not settings.resumes:
+
+
+def find(settings: TrainSettings) -> RunRecord | None:
+    """The run at the settings' URL that a start with its run id means.
+
+    Raises:
+        ServiceUnavailable: whether it is there could not be found out. It is not begun anew then:
+            days of work may be there.
+    """
+    if settings.upload is None or settings.run_id is None or not settings.resumes:
         return None
     try:
         content = uploading.remote_record(settings.upload, settings.run_id)
@@ -150,8 +158,15 @@ class Backup:
 
     def finish(self) -> None:
         """Wait for all that a complete run leaves."""
-        if self._uploader is not None:
-            self._flush(FINISH_SECONDS)
+        uploader = self._uploader
+        if uploader is None:
+            return
+        # The card is held meanwhile: a place that only fails is not waited for so long.
+        until = time.monotonic() + FINISH_SECONDS
+        while time.monotonic() < until and not uploader.flush(SLICE_SECONDS):
+            if uploader.failing:
+                break
+        self._flush(self._wait)
 
     def _flush(self, seconds: float) -> None:
         if self._uploader is not None and not self._uploader.flush(seconds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -64,9 +65,9 @@ def claim(
         RunIsLocked: it is being trained by another process.
     """
     fixed = "save_dir" in words or bool(words.get("exist_ok"))
-    remote = backups.find(settings)
+    find = functools.cache(lambda: backups.find(settings))
     for claim in range(_CLAIMS):
-        plan = resume.plan(settings, words, task=task, now=clock.wall(), remote=remote)
+        plan = resume.plan(settings, words, task=task, now=clock.wall(), elsewhere=find)
         watch.observe(
             job_files.request_path(settings.jobs_directory, plan.record.run_id),
             answered=set(plan.record.answered),

@@ -18,7 +18,7 @@ from gpuwarden.trainer import comparisons, offline, states
 from gpuwarden.trainer.runs import RunRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gpuwarden.trainer.settings import TrainSettings
 
@@ -70,7 +70,7 @@ def plan(
     *,
     task: str,
     now: float,
-    remote: RunRecord | None = None,
+    elsewhere: Callable[[], RunRecord | None] = lambda: None,
 ) -> Plan:
     """Find the run that a command means, or make a new one.
 
@@ -82,7 +82,7 @@ def plan(
         words: ultralytics' words, `model` included.
         task: of the model.
         now: Unix time.
-        remote: the run of that id at another place, to be continued where none is here.
+        elsewhere: finds the run of that id at another place, asked where none is here.
 
     Raises:
         InvalidInput: the run that is meant was started with other words, and that is not to be
@@ -93,9 +93,8 @@ def plan(
     if settings.resumes:
         _refuse_unreadable(base, settings)
         found = _find(settings, said, base, fixed="save_dir" in words)
-        if found is None and remote is not None:
-            elsewhere = Plan(_unused(base, words), remote, fresh=False)
-            found = _compared(elsewhere, said, settings)
+        if found is None and (remote := elsewhere()) is not None:
+            found = _compared(Plan(_unused(base, words), remote, fresh=False), said, settings)
         if found is not None:
             return found
     record = RunRecord(

@@ -101,6 +101,7 @@ class Session:
         """
         offline.prepare()
         exports.check(self.settings.export)
+        backups.check(self.settings)
         words = {name: value for name, value in words.items() if value is not None}
         base = base or environments.named_class(self.settings.trainer)
         if isinstance(words.get("data"), list | tuple):
@@ -222,7 +223,8 @@ class Session:
             raise
         finally:
             loaders.close(self.trainer)
-        self._finish_record()
+        self._saver.collect(wait=True)
+        self.note(finished=self.clock.wall())
         self._backup.finish()
         self.board.enter("done")
         self.board.finish(job_files.EXIT_DONE, "complete")
@@ -280,10 +282,6 @@ class Session:
             f"goes on at epoch {at.epoch + 1}, batch {at.batch}" if at else "nothing to save yet",
         )
         return code, reason
-
-    def _finish_record(self) -> None:
-        self._saver.collect(wait=True)
-        self.note(finished=self.clock.wall())
 
     def _write_record(self) -> None:
         if not self.team.place.leads:

@@ -154,6 +154,11 @@ class Uploader:
         """Whether everything has arrived."""
         return not self._pending and not self._record_pending
 
+    @property
+    def failing(self) -> bool:
+        """Whether the newest try has failed."""
+        return bool(self._complained)
+
     # -- the process
 
     def _order(self, document: dict[str, Any]) -> None:

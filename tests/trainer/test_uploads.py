@@ -308,6 +308,10 @@ def test_a_place_that_does_not_answer_never_becomes_a_new_training(
     with pytest.raises(ServiceUnavailable, match="--resume never"):
         other.attempt("run", {}, upload=url)
     assert not (tmp_path / "other" / "runs").exists()
+    (tmp_path / "there" / "run" / FOLDER).rename(tmp_path / "gone")
+    (tmp_path / "there" / "run" / FOLDER).write_bytes(b"")
+    trainings.attempt("run", {}, upload=url, upload_wait=0)
+    assert trainings.status("run").counters.steps == 3 * BATCHES - 2
 
 
 def test_orders_are_read_whole_however_they_come() -> None:
