@@ -87,9 +87,13 @@ class Story:
         self.record.moments.append(moment)
         self._narrate(moment)
 
-    def run(self) -> Record:
-        """Play the story to its end, or to its deadline."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
+    def run(self, *, within: float = DEADLINE_SECONDS) -> Record:
+        """Play the story to its end.
+
+        Args:
+            within: seconds after which it stops wherever it stands.
+        """
+        deadline = time.monotonic() + within
         for name in ("notebook", "tensorboard", "hog", "fitting", "starved", "waiting"):
             self._start(name)
         while not self._finished() and time.monotonic() < deadline:
@@ -97,7 +101,9 @@ class Story:
             self._hear()
             self._watch_processes()
             time.sleep(PAUSE_SECONDS)
+        # What ended the wait may have happened in its last pause.
         self._hear()
+        self._watch_processes()
         return self.record
 
     def stop(self) -> None:

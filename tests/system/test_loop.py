@@ -22,12 +22,13 @@ pytestmark = pytest.mark.system
 
 
 @pytest.mark.training
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(800)
 def test_each_of_the_five_jobs_comes_to_its_right_end(stack: Stack) -> None:
     """Left alone, resumed, reclaimed, notified, protected: read back from Prometheus and ledger."""
     story = Story(stack, print)
     try:
-        record = story.run()
+        # A slow machine takes longer; what becomes of the jobs is the claim.
+        record = story.run(within=600)
         settle(stack)
         read = ReadBack(stack, record)
         wrong = {item.job: item.wrong for item in read.outcomes() if item.wrong}
