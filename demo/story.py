@@ -101,9 +101,7 @@ class Story:
             self._hear()
             self._watch_processes()
             time.sleep(PAUSE_SECONDS)
-        # What ended the wait may have happened in its last pause.
         self._hear()
-        self._watch_processes()
         return self.record
 
     def stop(self) -> None:
