@@ -11,6 +11,7 @@ from gpuwarden.diagnostics import Diagnostic, Severity, render_text
 from gpuwarden.errors import InvalidInput
 from gpuwarden.ruleengine import linting
 from gpuwarden.ruleengine.fields import Strict
+from gpuwarden.ruleengine.lints_of_tests import lint_tests
 from gpuwarden.ruleengine.model import (
     Limits,
     Profile,
@@ -19,16 +20,27 @@ from gpuwarden.ruleengine.model import (
     TerminateLimits,
     WhitelistEntry,
 )
+from gpuwarden.ruleengine.rule_tests import RuleTest
 from gpuwarden.yaml_files import load_located, path_text, validate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from gpuwarden.diagnostics import Span
     from gpuwarden.ruleengine.linting import Finding
     from gpuwarden.yaml_files import Document, Node, Step
 
 _Part = TypeVar("_Part", bound=Strict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTest:
+    """An inline test and where it stands: itself, and each of its expectations."""
+
+    test: RuleTest
+    span: Span
+    expected_at: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +51,14 @@ class CheckedFiles:
         rules: the merged set, or None if there is any error.
         diagnostics: errors and warnings of all files, in the order of files and positions.
         sources: each file's text, for the lines under the diagnostics.
+        tests: the well-formed inline tests of all files.
     """
 
     rules: RuleSet | None
     diagnostics: tuple[Diagnostic, ...]
     sources: dict[str, str]
+
+    tests: tuple[PlacedTest, ...] = ()
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -107,12 +122,17 @@ def check_documents(
     )
     sources = {document.file: document.text for document in documents}
     usable = not any(item.severity is Severity.ERROR for item in found)
-    return CheckedFiles(_merged(files) if usable else None, tuple(dict.fromkeys(found)), sources)
+    return CheckedFiles(
+        _merged(files) if usable else None,
+        tuple(dict.fromkeys(found)),
+        sources,
+        tuple(_placed(file, index, test) for file in files for index, test in file.tests),
+    )
 
 
 def rule_set_hash(rules: RuleSet) -> str:
     """A short name of everything that a set says; equal sets have equal hashes."""
-    text = rules.model_dump_json(by_alias=True)
+    text = rules.model_dump_json(by_alias=True, exclude={"tests"})
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -125,6 +145,7 @@ class _File:
     rules: list[tuple[int, Rule]] = field(default_factory=list)
     profiles: list[tuple[int, Profile]] = field(default_factory=list)
     whitelist: list[tuple[int, WhitelistEntry]] = field(default_factory=list)
+    tests: list[tuple[int, RuleTest]] = field(default_factory=list)
     findings: list[Diagnostic] = field(default_factory=list)
 
     def check(self, scrape_interval: float) -> None:
@@ -136,6 +157,7 @@ class _File:
         self.rules = self._parts(Rule, "rules")
         self.profiles = self._parts(Profile, "profiles")
         self.whitelist = self._parts(WhitelistEntry, "whitelist")
+        self.tests = self._parts(RuleTest, "tests")
         for index, rule in self.rules:
             for finding in linting.lint_rule(rule, scrape_interval=scrape_interval):
                 self.report(finding, ("rules", index))
@@ -174,6 +196,16 @@ class _File:
         )
 
 
+def _placed(file: _File, index: int, test: RuleTest) -> PlacedTest:
+    root = file.document.root
+    if root is None:
+        raise ValueError("a file without content has no tests")
+    expected = tuple(
+        root.at(("tests", index, "expect", number)).span for number in range(len(test.expect))
+    )
+    return PlacedTest(test, root.at(("tests", index)).span, expected)
+
+
 def _across(files: Sequence[_File], now: float) -> None:
     """What can only be seen with all files together."""
     first: dict[str, str] = {}
@@ -190,6 +222,10 @@ def _across(files: Sequence[_File], now: float) -> None:
     _limits(files)
     for file in files:
         _team(file)
+    rules = [rule for file in files for _, rule in file.rules]
+    for file in files:
+        for finding in lint_tests(file.tests, rules, known=list(first)):
+            file.report(finding, ("tests",))
 
 
 def _zones(files: Sequence[_File]) -> None:

@@ -50,6 +50,7 @@ from gpuwarden.ruleengine.fields import (
     known_zone,
     some_tuple,
 )
+from gpuwarden.ruleengine.rule_tests import RuleTest
 
 __all__ = [
     "Action",
@@ -351,3 +352,5 @@ class RuleSet(Strict):
     """Expectations."""
     whitelist: Annotated[tuple[WhitelistEntry, ...], BeforeValidator(as_tuple)] = ()
     """Protections."""
+    tests: Annotated[tuple[RuleTest, ...], BeforeValidator(as_tuple)] = ()
+    """Histories and what must follow from them; `gpuwarden rules test` runs them."""

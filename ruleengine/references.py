@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden import durations
-from gpuwarden.ruleengine import model, signals
+from gpuwarden.ruleengine import model, rule_tests, signals
 from gpuwarden.ruleengine.codes import CODES
 from gpuwarden.ruleengine.conditions import (
     All,
@@ -17,6 +17,7 @@ from gpuwarden.ruleengine.conditions import (
     Signal,
     SilentFor,
 )
+from gpuwarden.ruleengine.histories import LIKENESSES
 from gpuwarden.ruleengine.quantities import EXAMPLES
 from gpuwarden.ruleengine.schemas import rule_file_document
 
@@ -84,6 +85,22 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
     ("A profile", model.Profile, "Under `profiles`."),
     ("A protection", model.WhitelistEntry, "Under `whitelist`."),
     ("`match` of a protection", model.WhitelistMatch, ""),
+    (
+        "A test",
+        rule_tests.RuleTest,
+        "Under `tests`. `gpuwarden rules test` runs it, as if every rule's mode were enforce.",
+    ),
+    ("A job of a test", rule_tests.DeclaredJob, "Under `jobs`."),
+    ("Its trainer", rule_tests.DeclaredRun, "Under `run` of a job."),
+    (
+        "What it does later",
+        rule_tests.ConductChange,
+        "Under `then` of a job. Not given: as before; with `like`: as that word says.",
+    ),
+    ("One of its cards", rule_tests.CardConduct, "Under `cards`, in the order of its cards."),
+    ("A series of a test", rule_tests.InputSeries, "Under `series`, in promtool's notation."),
+    ("A dark node", rule_tests.Outage, "Under `outages`."),
+    ("What is expected", rule_tests.Expectation, "Under `expect`."),
 )
 
 
@@ -109,6 +126,14 @@ def _lines() -> Iterator[str]:
             default = "mandatory" if info.is_required() else _default(info)
             yield f"| `{key}` | {value} | {default} | {_one_line(info.description or '')} |"
         yield ""
+    yield "## What `like` stands for\n"
+    yield "| word | meaning | utilization | memory | cores | images/s | waits for data | alive |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for word, like in LIKENESSES.items():
+        figures = f"{like.utilization:.0%} | {like.memory_share:.0%} | {like.cpu:g}"
+        figures += f" | {like.throughput:g} | {like.data_wait:.0%}"
+        yield f"| `{word}` | {like.help} | {figures} | {'yes' if like.alive else 'no'} |"
+    yield ""
     yield "## Signals\n"
     yield "| signal | limit like | of | meaning |"
     yield "| --- | --- | --- | --- |"
@@ -135,6 +160,8 @@ def _default(info: FieldInfo) -> str:
     value = info.get_default(call_default_factory=True, validated_data={})
     if value is None or value in ("", (), {}):
         return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     return f"`{durations.render(value)}`" if isinstance(value, float) else f"`{value}`"
 
 

@@ -1,7 +1,8 @@
-"""`gpuwarden rules`: check rule files, and print their schema."""
+"""`gpuwarden rules`: check and test rule files, and print their schema."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import click
@@ -10,12 +11,20 @@ from gpuwarden import durations
 from gpuwarden.diagnostics import render_json
 from gpuwarden.ruleengine.loading import CheckedFiles, check_rule_files, rule_set_hash
 from gpuwarden.ruleengine.references import rule_reference
+from gpuwarden.ruleengine.rehearsal_runs import (
+    chosen,
+    result_lines,
+    results_json,
+    run_test,
+    summary_line,
+)
 from gpuwarden.ruleengine.schemas import rule_file_schema
 
 # In these, \b is the character by which click leaves the lines that follow as they are.
 _EXAMPLES = """\b
 Examples:
   gpuwarden rules check rules.d/*.yaml
+  gpuwarden rules test rules.d/*.yaml
   gpuwarden rules schema > rules.schema.json"""
 _MODELINE = """\b
 With yaml-language-server, put this at the top of a rule file:
@@ -35,25 +44,29 @@ def _interval(_context: click.Context, _parameter: click.Parameter, value: str) 
 
 @click.group(epilog=_EXAMPLES)
 def rules() -> None:
-    """Check and document rule files.
+    """Check, test and document rule files.
 
     A rule file says which use of GPUs is a violation, what is told to whom and when, and when a
     job is ended.
     """
 
 
-@rules.command()
-@click.argument(
+_files = click.argument(
     "files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILES..."
 )
-@click.option(
+_output = click.option(
     "-o",
     "--output",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="text: each finding with its line; json: one document, gpuwarden.diagnostics/v1.",
+    help="text: for people, with each line; json: one versioned document, for CI.",
 )
+
+
+@rules.command()
+@_files
+@_output
 @click.option(
     "--scrape-interval",
     callback=_interval,
@@ -99,6 +112,54 @@ def _print(checked: CheckedFiles, count: int) -> None:
 
 def _plural(count: int, word: str) -> str:
     return word if count == 1 else f"{word}s"
+
+
+@rules.command()
+@_files
+@_output
+@click.option(
+    "--run",
+    "wanted",
+    multiple=True,
+    metavar="ID",
+    help="Only the tests of this name, or about this rule; may be given several times.",
+)
+@click.pass_context
+def test(
+    context: click.Context, files: tuple[Path, ...], output: str, *, wanted: tuple[str, ...]
+) -> None:
+    """Run the inline tests of rule files that are used together.
+
+    Each test under `tests:` is a history (what jobs do, or series in promtool's notation) and what
+    must follow from it. It is put into a temporary Prometheus and judged as the live engine would,
+    every rule as if its mode were enforce; nothing real is asked, told or ended.
+
+    Needs the program `prometheus` on this machine.
+
+    Exit status: 0 all passed; 1 a test failed; 2 the files are not usable, or no test was chosen;
+    3 there is no Prometheus.
+    """
+    checked = check_rule_files(files)
+    if checked.rules is None:
+        if output == "json":
+            click.echo(render_json(checked.diagnostics))
+        else:
+            _print(checked, len(files))
+        context.exit(2)
+    tests = chosen(checked.tests, wanted)
+    if not tests:
+        known = sorted({name for item in checked.tests for name in item.test.rules})
+        about = f"; there are tests about {', '.join(known)}" if known else ""
+        raise click.UsageError(f"no test to run{about}: docs/rules.md says how to write one")
+    results = []
+    for placed in tests:
+        result = asyncio.run(run_test(placed, checked.rules))
+        results.append(result)
+        if output == "text":
+            click.echo("\n".join(result_lines(result)))
+    click.echo(results_json(results) if output == "json" else summary_line(results))
+    if not all(result.passed for result in results):
+        context.exit(1)
 
 
 @rules.command(epilog=_MODELINE)

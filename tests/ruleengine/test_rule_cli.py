@@ -83,7 +83,73 @@ def test_windows_are_checked_against_the_scrape_interval(good: Path) -> None:
     assert "must be more than 0s" in none.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["check"], ["schema"], ["reference"]])
+TESTED = (
+    GOOD
+    + """\
+tests:
+- name: a full card
+  jobs: [{job: proc-1, like: hog}]
+  expect: [{at: 10m, rule: hog, job: proc-1, verdict: yes}]
+- name: a mistake
+  jobs: [{job: proc-1, like: healthy}]
+  expect: [{at: 10m, rule: hog, job: proc-1, verdict: yes, stage: light-log}]
+"""
+)
+
+
+def test_tests_that_fail_are_told_with_their_lines_and_what_was_measured(good: Path) -> None:
+    """And exit 1; those that pass exit 0."""
+    good.write_text(TESTED)
+    result = _run("test", str(good))
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("ok    a full card (")
+    assert lines[1].startswith("FAIL  a mistake (")
+    assert lines[2] == f"      {good}:15:12: 10m in, hog about proc-1: verdict is no, not yes"
+    assert "GPU 0: 50 %" in lines[4]
+    assert lines[-1] == "2 tests: 1 passed, 1 failed"
+    chosen = _run("test", "--run", "a full card", str(good))
+    assert chosen.exit_code == 0
+    assert chosen.stdout.splitlines()[-1] == "1 test: 1 passed, 0 failed"
+
+
+def test_results_are_one_versioned_document(good: Path) -> None:
+    """For CI: each mismatch with its place, and what was found."""
+    good.write_text(TESTED)
+    result = _run("test", "-o", "json", "--run", "hog", str(good))
+    document = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert document["schema"] == "gpuwarden.rule-tests/v1"
+    assert [item["passed"] for item in document["tests"]] == [True, False]
+    first, second = document["tests"][1]["mismatches"]
+    assert (first["line"], first["field"], first["expected"], first["actual"]) == (
+        15,
+        "verdict",
+        "yes",
+        "no",
+    )
+    assert (second["field"], second["actual"]) == ("stage", "none")
+    assert first["evidence"][0]["measured"] == "GPU 0: 50 %"
+
+
+def test_what_cannot_be_run_exits_two(good: Path) -> None:
+    """No test at all, none of that name, or files that are not usable."""
+    none = _run("test", str(good))
+    assert none.exit_code == 2
+    assert "no test to run" in none.stderr
+    good.write_text(TESTED)
+    unknown = _run("test", "--run", "hag", str(good))
+    assert unknown.exit_code == 2
+    assert "there are tests about hog" in unknown.stderr
+    good.write_text(TESTED.replace("hog, job", "hag, job"))
+    assert "error[GW231]" in _run("test", str(good)).stdout
+    broken = _run("test", "-o", "json", str(good))
+    assert broken.exit_code == 2
+    codes = [item["code"] for item in json.loads(broken.stdout)["diagnostics"]]
+    assert codes == ["GW231", "GW231"]
+
+
+@pytest.mark.parametrize("words", [[], ["check"], ["test"], ["schema"], ["reference"]])
 def test_help_is_laid_out_for_people(words: list[str]) -> None:
     """Examples stand on lines of their own."""
     text = _run(*words, "--help").stdout

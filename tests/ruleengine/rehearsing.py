@@ -1,0 +1,73 @@
+"""Rule files with inline tests, for the suites that run them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from gpuwarden.ruleengine.loading import CheckedFiles, check_rule_files
+from gpuwarden.ruleengine.rehearsal_runs import RehearsalResult, run_test
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RULES = """\
+version: 1
+limits:
+  terminate: {per_tick: 1, per_hour: 6, per_user_per_day: 3, halt_above_share_of_running: 10%}
+whitelist:
+- {match: {user: root}, rules: [idle], reason: service, approved_by: ops,
+   expires: 2030-01-01T00:00:00Z}
+rules:
+- id: idle
+  target: job
+  match: {framework: torch}
+  cold_start: 5m
+  ignore_phases: {validate: 1h}
+  when:
+    all:
+    - {signal: gpu_utilization, agg: max, window: 2m, at_most: 5%, gpus: all}
+    - {silent_for: 3m, signals: [cpu, log]}
+  for: 5m
+  clear_after: 2m
+  trust_for: 10m
+  stages:
+  - {level: light, after: 0s, do: log}
+  - {level: moderate, after: 5m, do: notify}
+  - {level: severe, after: 20m, do: terminate, notice_delivered_for: 10m, grace: 60s,
+     max_work_lost: 1h}
+- id: hot
+  target: gpu
+  cold_start: 0s
+  when: {signal: card_temperature, agg: min, window: 2m, above: 80C}
+  for: 2m
+  stages: [{level: light, after: 0s, do: log}]
+- id: many
+  target: job
+  cold_start: 0s
+  when: {promql: "sum by (job_id) (custom_thing)", above: 3}
+  for: 1m
+  stages: [{level: light, after: 0s, do: log}]
+"""
+
+
+def checked(folder: Path, tests: str, rules: str = RULES) -> CheckedFiles:
+    """A rule file with tests, as checked."""
+    path = folder / "rules.yaml"
+    path.write_text(rules + tests)
+    return check_rule_files([path])
+
+
+def run(folder: Path, tests: str, rules: str = RULES) -> list[RehearsalResult]:
+    """The results of a rule file's tests."""
+    found = checked(folder, tests, rules)
+    assert found.rules is not None, found.render()
+    known = found.rules
+    return [asyncio.run(run_test(placed, known)) for placed in found.tests]
+
+
+def failures(results: list[RehearsalResult]) -> list[tuple[int, str, str]]:
+    """(expectation, field, what was found) of everything that was not met."""
+    return [
+        (item.index, item.field, item.actual) for result in results for item in result.mismatches
+    ]
