@@ -246,8 +246,9 @@ class StatusBoard:
         while len(window) > 2 and now - window[1][0] >= THROUGHPUT_SECONDS:
             window.popleft()
         seconds, images = now - window[0][0], self._images - window[0][1]
-        if seconds <= 0 or (not images and seconds < WRITE_SECONDS):
-            return self._status.throughput  # the phase has only begun
+        if seconds <= 0 or (not images and seconds < THROUGHPUT_SECONDS):
+            # The phase has only begun, or is what follows a validation: results, last.pt.
+            return self._status.throughput
         return images / seconds
 
     def _write(self, path: Path, content: bytes) -> None:

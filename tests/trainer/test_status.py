@@ -195,3 +195,20 @@ def test_any_name_of_a_process_is_understood() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert "'start_ticks'" in ran.stdout, ran.stderr
+
+
+def test_what_follows_a_validation_is_not_a_standstill(
+    board: StatusBoard, jobs: Path, clock: Any
+) -> None:
+    """Writing results may take seconds; a trainer that hangs is at 0 once the window is over."""
+    board.enter("train")
+    board.trained(images=16, finite=True, step=1)
+    clock.advance(1)
+    with board.during("validate"):
+        clock.advance(5)
+    clock.advance(5)
+    board.beat()
+    assert _published(jobs).throughput == pytest.approx(16)
+    clock.advance(5)
+    board.beat()
+    assert _published(jobs).throughput == 0
