@@ -40,9 +40,6 @@ BLOCKED_PROCESSES = 1.0
 BUSY = 0.8
 IDLE_UTILIZATION = 0.05
 
-HARMFUL_THROTTLING = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
-"""Reasons that are a fault of the machine; the power cap is how a busy card normally runs."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
@@ -112,7 +109,9 @@ def _facts(job: JobFacts, expected: Mapping[str, Expected]) -> _Facts:
         cores=_of_job(job, "job_cpu_cores"),
         blocked=_of_job(job, "job_io_wait"),
         throttling=tuple(
-            sorted({reason for gpu in job.gpus for reason in gpu.throttle} & HARMFUL_THROTTLING)
+            sorted(
+                {reason for gpu in job.gpus for reason in gpu.throttle} & signals.HARMFUL_THROTTLING
+            )
         ),
     )
 

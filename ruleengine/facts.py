@@ -457,7 +457,9 @@ class _Fleet:
             # Of an expression, only its author knows which of two rows is meant; of a node's
             # measure, the sum is known only when every node gave its part.
             single = spec is None or spec.training
-            if count != (1 if single else len(drafts[job_id].instances)):
+            nodes = len(drafts[job_id].instances)
+            apart = spec is not None and not spec.additive and nodes > 1
+            if apart or count != (1 if single else nodes):
                 del drafts[job_id].values[key]
 
     def _card_subjects(

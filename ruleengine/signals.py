@@ -42,6 +42,9 @@ class SignalSpec:
         rate: derived from a counter over the window; takes no aggregate.
         divisor: expression per card (instance, uuid) that the value is divided by, or empty.
         training: a counter of the run, per second of the phase `train`.
+        where: matchers that pick some of the metric's series, or empty.
+        combined: whether several of these series belong to one card, of which the largest counts.
+        additive: whether the parts of a job on several nodes add up; if not, it has no value.
     """
 
     name: str
@@ -54,7 +57,18 @@ class SignalSpec:
     rate: bool = False
     divisor: str = ""
     training: bool = False
+    where: str = ""
+    combined: bool = False
+    additive: bool = True
 
+    @property
+    def series(self) -> str:
+        """Selector of the raw series."""
+        return f"{self.metric}{self.where}"
+
+
+HARMFUL_THROTTLING = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
+"""Reasons that are a fault of the machine; the power cap is how a busy card normally runs."""
 
 MIG_MEMORY_TOTAL = 'label_replace(gpu_mig_memory_total_bytes, "uuid", "$1", "mig_uuid", "(.+)")'
 """A MIG instance is a card of its own, under its own UUID."""
@@ -135,6 +149,25 @@ _ALL = (
         device=True,
     ),
     SignalSpec(
+        "card_throttled",
+        Unit.RATIO,
+        "gpu_throttle_active",
+        "Share of time in which heat or a fault of the power supply lowered the card's clocks; "
+        "its normal power cap does not count.",
+        per_gpu=True,
+        device=True,
+        where=f'{{reason=~"{"|".join(sorted(HARMFUL_THROTTLING))}"}}',
+        combined=True,
+    ),
+    SignalSpec(
+        "card_unattributed_memory",
+        Unit.BYTES,
+        "gpu_memory_unattributed_bytes",
+        "Used memory of the card that no process known to the node accounts for.",
+        per_gpu=True,
+        device=True,
+    ),
+    SignalSpec(
         "job_cpu_cores",
         Unit.CORES,
         "gpu_job_cpu_seconds_total",
@@ -160,6 +193,31 @@ _ALL = (
         Unit.COUNT,
         "gpu_job_loader_workers",
         "Data loader worker processes of the job.",
+    ),
+    SignalSpec(
+        "job_cpu_pressure",
+        Unit.RATIO,
+        "gpu_job_pressure_seconds_total",
+        "Share of time in which a task of the job's cgroup waited for a CPU (PSI, some).",
+        rate=True,
+        where='{resource="cpu"}',
+        additive=False,
+    ),
+    SignalSpec(
+        "job_io_pressure",
+        Unit.RATIO,
+        "gpu_job_pressure_seconds_total",
+        "Share of time in which a task of the job's cgroup waited for I/O (PSI, some).",
+        rate=True,
+        where='{resource="io"}',
+        additive=False,
+    ),
+    SignalSpec(
+        "job_zombie_processes",
+        Unit.COUNT,
+        "gpu_job_processes",
+        "Defunct processes of the job: ended, and not waited for by their parent.",
+        where='{state="zombie"}',
     ),
     SignalSpec(
         "job_resident_memory",
@@ -232,27 +290,29 @@ def query(key: SignalKey, *, scrape_interval: float) -> str:
     spec = SIGNALS[key.signal]
     on = f"{_RUN} " if spec.training else ""
     fresh = f"{FRESH_SCRAPES * scrape_interval:g}"
-    gates = f"and {on}timestamp({spec.metric}) >= time() - {fresh}"
+    gates = f"and {on}timestamp({spec.series}) >= time() - {fresh}"
     if key.agg == "last":
-        value = spec.metric
+        value = spec.series
     else:
         window = f"[{durations.render(window_length(key, scrape_interval))}]"
         count = min_samples(key, scrape_interval)
-        gates = f"and {on}count_over_time({spec.metric}{window}) >= {count} {gates}"
+        gates = f"and {on}count_over_time({spec.series}{window}) >= {count} {gates}"
         value = _aggregate(spec, key.agg, window)
     if spec.divisor:
         value = f"({value} / on (instance, uuid) group_left () {spec.divisor})"
-    return f"max by (job_id) ({value} {gates})" if spec.training else f"{value} {gates}"
+    if spec.training:
+        return f"max by (job_id) ({value} {gates})"
+    return f"max by (instance, uuid) ({value} {gates})" if spec.combined else f"{value} {gates}"
 
 
 def _aggregate(spec: SignalSpec, agg: str, window: str) -> str:
     if spec.training:
         # Time spent outside `train` must not dilute a rate; a hung trainer stays in it and has 0.
         trained = f'(avg_over_time(yolo_phase{{phase="train"}}{window}) >= {MIN_TRAIN_SHARE:g})'
-        value = f"(rate({spec.metric}{window}) / {_RUN} {trained})"
+        value = f"(rate({spec.series}{window}) / {_RUN} {trained})"
         return f"clamp_max({value}, 1)" if spec.unit is Unit.RATIO else value
     if spec.rate:
-        return f"rate({spec.metric}{window})"
+        return f"rate({spec.series}{window})"
     if agg.startswith("q"):
-        return f"quantile_over_time({float(agg[1:]):g}, {spec.metric}{window})"
-    return f"{agg}_over_time({spec.metric}{window})"
+        return f"quantile_over_time({float(agg[1:]):g}, {spec.series}{window})"
+    return f"{agg}_over_time({spec.series}{window})"

@@ -33,8 +33,16 @@ Curve = Callable[[float], float | None]
 
 @dataclass
 class History:
-    """Series as they would have been scraped, rendered as OpenMetrics text."""
+    """Series as they would have been scraped, rendered as OpenMetrics text.
 
+    Attributes:
+        start: Unix time of the first scrape; the last one is at `END`.
+        scrape: seconds between two scrapes.
+        series: metric -> label text and value of each series.
+    """
+
+    start: int = START
+    scrape: int = SCRAPE
     series: dict[str, list[tuple[str, Curve]]] = field(default_factory=dict)
 
     def add(self, metric: str, value: float | Curve, *, instance: str = N1, **labels: str) -> None:
@@ -54,7 +62,7 @@ class History:
                 f"# TYPE {metric.removesuffix('_total')} {'counter' if counter else 'gauge'}"
             )
             for labels, curve in rows:
-                for time in range(START, END + 1, SCRAPE):
+                for time in range(self.start, END + 1, self.scrape):
                     value = curve(time)
                     if value is not None:
                         lines.append(f"{metric}{{{labels}}} {_number(value)} {time}")
@@ -240,7 +248,15 @@ def fleet_history() -> History:
         pid="4711",
         user="ana",
     )
+    history.add("gpu_job_processes", 1, **names, state="zombie")
+    history.add("gpu_job_processes", 9, **names, state="sleeping")
+    for resource, share in (("cpu", 0.25), ("io", 0.125), ("memory", 1.0)):
+        history.add("gpu_job_pressure_seconds_total", _rate(share), **names, resource=resource)
     history.add("gpu_throttle_active", 1, gpu="10", uuid="train", reason="hw_thermal")
+    history.add("gpu_memory_unattributed_bytes", 3 * GIB, gpu="15", uuid="free")
+    for reason, active in (("hw_thermal", 0), ("sw_thermal", 1), ("sw_power_cap", 1)):
+        history.add("gpu_throttle_active", active, gpu="15", uuid="free", reason=reason)
+    history.add("gpu_throttle_active", 1, gpu="14", uuid="shared", reason="sw_power_cap")
     return history
 
 

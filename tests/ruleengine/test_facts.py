@@ -11,6 +11,7 @@ from tests.ruleengine.fleets import (
     END,
     GIB,
     N1,
+    N2,
     NOW,
     SCRAPE,
     START,
@@ -253,6 +254,34 @@ def test_a_job_on_two_nodes_is_one_job_and_needs_both(tmp_path: Path) -> None:
     assert fleet.jobs["wide"].instances == (N1, "n2:9835")
     assert [gpu.uuid for gpu in fleet.jobs["wide"].gpus] == ["a", "b"]
     assert key not in fleet.jobs["lame"].values
+
+
+class _Pressed:
+    """A source in which every job it is asked of stalls for a quarter of its time, on each node."""
+
+    def __init__(self, **nodes: tuple[str, ...]) -> None:
+        self._nodes = nodes
+
+    async def instant(self, query: str, _: float) -> list[Sample]:
+        asked = query.startswith(("rate(gpu_job_pressure_seconds_total", "gpu_job_holds_gpu "))
+        return [
+            Sample({"instance": node, "job_id": job, "gpu": "0", "uuid": f"{job}-{node}"}, 0.25)
+            for job, nodes in (self._nodes.items() if asked else ())
+            for node in nodes
+        ]
+
+    async def clock_skew(self) -> float:
+        return 0.0
+
+
+def test_shares_of_time_on_several_nodes_do_not_add_up() -> None:
+    """Two nodes that stall for a quarter do not stall for half; whose share counts is not known."""
+    rules = _rules({"signal": "job_io_pressure", "window": "5m", "above": "1%"})
+    key = SignalKey("job_io_pressure", "avg", 300)
+    source = _Pressed(near=(N1,), far=(N1, N2))
+    fleet = asyncio.run(gather(source, rules, time=NOW, scrape_interval=SCRAPE, expected_nodes=2))
+    assert fleet.jobs["near"].values[key] == {"": 0.25}
+    assert key not in fleet.jobs["far"].values
 
 
 def test_what_vanished_while_prometheus_was_down_is_not_taken_for_current(tmp_path: Path) -> None:

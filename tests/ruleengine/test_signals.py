@@ -50,6 +50,9 @@ def test_every_signal_reads_a_metric_of_the_catalogue() -> None:
         ("job_read_rate", "avg", 2 * 2**20),
         ("job_io_wait", "avg", 0.5),
         ("job_loader_workers", "min", 8),
+        ("job_cpu_pressure", "avg", 0.25),
+        ("job_io_pressure", "avg", 0.125),
+        ("job_zombie_processes", "min", 1),
         ("job_resident_memory", "last", 6 * GIB),
         ("throughput", "avg", 50),
         ("step_rate", "avg", 50 / 64),
@@ -74,6 +77,8 @@ def test_a_signal_of_a_healthy_training_has_its_value(
         ("card_power", 300),
         ("card_power_share", 0.75),
         ("card_temperature", 66),
+        ("card_throttled", 1),
+        ("card_unattributed_memory", 3 * GIB),
     ],
 )
 def test_a_signal_of_a_card_has_its_value(server: Server, signal: str, expected: float) -> None:
@@ -93,6 +98,14 @@ def test_every_signal_was_tried_against_the_server() -> None:
         for index in range(len(mark.args[1]))
     }
     assert tried == set(signals.SIGNALS)
+
+
+def test_the_power_cap_is_no_throttling_and_of_several_reasons_one_suffices(
+    server: Server,
+) -> None:
+    """How a busy card normally runs is no fault; a card has one value, not one for each reason."""
+    found = _known(server, SignalKey("card_throttled", "avg", 60))
+    assert found == {("", "train"): 1, ("", "free"): 1}
 
 
 def test_a_mig_instance_is_a_card_of_its_own(server: Server) -> None:
