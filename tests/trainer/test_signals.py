@@ -11,6 +11,8 @@ import pytest
 from tests.trainer.conftest import wait_for
 from tests.trainer.trainings import BATCHES
 
+from gpuwarden import job_files
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -145,6 +147,24 @@ def test_set_up_is_left_at_once(command: Callable[..., Command], nproc: int) -> 
     status = training.status()
     assert status is not None
     assert status.step == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("at", ["step", "epoch"])
+def test_a_request_to_hold_is_carried_out_by_all(
+    command: Callable[..., Command], jobs: Path, at: str
+) -> None:
+    """Rank 0 alone reads it; the launcher passes its status on."""
+    training = _start(command, "--nproc=2")
+    training.wait_for_step(1)
+    pids = family(training.process.pid)
+    request = job_files.LeaveRequest("d1", leave_by=4e9, at=at, then="hold", reason="rule idle")
+    job_files.write(job_files.request_path(jobs, "run"), request.encode())
+    _assert_left(training, pids, code=76)
+    status = training.status()
+    assert status is not None
+    assert status.request == job_files.RequestProgress("d1", job_files.RequestState.LEAVING)
+    assert at == "step" or status.step % BATCHES == 0
 
 
 @pytest.mark.sweep
