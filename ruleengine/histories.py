@@ -309,6 +309,7 @@ class _Made:
                 "gpu_info": 1.0,
                 "gpu_memory_total_bytes": self._total,
                 "gpu_memory_used_bytes": used,
+                "gpu_memory_unattributed_bytes": 0.0,
                 "gpu_memory_activity_ratio": state.utilization / 2,
                 "gpu_utilization_ratio": state.utilization,
                 "gpu_temperature_celsius": state.temperature,
@@ -353,6 +354,12 @@ class _Made:
         made.add("gpu_job_io_wait_seconds_total", time, self._counters.waited, base)
         made.add("gpu_job_loader_workers", time, 8.0 if job.run is not None else 0.0, base)
         made.add("gpu_job_resident_memory_bytes", time, 8 * 2.0**30, base)
+        for doing in ("running", "sleeping", "zombie"):
+            made.add("gpu_job_processes", time, float(doing == "running"), base | {"state": doing})
+        waited = {"cpu": 0.0, "io": self._counters.waited, "memory": 0.0}
+        for resource, seconds in waited.items():
+            labels = base | {"resource": resource}
+            made.add("gpu_job_pressure_seconds_total", time, seconds, labels)
 
     def _run_series(self, made: History, time: float) -> None:
         run = self._job.run

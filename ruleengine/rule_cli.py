@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuwarden import durations
-from gpuwarden.diagnostics import render_json
+from gpuwarden.diagnostics import did_you_mean, render_json
 from gpuwarden.ruleengine.loading import CheckedFiles, check_rule_files, rule_set_hash
 from gpuwarden.ruleengine.references import rule_reference
 from gpuwarden.ruleengine.rehearsal_runs import (
@@ -18,13 +19,22 @@ from gpuwarden.ruleengine.rehearsal_runs import (
     run_test,
     summary_line,
 )
+from gpuwarden.ruleengine.rule_explanations import (
+    explain_rule,
+    explain_rules,
+    explanation_lines,
+)
 from gpuwarden.ruleengine.schemas import rule_file_schema
+
+if TYPE_CHECKING:
+    from gpuwarden.ruleengine.model import RuleSet
 
 # In these, \b is the character by which click leaves the lines that follow as they are.
 _EXAMPLES = """\b
 Examples:
   gpuwarden rules check rules.d/*.yaml
   gpuwarden rules test rules.d/*.yaml
+  gpuwarden rules explain --rule idle-held rules.d/*.yaml
   gpuwarden rules schema > rules.schema.json"""
 _MODELINE = """\b
 With yaml-language-server, put this at the top of a rule file:
@@ -62,12 +72,7 @@ _output = click.option(
     show_default=True,
     help="text: for people, with each line; json: one versioned document, for CI.",
 )
-
-
-@rules.command()
-@_files
-@_output
-@click.option(
+_scrape_interval = click.option(
     "--scrape-interval",
     callback=_interval,
     metavar="DURATION",
@@ -75,6 +80,12 @@ _output = click.option(
     show_default=True,
     help="How often Prometheus scrapes the nodes; windows are checked against it.",
 )
+
+
+@rules.command()
+@_files
+@_output
+@_scrape_interval
 @click.pass_context
 def check(
     context: click.Context, files: tuple[Path, ...], output: str, *, scrape_interval: float
@@ -94,6 +105,22 @@ def check(
         _print(checked, len(files))
     if checked.rules is None:
         context.exit(2)
+
+
+def _usable(files: tuple[Path, ...], output: str, *, scrape_interval: float) -> RuleSet:
+    """The rules of files, or their findings and the end."""
+    checked = check_rule_files(files, scrape_interval=scrape_interval)
+    return _merged(checked, output, count=len(files))
+
+
+def _merged(checked: CheckedFiles, output: str, *, count: int) -> RuleSet:
+    if checked.rules is not None:
+        return checked.rules
+    if output == "json":
+        click.echo(render_json(checked.diagnostics))
+    else:
+        _print(checked, count)
+    raise click.exceptions.Exit(2)
 
 
 def _print(checked: CheckedFiles, count: int) -> None:
@@ -140,12 +167,7 @@ def test(
     3 there is no Prometheus.
     """
     checked = check_rule_files(files)
-    if checked.rules is None:
-        if output == "json":
-            click.echo(render_json(checked.diagnostics))
-        else:
-            _print(checked, len(files))
-        context.exit(2)
+    merged = _merged(checked, output, count=len(files))
     tests = chosen(checked.tests, wanted)
     if not tests:
         known = sorted({name for item in checked.tests for name in item.test.rules})
@@ -153,13 +175,50 @@ def test(
         raise click.UsageError(f"no test to run{about}: docs/rules.md says how to write one")
     results = []
     for placed in tests:
-        result = asyncio.run(run_test(placed, checked.rules))
+        result = asyncio.run(run_test(placed, merged))
         results.append(result)
         if output == "text":
             click.echo("\n".join(result_lines(result)))
     click.echo(results_json(results) if output == "json" else summary_line(results))
     if not all(result.passed for result in results):
         context.exit(1)
+
+
+@rules.command()
+@_files
+@_output
+@click.option(
+    "--rule",
+    "wanted",
+    multiple=True,
+    metavar="ID",
+    help="Only this rule; may be given several times.",
+)
+@_scrape_interval
+def explain(
+    files: tuple[Path, ...],
+    output: str,
+    *,
+    wanted: tuple[str, ...],
+    scrape_interval: float,
+) -> None:
+    """Say in words what rules do: whom they judge, by which PromQL, and what follows when.
+
+    Exit status: 0 explained; 2 the files are not usable, or there is no such rule.
+    """
+    usable = _usable(files, output, scrape_interval=scrape_interval)
+    known = [rule.id for rule in usable.rules]
+    for rule_id in wanted:
+        if rule_id not in known:
+            hint = did_you_mean(rule_id, known) or f"there are {', '.join(known)}"
+            raise click.BadParameter(f'there is no rule "{rule_id}"; {hint}', param_hint="--rule")
+    found = [rule for rule in usable.rules if not wanted or rule.id in wanted]
+    if output == "json":
+        click.echo(explain_rules(usable, found, scrape_interval=scrape_interval))
+        return
+    for number, rule in enumerate(found):
+        explained = explain_rule(rule, usable, scrape_interval=scrape_interval)
+        click.echo("\n" * bool(number) + "\n".join(explanation_lines(explained)))
 
 
 @rules.command(epilog=_MODELINE)

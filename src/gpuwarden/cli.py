@@ -55,7 +55,7 @@ _COMPONENTS = {
         "gpuwarden.ruleengine.cli", "engine", "ruleengine", "Judge jobs by rules, and act."
     ),
     "rules": _Component(
-        "gpuwarden.ruleengine.cli", "rules", "ruleengine", "Check and document rule files."
+        "gpuwarden.ruleengine.cli", "rules", "ruleengine", "Check, test and explain rule files."
     ),
     "jobs": _Component(
         "gpuwarden.ruleengine.cli", "jobs", "ruleengine", "Say what became of a job, and why."
