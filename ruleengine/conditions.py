@@ -241,6 +241,18 @@ class SilentFor(Strict):
     """Channels that must all be silent; only `cpu` is seen from outside the job."""
 
 
+class NoProgress(Strict):
+    """The trainer counts no step, although it says that it trains."""
+
+    no_progress_for: Annotated[Seconds, Field(gt=0)]
+    """How long; unknown without a trainer, and while part of it was no training."""
+
+    @property
+    def key(self) -> SignalKey:
+        """The query that measures it for the whole fleet: the steps in that time."""
+        return SignalKey(signals.PROGRESS, "avg", self.no_progress_for)
+
+
 class Promql(Comparing):
     """The value of an expression, one number for each `job_id`, against a limit."""
 
@@ -284,14 +296,24 @@ class Not(Strict):
     """A condition; its truth is turned around."""
 
 
-Leaf = Signal | ProfileCondition | SilentFor | Promql
+Leaf = Signal | ProfileCondition | SilentFor | NoProgress | Promql
 """A condition that measures something."""
 
-_KINDS = ("signal", "profile", "silent_for", "promql", "all", "any", "not")
+_KINDS = (
+    "signal",
+    "profile",
+    "silent_for",
+    "no_progress_for",
+    "promql",
+    "all",
+    "any",
+    "not",
+)
 _CLASSES: dict[str, str] = {
     "Signal": "signal",
     "ProfileCondition": "profile",
     "SilentFor": "silent_for",
+    "NoProgress": "no_progress_for",
     "Promql": "promql",
     "All": "all",
     "Any_": "any",
@@ -313,6 +335,7 @@ Condition = Annotated[
     Annotated[Signal, Tag("if:signal")]
     | Annotated[ProfileCondition, Tag("if:profile")]
     | Annotated[SilentFor, Tag("if:silent_for")]
+    | Annotated[NoProgress, Tag("if:no_progress_for")]
     | Annotated[Promql, Tag("if:promql")]
     | Annotated[All, Tag("if:all")]
     | Annotated[Any_, Tag("if:any")]
@@ -321,8 +344,8 @@ Condition = Annotated[
         _kind,
         custom_error_type="GW110",
         custom_error_message=(
-            "is not a condition: exactly one of signal, profile, silent_for, promql, all, any "
-            "and not must be given"
+            "is not a condition: exactly one of signal, profile, silent_for, no_progress_for, "
+            "promql, all, any and not must be given"
         ),
     ),
 ]

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
-from gpuwarden.ruleengine import quantities, signals, whitelists
+from gpuwarden.ruleengine import hours, quantities, signals, whitelists
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
     Gpus,
+    NoProgress,
     Not,
     ProfileCondition,
     Promql,
@@ -170,9 +171,9 @@ def _judge(rule: Rule, job: JobFacts, context: _Context) -> Verdict:
     def verdict(truth: Truth, *evidence: Evidence, protected: str = "") -> Verdict:
         return Verdict(rule.id, job.job_id, truth, evidence, protected)
 
-    meant = applies(rule, job)
-    if meant is Truth.NO:
-        return verdict(Truth.NO, Evidence("the rule's match", Truth.NO))
+    elsewhere = _elsewhere(rule, job, context.now)
+    if elsewhere is not None:
+        return verdict(Truth.NO, elsewhere)
     protected, why = whitelists.protection(rule.id, job, context.whitelist, now=context.now)
     if protected is Truth.YES:
         return verdict(Truth.NO, protected=why)
@@ -187,6 +188,16 @@ def _judge(rule: Rule, job: JobFacts, context: _Context) -> Verdict:
     if gate is not None:
         return verdict(Truth.UNKNOWN, gate, *evidence)
     return verdict(truth, *evidence)
+
+
+def _elsewhere(rule: Rule, job: JobFacts, now: float) -> Evidence | None:
+    """Why the rule is not about this job at this time of the week, or None."""
+    if applies(rule, job) is Truth.NO:
+        return Evidence("the rule's match", Truth.NO)
+    if not hours.within(rule.only_during, now):
+        clocks = hours.local_times(rule.only_during, now)
+        return Evidence("within the rule's hours", Truth.NO, measured=clocks)
+    return None
 
 
 def _unknown(condition: str, reason: str, measured: str = "") -> Evidence:
@@ -265,12 +276,14 @@ class _Judge:
         single = self._leaf(condition)
         return single.truth, (single,)
 
-    def _leaf(self, condition: Signal | SilentFor | Promql) -> Evidence:
+    def _leaf(self, condition: Signal | SilentFor | NoProgress | Promql) -> Evidence:
         match condition:
             case Signal():
                 return self._signal(condition)
             case SilentFor():
                 return self._silence(condition)
+            case NoProgress():
+                return self._progress(condition)
             case Promql():
                 return self._expression(condition)
 
@@ -381,6 +394,21 @@ class _Judge:
             values={"": value},
             expected=str(target),
             estimated=target.estimated,
+        )
+
+    def _progress(self, condition: NoProgress) -> Evidence:
+        text = f"no step in {durations.render(condition.no_progress_for)} of training"
+        run, key = self._job.run, condition.key
+        if run is None or run.conflict:
+            return _unknown(text, "no_run" if run is None else "run_conflict")
+        steps = self._job.values.get(key, {}).get("")
+        if steps is None or self._early(key):
+            return _unknown(text, "no_data" if steps is None else "cold_start")
+        return Evidence(
+            text,
+            Truth.NO if steps > 0 else Truth.YES,
+            measured=f"about {steps:.0f} steps" if steps > 0 else "no step",
+            values={"": steps},
         )
 
     def _expression(self, condition: Promql) -> Evidence:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.catalogue import SCRAPE_JOB
 from gpuwarden.errors import GpuwardenError, TemporaryError
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.conditions import ProfileCondition, Promql, Signal, leaves
+from gpuwarden.ruleengine.conditions import NoProgress, ProfileCondition, Promql, Signal, leaves
 from gpuwarden.ruleengine.prometheus import QueryRefused
 from gpuwarden.ruleengine.verdicts import (
     MAX_DARK_SHARE,
@@ -75,7 +75,7 @@ def condition_keys(condition: Condition) -> Iterable[SignalKey]:
     """The queries behind a condition."""
     for leaf in leaves(condition):
         match leaf:
-            case Signal() | Promql():
+            case Signal() | NoProgress() | Promql():
                 yield leaf.key
             case ProfileCondition():
                 yield from leaf.keys

@@ -16,6 +16,7 @@ from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
     Gpus,
+    NoProgress,
     Not,
     ProfileCondition,
     Promql,
@@ -163,6 +164,9 @@ def _conditions(rule: Rule, scrape_interval: float) -> Iterator[Finding]:
                 yield from _window(
                     condition.window, path, scrape_interval, rate=condition.spec.rate
                 )
+            case NoProgress():
+                length = Window(condition.no_progress_for)
+                yield from _window(length, path, scrape_interval, rate=True, key="no_progress_for")
             case ProfileCondition():
                 yield from _window(condition.window, path, scrape_interval, rate=True)
             case Promql():
@@ -196,7 +200,12 @@ def _signal(rule: Rule, condition: Signal, path: tuple[Step, ...]) -> Iterator[F
 
 
 def _window(
-    window: Window | None, path: tuple[Step, ...], scrape_interval: float, *, rate: bool
+    window: Window | None,
+    path: tuple[Step, ...],
+    scrape_interval: float,
+    *,
+    rate: bool,
+    key: str = "window",
 ) -> Iterator[Finding]:
     if window is None:
         return
@@ -204,14 +213,14 @@ def _window(
         if rate and window.samples < MIN_WINDOW_SCRAPES:
             yield _error(
                 "GW212",
-                (*path, "window"),
+                (*path, key),
                 f"a rate needs at least {MIN_WINDOW_SCRAPES} samples",
             )
         return
     if window.seconds > LONG_WINDOW_SECONDS:
         yield _warning(
             "GW310",
-            (*path, "window"),
+            (*path, key),
             "longer than 1d: every tick reads all samples of the fleet in it",
             "ask for a long time with `for`, which costs nothing",
         )
@@ -219,7 +228,7 @@ def _window(
         least = durations.render(MIN_WINDOW_SCRAPES * scrape_interval)
         yield _error(
             "GW212",
-            (*path, "window"),
+            (*path, key),
             f"shorter than {MIN_WINDOW_SCRAPES} scrapes: one lost scrape would decide",
             f"write at least {least}",
         )
@@ -231,7 +240,7 @@ def _window(
 def _gpu_target(rule: Rule) -> Iterator[Finding]:
     for placed in _placed(rule):
         condition = placed.condition
-        about_jobs = isinstance(condition, (ProfileCondition, SilentFor, Promql)) or (
+        about_jobs = isinstance(condition, (ProfileCondition, SilentFor, NoProgress, Promql)) or (
             isinstance(condition, Signal) and not condition.spec.device
         )
         if about_jobs:
@@ -389,8 +398,8 @@ def _paths(condition: Condition, *, negated: bool) -> set[frozenset[str]]:
         case ProfileCondition():
             below = [{frozenset({_kind(name)})} for name in condition.profile.entries]
             together = negated
-        case Signal():
-            return {frozenset({_kind(condition.signal)})}
+        case Signal() | NoProgress():
+            return {frozenset({_kind(condition.key.signal)})}
         case SilentFor():
             return {frozenset({"measured"} if "cpu" in condition.signals else ())}
         case _:
@@ -406,4 +415,5 @@ def _paths(condition: Condition, *, negated: bool) -> set[frozenset[str]]:
 def _kind(signal: str) -> str:
     if signal in _UTILIZATION:
         return "utilization"
-    return "said" if signals.SIGNALS[signal].self_report else "measured"
+    spec = signals.SIGNALS.get(signal)  # what is no signal of its own is the trainer's progress
+    return "said" if spec is None or spec.self_report else "measured"

@@ -27,6 +27,7 @@ from gpuwarden.ruleengine.conditions import (
     Comparing,
     Condition,
     Gpus,
+    NoProgress,
     Not,
     ProfileCondition,
     ProfileLimits,
@@ -50,6 +51,7 @@ from gpuwarden.ruleengine.fields import (
     known_zone,
     some_tuple,
 )
+from gpuwarden.ruleengine.hours import Hours
 from gpuwarden.ruleengine.rule_tests import RuleTest
 
 __all__ = [
@@ -59,9 +61,11 @@ __all__ = [
     "Comparing",
     "Condition",
     "Gpus",
+    "Hours",
     "Level",
     "Limits",
     "Mode",
+    "NoProgress",
     "Not",
     "OwnerMay",
     "Profile",
@@ -206,6 +210,8 @@ class Rule(Strict):
     """The team whose jobs it judges, by the operator's directory; empty is every team."""
     match: dict[MatchKey, Pattern] = Field(default_factory=dict)
     """Label -> anchored regular expression; a job that lacks the label does not match."""
+    only_during: Annotated[tuple[Hours, ...], BeforeValidator(as_tuple)] = ()
+    """Hours of the week in which it counts; outside of them it is NO. Not given is always."""
     cold_start: Seconds
     """From the attempt's first use of a GPU; until then nothing is judged, and windows begin."""
     ignore_phases: dict[IgnorablePhase, Annotated[Seconds, Field(gt=0)]] = Field(

@@ -10,6 +10,7 @@ from gpuwarden.ruleengine.codes import CODES
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
+    NoProgress,
     Not,
     ProfileCondition,
     ProfileLimits,
@@ -55,6 +56,14 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
         model.Stage,
         "Under `stages` of a rule. One that terminates has no defaults and follows a notice.",
     ),
+    (
+        "Hours",
+        model.Hours,
+        (
+            "Under `only_during` of a rule, one or several. Where clocks are put back, both of the "
+            "hours called the same are inside; an hour that they skip does not exist."
+        ),
+    ),
     ("`owner_may`", model.OwnerMay, "Of a stage that notifies."),
     ("Condition: a signal", Signal, "A measured value over a window against a limit."),
     (
@@ -76,6 +85,11 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
         "Condition: silence",
         SilentFor,
         "A channel that the job never had counts as silent as long as its CPU use is known.",
+    ),
+    (
+        "Condition: no progress",
+        NoProgress,
+        "By the trainer's word: a rule that terminates needs a measured condition beside it.",
     ),
     ("Condition: an expression", Promql, ""),
     ("Condition: `all`", All, ""),

@@ -12,6 +12,7 @@ from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
     Gpus,
+    NoProgress,
     Not,
     ProfileCondition,
     Promql,
@@ -75,6 +76,7 @@ def explain_rule(rule: Rule, rules: RuleSet, *, scrape_interval: float) -> dict[
         "target": rule.target.value,
         "team": rule.team,
         "match": dict(rule.match),
+        "only_during": [str(hours) for hours in rule.only_during],
         "cold_start": rule.cold_start,
         "ignore_phases": dict(rule.ignore_phases),
         "when": _condition(rule.when, rule.target, scrape_interval),
@@ -187,7 +189,7 @@ def _condition(condition: Condition, target: Target, scrape_interval: float) -> 
 
 
 def _leaf(
-    condition: Signal | ProfileCondition | SilentFor | Promql,
+    condition: Signal | ProfileCondition | SilentFor | NoProgress | Promql,
     target: Target,
     scrape_interval: float,
 ) -> dict[str, Any]:
@@ -198,6 +200,10 @@ def _leaf(
         case ProfileCondition():
             kind, text = "profile", _profile_words(condition)
             queries = [_query(key, scrape_interval) for key in condition.keys]
+        case NoProgress():
+            length = durations.render(condition.no_progress_for)
+            kind, text = "no_progress_for", f"the trainer counted no step in {length} of training"
+            queries = [_query(condition.key, scrape_interval)]
         case Promql():
             limit = f"{_COMPARISONS[condition.comparison]} {condition.limit}"
             kind, text = "promql", f"the value of the expression for the job {limit}"
@@ -245,7 +251,7 @@ def _query(key: SignalKey, scrape_interval: float) -> dict[str, Any]:
         "window": signals.window_length(key, scrape_interval),
         "min_samples": None if custom or last else signals.min_samples(key, scrape_interval),
         "max_age": None if custom else signals.FRESH_SCRAPES * scrape_interval,
-        "self_report": spec is not None and spec.self_report,
+        "self_report": key.signal == signals.PROGRESS or (spec is not None and spec.self_report),
     }
 
 
@@ -259,6 +265,8 @@ def explanation_lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"  {found['description']}"
     yield ""
     yield f"  It judges {_whom(found)}"
+    if found["only_during"]:
+        yield f"  during {' and '.join(found['only_during'])}; outside of these hours it is NO"
     if found["target"] == Target.JOB.value:
         cold = _time(found["cold_start"])
         yield f"  from {cold} after the first use of a card on; windows begin then as well"

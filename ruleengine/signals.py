@@ -24,6 +24,9 @@ FRESH_SCRAPES = 2.0
 MIN_TRAIN_SHARE = 0.2
 """A rate while training needs at least this share of the window in the phase `train`."""
 
+PROGRESS = "progress"
+"""Name in keys of the steps that a trainer counts; a rule asks for it with `no_progress_for`."""
+
 _RUN = "on (instance, job_id, run_id)"
 
 
@@ -287,6 +290,8 @@ def query(key: SignalKey, *, scrape_interval: float) -> str:
     """
     if key.promql:
         return key.promql
+    if key.signal == PROGRESS:
+        return _progress(key, scrape_interval)
     spec = SIGNALS[key.signal]
     on = f"{_RUN} " if spec.training else ""
     fresh = f"{FRESH_SCRAPES * scrape_interval:g}"
@@ -303,6 +308,19 @@ def query(key: SignalKey, *, scrape_interval: float) -> str:
     if spec.training:
         return f"max by (job_id) ({value} {gates})"
     return f"max by (instance, uuid) ({value} {gates})" if spec.combined else f"{value} {gates}"
+
+
+def _progress(key: SignalKey, scrape_interval: float) -> str:
+    """Steps in the window; without any, only where the run was in `train` all the time."""
+    window = f"[{durations.render(key.window_seconds)}]"
+    steps = f"increase(yolo_steps_total{window})"
+    trained = f'min_over_time(yolo_phase{{phase="train"}}{window}) == 1'
+    count, fresh = min_samples(key, scrape_interval), f"{FRESH_SCRAPES * scrape_interval:g}"
+    return (
+        f"max by (job_id) (({steps} > 0 or ({steps} and {_RUN} {trained})) "
+        f"and {_RUN} count_over_time(yolo_steps_total{window}) >= {count} "
+        f"and {_RUN} timestamp(yolo_steps_total) >= time() - {fresh})"
+    )
 
 
 def _aggregate(spec: SignalSpec, agg: str, window: str) -> str:

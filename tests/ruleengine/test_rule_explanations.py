@@ -13,6 +13,7 @@ from tests.ruleengine.rehearsing import RULES, checked, failures, run
 
 from gpuwarden.ruleengine.facts import condition_keys
 from gpuwarden.ruleengine.loading import load_rule_files
+from gpuwarden.ruleengine.model import RuleSet
 from gpuwarden.ruleengine.rule_cli import rules
 from gpuwarden.ruleengine.rule_explanations import earliest, explain_rule, explanation_lines
 from gpuwarden.ruleengine.signals import query
@@ -83,12 +84,26 @@ SILENCE = {"silent_for": "20m", "signals": ["cpu"]}
         ({"not": {"all": [WINDOW, SILENCE]}}, 0),
         ({"not": {"any": [WINDOW, SILENCE]}}, 600),
         ({"not": {"not": SILENCE}}, 1200),
+        ({"no_progress_for": "15m"}, 900),
         ({"promql": "max by (job_id) (gpu_job_info)", "above": 0}, 0),
     ],
 )
 def test_a_condition_is_known_once_its_windows_are_full(when: object, seconds: float) -> None:
     """All of several take the longest, any of them the shortest, and `not` turns that around."""
     assert earliest(a_rule(when).when, 5) == seconds
+
+
+def test_hours_and_progress_are_said_in_words() -> None:
+    """With whose clocks they are, and whose word it is."""
+    hours = {"days": ["sat"], "from": "22:00", "to": "06:00", "zone": "Europe/Berlin"}
+    rule = a_rule({"no_progress_for": "15m"}, only_during=[hours])
+    explained = explain_rule(rule, RuleSet(version=1, rules=(rule,)), scrape_interval=5)
+    lines = [line.strip() for line in explanation_lines(explained)]
+    when = "sat 22:00 to 06:00 Europe/Berlin"
+    assert f"during {when}; outside of these hours it is NO" in lines
+    assert "- the trainer counted no step in 15m of training" in lines
+    assert "as the job's trainer says" in lines
+    assert explained["only_during"] == [when]
 
 
 def test_explanations_are_for_people_or_one_document(tmp_path: Path) -> None:
