@@ -19,6 +19,11 @@ from gpuwarden.ruleengine.rehearsal_runs import (
     run_test,
     summary_line,
 )
+from gpuwarden.ruleengine.rule_differences import (
+    difference_lines,
+    differences,
+    differences_json,
+)
 from gpuwarden.ruleengine.rule_explanations import (
     explain_rule,
     explain_rules,
@@ -35,6 +40,7 @@ Examples:
   gpuwarden rules check rules.d/*.yaml
   gpuwarden rules test rules.d/*.yaml
   gpuwarden rules explain --rule idle-held rules.d/*.yaml
+  gpuwarden rules diff /etc/gpuwarden/rules rules.d
   gpuwarden rules schema > rules.schema.json"""
 _MODELINE = """\b
 With yaml-language-server, put this at the top of a rule file:
@@ -219,6 +225,42 @@ def explain(
     for number, rule in enumerate(found):
         explained = explain_rule(rule, usable, scrape_interval=scrape_interval)
         click.echo("\n" * bool(number) + "\n".join(explanation_lines(explained)))
+
+
+@rules.command()
+@click.argument("old", type=click.Path(path_type=Path), metavar="OLD")
+@click.argument("new", type=click.Path(path_type=Path), metavar="NEW")
+@_output
+@_scrape_interval
+@click.pass_context
+def diff(
+    context: click.Context, old: Path, new: Path, *, output: str, scrape_interval: float
+) -> None:
+    """Say what changed between two rule sets in meaning, not in text.
+
+    OLD and NEW are files, or folders of which all *.yaml are taken. Each change is stricter (what
+    was found, told or ended still is, and perhaps more), laxer, or different where neither is
+    sure. Order, comments, descriptions and tests mean nothing.
+
+    Exit status: 0 no difference; 1 there are some; 2 one of them is not usable.
+    """
+    before, after = (
+        _usable(_rule_files(path), output, scrape_interval=scrape_interval) for path in (old, new)
+    )
+    found = differences(before, after)
+    click.echo(differences_json(found) if output == "json" else "\n".join(difference_lines(found)))
+    if found:
+        context.exit(1)
+
+
+def _rule_files(path: Path) -> tuple[Path, ...]:
+    """A file, or those of a folder."""
+    if not path.is_dir():
+        return (path,)
+    files = tuple(sorted(path.glob("*.yaml")))
+    if not files:
+        raise click.BadParameter(f"{path} holds no *.yaml")
+    return files
 
 
 @rules.command(epilog=_MODELINE)

@@ -149,7 +149,9 @@ def test_what_cannot_be_run_exits_two(good: Path) -> None:
     assert codes == ["GW231", "GW231"]
 
 
-@pytest.mark.parametrize("words", [[], ["check"], ["test"], ["explain"], ["schema"], ["reference"]])
+@pytest.mark.parametrize(
+    "words", [[], ["check"], ["test"], ["explain"], ["diff"], ["schema"], ["reference"]]
+)
 def test_help_is_laid_out_for_people(words: list[str]) -> None:
     """Examples stand on lines of their own."""
     text = _run(*words, "--help").stdout
