@@ -11,6 +11,7 @@ from gpuwarden.ruleengine.conditions import (
     Any_,
     Comparing,
     Gpus,
+    NoProgress,
     Not,
     ProfileCondition,
     Promql,
@@ -23,7 +24,7 @@ from gpuwarden.ruleengine.quantities import Direction
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gpuwarden.ruleengine.conditions import Condition
+    from gpuwarden.ruleengine.conditions import Condition, Leaf
     from gpuwarden.ruleengine.quantities import Deviation, Window
 
 _OPPOSITES = {"above": "at_most", "at_most": "above", "at_least": "below", "below": "at_least"}
@@ -177,6 +178,9 @@ def _leaf(part: str, old: Condition, new: Condition) -> Iterator[Change]:
             yield from _limit(f"{part}.promql", old, new)
         case SilentFor(), SilentFor():
             yield from _silences(f"{part}.silent_for", old, new)
+        case NoProgress(), NoProgress():
+            lengths = (old.no_progress_for, new.no_progress_for)
+            yield from longer(f"{part}.no_progress_for", *lengths, Effect.LAXER)
         case ProfileCondition(), ProfileCondition():
             yield from _profiles(f"{part}.profile", old, new)
         case _:
@@ -314,7 +318,7 @@ def words(condition: Condition) -> str:
             return _leaf_words(condition)
 
 
-def _leaf_words(condition: Signal | ProfileCondition | SilentFor | Promql) -> str:
+def _leaf_words(condition: Leaf) -> str:
     match condition:
         case Signal():
             over = "" if condition.window is None else f" over {condition.window}"
@@ -323,6 +327,8 @@ def _leaf_words(condition: Signal | ProfileCondition | SilentFor | Promql) -> st
             return f"{condition.signal} {how}{gpus}"
         case Promql():
             return f"{' '.join(condition.promql.split())} {condition.comparison_text}"
+        case NoProgress():
+            return f"no progress for {durations.render(condition.no_progress_for)}"
         case SilentFor():
             length = durations.render(condition.silent_for)
             return f"silent for {length} on {', '.join(condition.signals)}"

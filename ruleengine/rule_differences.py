@@ -75,7 +75,18 @@ def differences(old: RuleSet, new: RuleSet) -> list[Difference]:
 # -- rules
 
 _COMPARED = frozenset(
-    {"id", "description", "mode", "team", "match", "cold_start", "ignore_phases", "when", "for_"}
+    {
+        "id",
+        "description",
+        "mode",
+        "team",
+        "match",
+        "only_during",
+        "cold_start",
+        "ignore_phases",
+        "when",
+        "for_",
+    }
     | {"clear_after", "trust_for", "stages"}
 )
 
@@ -90,6 +101,12 @@ def _rule(old: Rule, new: Rule) -> Iterator[Change]:
         _criteria(old),
         _criteria(new),
     )
+    if old.only_during != new.only_during:
+        effect = Effect.DIFFERENT
+        if not old.only_during or not new.only_during:
+            effect = more(not new.only_during)
+        texts = ("; ".join(map(str, rule.only_during)) or "always" for rule in (old, new))
+        yield Change("only_during", effect, *texts)
     yield from longer("cold_start", old.cold_start, new.cold_start, Effect.LAXER)
     for phase in sorted(old.ignore_phases.keys() | new.ignore_phases.keys()):
         limits = (old.ignore_phases.get(phase, 0.0), new.ignore_phases.get(phase, 0.0))

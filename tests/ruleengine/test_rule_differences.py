@@ -114,6 +114,30 @@ def test_a_direction_that_is_claimed_holds_for_every_job(
     _claimed(old, new, jobs)
 
 
+@st.composite
+def _edited(draw: st.DrawFn) -> tuple[Written, Written]:
+    """Two lists of conditions of which one lacks some of the other's, some of them negated."""
+    parts = draw(st.lists(_conditions, min_size=2, max_size=4))
+    kind = draw(st.sampled_from(["all", "any"]))
+    kept = draw(st.lists(st.sampled_from(range(len(parts))), min_size=1, unique=True))
+    pair: list[Written] = [{kind: parts}, {kind: [parts[index] for index in kept]}]
+    if draw(st.booleans()):
+        pair = [{"not": item} for item in pair]
+    if draw(st.booleans()):
+        pair.reverse()
+    return pair[0], pair[1]
+
+
+@given(_edited(), st.lists(_samples, min_size=1, max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_it_holds_where_conditions_come_and_go(
+    pair: tuple[Written, Written], jobs: list[list[list[float]]]
+) -> None:
+    """Under `all` one more leaves less, under `any` it makes more, and `not` turns that around."""
+    old, new = (READ.validate_python(written) for written in pair)
+    _claimed(old, new, jobs)
+
+
 _SIDES = ({"above", "at_least"}, {"below", "at_most"})
 
 
@@ -200,6 +224,21 @@ SILENT = {"silent_for": "5m", "signals": ["cpu", "log"]}
             [("promql", "stricter")],
         ),
         (
+            {"no_progress_for": "30m"},
+            {"no_progress_for": "20m"},
+            [("no_progress_for", "stricter")],
+        ),
+        (
+            BASE,
+            {k: v for k, v in BASE.items() if k != "agg"} | {"share": "80%"},
+            [("gpu_utilization.agg", "stricter")],
+        ),
+        (
+            BASE,
+            BASE | {"agg": "avg", "window": "9m"},
+            [("gpu_utilization.agg", "stricter"), ("gpu_utilization.window", "different")],
+        ),
+        (
             {"all": [BASE, SILENT]},
             {"all": [BASE, {"any": [SILENT, PROFILE]}]},
             [("all.any", "stricter")],
@@ -235,6 +274,11 @@ def test_changes_of_conditions_are_named_with_their_direction(
             "{validate: 1h}",
             "{validate: 1h, scan: 5m}",
             "idle: laxer|laxer      ignore_phases.scan: 0s -> 5m",
+        ),
+        (
+            "trust_for: 10m",
+            "only_during: [{from: '22:00', to: '06:00', zone: Europe/Berlin}]\n  trust_for: 10m",
+            "idle: laxer|laxer      only_during: always -> 22:00 to 06:00 Europe/Berlin",
         ),
         ("trust_for: 10m", "trust_for: 5m", "idle: stricter|stricter   trust_for: 10m -> 5m"),
         (
