@@ -253,6 +253,13 @@ class NoProgress(Strict):
         return SignalKey(signals.PROGRESS, "avg", self.no_progress_for)
 
 
+class NeedsMemory(Strict):
+    """The training that the job declares needs more of its cards' memory than this."""
+
+    needs_memory: Annotated[Ratio, Field(gt=0)]
+    """Share of the smallest of its cards; the lower end of the estimate must be above it."""
+
+
 class Promql(Comparing):
     """The value of an expression, one number for each `job_id`, against a limit."""
 
@@ -296,7 +303,7 @@ class Not(Strict):
     """A condition; its truth is turned around."""
 
 
-Leaf = Signal | ProfileCondition | SilentFor | NoProgress | Promql
+Leaf = Signal | ProfileCondition | SilentFor | NoProgress | NeedsMemory | Promql
 """A condition that measures something."""
 
 _KINDS = (
@@ -304,6 +311,7 @@ _KINDS = (
     "profile",
     "silent_for",
     "no_progress_for",
+    "needs_memory",
     "promql",
     "all",
     "any",
@@ -314,6 +322,7 @@ _CLASSES: dict[str, str] = {
     "ProfileCondition": "profile",
     "SilentFor": "silent_for",
     "NoProgress": "no_progress_for",
+    "NeedsMemory": "needs_memory",
     "Promql": "promql",
     "All": "all",
     "Any_": "any",
@@ -336,6 +345,7 @@ Condition = Annotated[
     | Annotated[ProfileCondition, Tag("if:profile")]
     | Annotated[SilentFor, Tag("if:silent_for")]
     | Annotated[NoProgress, Tag("if:no_progress_for")]
+    | Annotated[NeedsMemory, Tag("if:needs_memory")]
     | Annotated[Promql, Tag("if:promql")]
     | Annotated[All, Tag("if:all")]
     | Annotated[Any_, Tag("if:any")]
@@ -345,7 +355,7 @@ Condition = Annotated[
         custom_error_type="GW110",
         custom_error_message=(
             "is not a condition: exactly one of signal, profile, silent_for, no_progress_for, "
-            "promql, all, any and not must be given"
+            "needs_memory, promql, all, any and not must be given"
         ),
     ),
 ]

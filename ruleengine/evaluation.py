@@ -19,6 +19,7 @@ from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
     Gpus,
+    NeedsMemory,
     NoProgress,
     Not,
     ProfileCondition,
@@ -28,7 +29,7 @@ from gpuwarden.ruleengine.conditions import (
     leaves,
 )
 from gpuwarden.ruleengine.model import Target
-from gpuwarden.ruleengine.profiles import expectation
+from gpuwarden.ruleengine.profiles import expectation, needed_memory
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Evidence, Truth, Verdict
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ class _Judge:
         single = self._leaf(condition)
         return single.truth, (single,)
 
-    def _leaf(self, condition: Signal | SilentFor | NoProgress | Promql) -> Evidence:
+    def _leaf(self, condition: Signal | SilentFor | NoProgress | NeedsMemory | Promql) -> Evidence:
         match condition:
             case Signal():
                 return self._signal(condition)
@@ -284,6 +285,8 @@ class _Judge:
                 return self._silence(condition)
             case NoProgress():
                 return self._progress(condition)
+            case NeedsMemory():
+                return self._need(condition)
             case Promql():
                 return self._expression(condition)
 
@@ -409,6 +412,33 @@ class _Judge:
             Truth.NO if steps > 0 else Truth.YES,
             measured=f"about {steps:.0f} steps" if steps > 0 else "no step",
             values={"": steps},
+        )
+
+    def _need(self, condition: NeedsMemory) -> Evidence:
+        """YES if even the least that the estimate allows for is too much, NO if the most is not."""
+        share = quantities.render(condition.needs_memory, quantities.Unit.RATIO)
+        text = f"what it declares needs over {share} of a card's memory"
+        found = needed_memory(self._job)
+        if isinstance(found, str):
+            return _unknown(text, "no_estimate", found)
+        sizes = [gpu.memory_total_bytes for gpu in self._job.gpus]
+        known = [size for size in sizes if size]
+        if len(known) < len(sizes):
+            return _unknown(text, "no_data", "the size of a card is not known")
+        limit = condition.needs_memory * min(known)
+        low, high, size = (
+            quantities.render(value, quantities.Unit.BYTES)
+            for value in (found.low, found.high, min(known))
+        )
+        truth = Truth.YES if found.low > limit else Truth.NO
+        if found.low <= limit < found.high:
+            truth = Truth.UNKNOWN
+        return Evidence(
+            text,
+            truth,
+            measured=f"an estimated {low} to {high} of {size}",
+            reason="estimate_too_wide" if truth is Truth.UNKNOWN else "",
+            estimated=True,
         )
 
     def _expression(self, condition: Promql) -> Evidence:

@@ -16,6 +16,7 @@ from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
     Gpus,
+    NeedsMemory,
     NoProgress,
     Not,
     ProfileCondition,
@@ -240,9 +241,9 @@ def _window(
 def _gpu_target(rule: Rule) -> Iterator[Finding]:
     for placed in _placed(rule):
         condition = placed.condition
-        about_jobs = isinstance(condition, (ProfileCondition, SilentFor, NoProgress, Promql)) or (
-            isinstance(condition, Signal) and not condition.spec.device
-        )
+        about_jobs = isinstance(
+            condition, (ProfileCondition, SilentFor, NoProgress, NeedsMemory, Promql)
+        ) or (isinstance(condition, Signal) and not condition.spec.device)
         if about_jobs:
             known = ", ".join(name for name, spec in signals.SIGNALS.items() if spec.device)
             yield _error(
@@ -402,7 +403,7 @@ def _paths(condition: Condition, *, negated: bool) -> set[frozenset[str]]:
             return {frozenset({_kind(condition.key.signal)})}
         case SilentFor():
             return {frozenset({"measured"} if "cpu" in condition.signals else ())}
-        case _:
+        case _:  # an expression, or what the job declares
             return {frozenset()}
     if not together:
         return set().union(*below)

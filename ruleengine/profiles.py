@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 REMEMBERED_ESTIMATES: Final = 4096
 """Jobs of a fleet declare few different trainings; what users invent must not fill memory."""
 
+_SEVERAL_NODES: Final = "it runs on several nodes, of which no figure is public"
 _UNITS: Final = {
     "throughput": Unit.IMAGES_PER_SECOND,
     "gpu_memory": Unit.BYTES,
@@ -159,18 +160,42 @@ def _of_profile(profile: Profile) -> dict[str, Expected]:
     }
 
 
+def needed_memory(job: JobFacts) -> estimates.Range | str:
+    """Bytes on each card that the training which a job declares will need, or why not known.
+
+    It is not asked whether they fit: that is for who compares them with the card.
+    """
+    run = job.run
+    if run is None:
+        return "it declares no training"
+    if run.conflict:
+        return f"the run {run.run_id} is claimed twice"
+    if not job.gpus:
+        return "it holds no card"
+    if not run.model or run.batch is None or run.imgsz is None or run.amp is None:
+        return _undeclared(run)
+    if len(set(job.instances)) > 1:
+        return _SEVERAL_NODES
+    return _needed(run.model, run.batch, run.imgsz, amp=run.amp, gpus=len(job.gpus))
+
+
+@functools.lru_cache(maxsize=REMEMBERED_ESTIMATES)
+def _needed(model: str, batch: int, imgsz: int, *, amp: bool, gpus: int) -> estimates.Range | str:
+    found = estimate_tables.needed(model, batch, imgsz=imgsz, amp=amp, gpus=gpus)
+    return str(found) if isinstance(found, estimates.Unknown) else found.total
+
+
+def _undeclared(run: RunFacts) -> str:
+    given = {"model": run.model or None, "batch": run.batch, "imgsz": run.imgsz, "amp": run.amp}
+    return f"{', '.join(name for name, value in given.items() if value is None)} is not known"
+
+
 def _estimate(job: JobFacts, run: RunFacts) -> tuple[Expected, ...] | str:
     """The formula's answer for what a job declares, or why there is none."""
     if not run.model or run.batch is None or run.imgsz is None or run.amp is None:
-        given = {
-            "model": run.model or None,
-            "batch": run.batch,
-            "imgsz": run.imgsz,
-            "amp": run.amp,
-        }
-        return f"{', '.join(n for n, value in given.items() if value is None)} is not known"
+        return _undeclared(run)
     if len(set(job.instances)) > 1:
-        return "it runs on several nodes, of which no figure is public"
+        return _SEVERAL_NODES
     names = {gpu.name for gpu in job.gpus}
     if len(names) > 1:
         return "its cards differ"

@@ -10,6 +10,7 @@ from gpuwarden.ruleengine.codes import CODES
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
+    NeedsMemory,
     NoProgress,
     Not,
     ProfileCondition,
@@ -90,6 +91,14 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
         "Condition: no progress",
         NoProgress,
         "By the trainer's word: a rule that terminates needs a measured condition beside it.",
+    ),
+    (
+        "Condition: memory that is needed",
+        NeedsMemory,
+        (
+            "By the estimate of docs/estimates.md, before it is allocated. Where the limit lies "
+            "within the estimate's band it is UNKNOWN, as for a model that is in no table."
+        ),
     ),
     ("Condition: an expression", Promql, ""),
     ("Condition: `all`", All, ""),

@@ -12,6 +12,7 @@ from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
     Gpus,
+    NeedsMemory,
     NoProgress,
     Not,
     ProfileCondition,
@@ -122,6 +123,8 @@ def earliest(condition: Condition, scrape_interval: float, *, negated: bool = Fa
         case SilentFor():
             # One sign of life shows at once that there is no silence.
             return 0.0 if negated else condition.silent_for
+        case NeedsMemory():
+            return 0.0
         case ProfileCondition():
             return min(signals.window_length(key, scrape_interval) for key in condition.keys)
         case _:
@@ -189,7 +192,7 @@ def _condition(condition: Condition, target: Target, scrape_interval: float) -> 
 
 
 def _leaf(
-    condition: Signal | ProfileCondition | SilentFor | NoProgress | Promql,
+    condition: Signal | ProfileCondition | SilentFor | NoProgress | NeedsMemory | Promql,
     target: Target,
     scrape_interval: float,
 ) -> dict[str, Any]:
@@ -204,6 +207,10 @@ def _leaf(
             length = durations.render(condition.no_progress_for)
             kind, text = "no_progress_for", f"the trainer counted no step in {length} of training"
             queries = [_query(condition.key, scrape_interval)]
+        case NeedsMemory():
+            share = quantities.render(condition.needs_memory, quantities.Unit.RATIO)
+            text = f"what the job declares needs more than {share} of a card, by estimate"
+            kind, queries = "needs_memory", []
         case Promql():
             limit = f"{_COMPARISONS[condition.comparison]} {condition.limit}"
             kind, text = "promql", f"the value of the expression for the job {limit}"

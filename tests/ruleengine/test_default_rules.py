@@ -54,6 +54,7 @@ CULPRITS = {
     "allocated-unused": {"unused"},
     "zombie": {"crashed", "defunct"},
     "memory-runs-out": {"leaking"},
+    "will-not-fit": {"too-large"},
     "loss-broken": {"not-a-number", "diverging"},
     "learning-rate-suspect": {"swinging"},
     "overdue": {"old"},
@@ -140,14 +141,15 @@ class _World:
         job_id: str,
         *,
         rate: float = RATE,
+        batch: int = 16,
         wait: float = 0.05,
         loss: float | Curve = lambda time: 3 - (time - BEGIN) / 6000,
         nonfinite: float = 0,
     ) -> None:
         """What its trainer says."""
         add, names = self.history.add, {"job_id": job_id, "run_id": f"run-{job_id}"}
-        what = {"model": "yolov8n", "batch": "16", "imgsz": "640", "amp": "true", "project": ""}
-        add("yolo_info", 1, **names, **what)
+        what = {"model": "yolov8n", "imgsz": "640", "amp": "true", "project": ""}
+        add("yolo_info", 1, **names, **what, batch=str(batch))
         add("yolo_phase", 1, **names, phase="train")
         add("yolo_phase_start_timestamp_seconds", BEGIN, **names)
         add("yolo_images_total", _growing(rate), **names)
@@ -180,6 +182,8 @@ def _history() -> str:
     world.job("half", 0.9, 0.0)
     world.job("unused", 0.0, memory=0)
     world.job("leaking", 0.9, memory=lambda time: (20 + 16 * (time - BEGIN) / 6000) * GIB)
+    world.job("too-large", 0.5)
+    world.run("too-large", batch=512)
     world.job("not-a-number", 0.93)
     world.run("not-a-number", nonfinite=0.1)
     world.job("diverging", 0.93)

@@ -22,6 +22,7 @@ from gpuwarden import estimate_tables, estimates
 from gpuwarden.ruleengine.causes import diagnose
 from gpuwarden.ruleengine.enforcement import evidence_record
 from gpuwarden.ruleengine.evaluation import evaluate
+from gpuwarden.ruleengine.linting import lint_rule
 from gpuwarden.ruleengine.messages import Outlook, notice
 from gpuwarden.ruleengine.model import Profile
 from gpuwarden.ruleengine.profiles import expectation
@@ -227,3 +228,83 @@ def test_too_much_memory_for_the_estimate_is_hyperparameters_and_says_so() -> No
     assert found.name == "hyperparameters"
     assert "30 GiB of GPU memory are held, where an estimated " in found.because
     assert "batch=16" in found.remedy
+
+
+# -- memory that is needed, before it is allocated
+
+NEED = FORMULA.gpu_memory
+
+
+def _card(size: float) -> GpuFacts:
+    return GpuFacts("g0", "0", "a card that is in no table", size)
+
+
+def _fits(job: JobFacts, share: str = "100%") -> Evidence:
+    rule = a_rule({"needs_memory": share})
+    return _only(evaluate(rule, job, fleet_of(job), profiles=[], whitelist=[], now=NOW_FACTS))
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "truth"),
+    [
+        (NEED.low * 0.99, "100%", YES),
+        (NEED.low, "100%", UNKNOWN),
+        (NEED.expected, "100%", UNKNOWN),
+        (NEED.high, "100%", NO),
+        (NEED.low * 1.99, "50%", YES),
+        (NEED.high * 2, "50%", NO),
+    ],
+)
+def test_what_surely_fits_or_surely_does_not_is_told_apart(
+    size: float, share: str, truth: Truth
+) -> None:
+    """Between the ends of the band nobody knows, on whatever card: only its memory counts."""
+    item = _fits(_job(gpus=(_card(size),)), share)
+    assert item.truth is truth
+    assert item.estimated
+    assert item.measured.startswith("an estimated ")
+
+
+def test_the_smallest_card_decides() -> None:
+    """The first card that is full ends the training on all of them."""
+    job = _job(gpus=(*cards("g1"), dataclasses.replace(_card(GIB), uuid="g0")))
+    assert _fits(job).truth is YES
+    assert "of 1 GiB" in _fits(job).measured
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "why"),
+    [
+        ({"run": None}, "no_estimate", "declares no training"),
+        ({"run": a_run(conflict=True)}, "no_estimate", "claimed twice"),
+        ({"gpus": ()}, "no_estimate", "no card"),
+        ({"run": dataclasses.replace(RUN, model="my-net")}, "no_estimate", "in no table"),
+        ({"run": dataclasses.replace(RUN, batch=None)}, "no_estimate", "batch is not known"),
+        ({"instances": ("n1:9835", "n2:9835")}, "no_estimate", "several nodes"),
+        ({"gpus": (GpuFacts("g0", "0", A100),)}, "no_data", "size of a card"),
+    ],
+)
+def test_what_is_not_declared_or_not_known_needs_nothing_that_could_be_told(
+    fields: dict[str, object], reason: str, why: str
+) -> None:
+    """UNKNOWN, and the reason in words."""
+    item = _fits(_job(**fields))
+    assert (item.truth, item.reason) == (UNKNOWN, reason)
+    assert why in item.measured
+
+
+def test_a_declaration_is_no_ground_to_end_a_job() -> None:
+    """It is the job's own word, and a guess; of a card it says nothing at all."""
+    severe = {
+        "level": "severe",
+        "after": "1h",
+        "do": "terminate",
+        "notice_delivered_for": "30m",
+        "grace": "60s",
+        "max_work_lost": "1h",
+    }
+    stages = [{"level": "light", "after": "0s", "do": "notify"}, severe]
+    ending = a_rule({"needs_memory": "80%"}, stages=stages, match={}, ignore_phases={})
+    assert [item.code for item in lint_rule(ending)] == ["GW209"]
+    card = a_rule({"needs_memory": "80%"}, target="gpu")
+    assert [item.code for item in lint_rule(card)] == ["GW206"]

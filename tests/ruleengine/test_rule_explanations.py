@@ -85,6 +85,7 @@ SILENCE = {"silent_for": "20m", "signals": ["cpu"]}
         ({"not": {"any": [WINDOW, SILENCE]}}, 600),
         ({"not": {"not": SILENCE}}, 1200),
         ({"no_progress_for": "15m"}, 900),
+        ({"needs_memory": "80%"}, 0),
         ({"promql": "max by (job_id) (gpu_job_info)", "above": 0}, 0),
     ],
 )
