@@ -11,6 +11,7 @@ from gpuwarden.ruleengine.conditions import (
     Any_,
     Comparing,
     Gpus,
+    NeedsMemory,
     NoProgress,
     Not,
     ProfileCondition,
@@ -181,6 +182,10 @@ def _leaf(part: str, old: Condition, new: Condition) -> Iterator[Change]:
         case NoProgress(), NoProgress():
             lengths = (old.no_progress_for, new.no_progress_for)
             yield from longer(f"{part}.no_progress_for", *lengths, Effect.LAXER)
+        case NeedsMemory(), NeedsMemory():
+            before, after = old.needs_memory, new.needs_memory
+            if before != after:
+                yield Change(f"{part}.needs_memory", more(after < before), words(old), words(new))
         case ProfileCondition(), ProfileCondition():
             yield from _profiles(f"{part}.profile", old, new)
         case _:
@@ -329,6 +334,9 @@ def _leaf_words(condition: Leaf) -> str:
             return f"{' '.join(condition.promql.split())} {condition.comparison_text}"
         case NoProgress():
             return f"no progress for {durations.render(condition.no_progress_for)}"
+        case NeedsMemory():
+            share = quantities.render(condition.needs_memory, quantities.Unit.RATIO)
+            return f"needs over {share} of a card's memory"
         case SilentFor():
             length = durations.render(condition.silent_for)
             return f"silent for {length} on {', '.join(condition.signals)}"

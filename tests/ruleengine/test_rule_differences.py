@@ -229,6 +229,12 @@ SILENT = {"silent_for": "5m", "signals": ["cpu", "log"]}
             [("no_progress_for", "stricter")],
         ),
         (
+            {"needs_memory": "100%"},
+            {"needs_memory": "80%"},
+            [("needs_memory", "stricter")],
+        ),
+        ({"needs_memory": "80%"}, BASE, [("", "different")]),
+        (
             BASE,
             {k: v for k, v in BASE.items() if k != "agg"} | {"share": "80%"},
             [("gpu_utilization.agg", "stricter")],
