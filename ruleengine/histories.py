@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CARD_MEMORY_BYTES = 40 * 2.0**30
 POWER_LIMIT_WATTS = 400.0
+THROTTLE_REASONS = ("sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
+"""None of them is active, unless a series says so."""
 BEHIND_SECONDS = 0.5
 """Age of an exporter's snapshot when it is scraped."""
 
@@ -316,8 +318,12 @@ class _Made:
                 "gpu_power_watts": state.power,
                 "gpu_power_limit_watts": POWER_LIMIT_WATTS,
             }
-            for metric, value in values.items():
-                labels = names | about if metric == "gpu_info" else names
+            rows = [
+                (metric, value, names | about if metric == "gpu_info" else names)
+                for metric, value in values.items()
+            ]
+            rows += [("gpu_throttle_active", 0.0, names | {"reason": r}) for r in THROTTLE_REASONS]
+            for metric, value, labels in rows:
                 moment, name = round(time * 1000), SeriesName(metric, sorted_labels(labels))
                 row = made.series.setdefault(name, {})
                 # Of jobs that share a card, the last one that is there says what the card shows.
@@ -365,7 +371,7 @@ class _Made:
         run = self._job.run
         if run is None:
             return
-        names = self._base | {"run_id": run.id}
+        names = self._base | {"run_id": run.id or f"run-of-{self._job.job}"}
         about = {
             "model": run.model,
             "batch": str(run.batch),

@@ -82,6 +82,20 @@ def _values(text: str) -> str:
     return text
 
 
+def _spelt(value: object) -> object:
+    """Tools that still read YAML 1.1 make truth values of yes and no."""
+    return ("yes" if value else "no") if isinstance(value, bool) else value
+
+
+_Word = Annotated[
+    Literal["yes", "no", "unknown", "none"],
+    BeforeValidator(_spelt),
+    WithJsonSchema(
+        {"anyOf": [{"enum": ["yes", "no", "unknown", "none"]}, {"type": "boolean"}]},
+    ),
+]
+
+
 class CardConduct(Strict):
     """What one card shows of a job."""
 
@@ -128,8 +142,8 @@ class ConductChange(Conduct):
 class DeclaredRun(Strict):
     """What a job's trainer says of itself."""
 
-    id: Words = "run-1"
-    """The run_id."""
+    id: Words | None = None
+    """The run_id; `run-of-` and the job's name where it is not given."""
     model: Words = "yolov8m"
     """Model name."""
     batch: Annotated[StrictInt, Field(ge=1)] = 64
@@ -201,7 +215,7 @@ class InputSeries(Strict):
     series: Annotated[str, AfterValidator(_selector)]
     """Name and labels, such as `up{instance="n1:9835",job="gpuwarden"}`."""
     values: Annotated[str, AfterValidator(_values)]
-    """`a+bxn`, `a-bxn`, `axn`, single numbers, `_` and `_xn` for a lost scrape, `stale`."""
+    """`a+bxn`, `axn`, numbers, `_` or `_xn` for lost scrapes, `stale`; in quotes, as '0x9'."""
 
 
 class Outage(Strict):
@@ -226,7 +240,7 @@ class Expectation(Strict):
     """Of which job; or `gpu`."""
     gpu: Words | None = None
     """Of which card, by its UUID, for a rule with `target: gpu`."""
-    verdict: Literal["yes", "no", "unknown", "none"] | None = None
+    verdict: _Word | None = None
     """none: the job is not there, or the rule is not about it."""
     reason: Words | None = None
     """Why UNKNOWN: cold_start, phase, no_data, dark_node, shared_card, no_profile, ..."""

@@ -40,8 +40,8 @@ tests:
   - {job: proc-root, user: root, like: idle}
   - {job: proc-jax, user: eve, like: idle, framework: jax}
   - {job: proc-old, user: flo, like: idle, age: 20h}
-  - {job: proc-saved, user: gus, like: idle, age: 20h, run: {id: run-2, saves_every: 10m}}
-  - {job: proc-says, user: hal, like: idle, phase: validate, run: {id: run-3}}
+  - {job: proc-saved, user: gus, like: idle, age: 20h, run: {saves_every: 10m}}
+  - {job: proc-says, user: hal, like: idle, phase: validate, run: {}}
   - {job: proc-two, user: ira, gpus: 2, cards: [{}, {utilization: 0%, temperature: 85C}],
      cpu: 0 cores, log: false}
   expect:
@@ -347,6 +347,13 @@ def test_a_test_that_could_not_fail_or_makes_no_sense_is_refused(
     assert found.rules is None
     where = f"tests[0].{place}".rstrip(".")
     assert [(item.code, item.message.partition(":")[0]) for item in found.errors] == [(code, where)]
+
+
+def test_yes_and_no_may_have_been_through_a_tool_that_reads_yaml_1_1() -> None:
+    """There they are truth values; what is meant is plain."""
+    words = {"at": "1m", "rule": "r", "job": "j"}
+    for value, word in ((True, "yes"), (False, "no")):
+        assert Expectation.model_validate(words | {"verdict": value}).verdict == word
 
 
 def test_tests_do_not_change_what_a_rule_set_is(tmp_path: Path) -> None:
