@@ -57,6 +57,14 @@ class Comparing(Strict):
             )
         return self
 
+    def _check_plain(self) -> None:
+        if self.limit.unit is not Unit.COUNT:
+            raise PydanticCustomError(
+                "GW107",
+                "the value of an expression has no unit: write the limit as a bare number",
+                {"at": (self.comparison,)},
+            )
+
     def _given(self) -> list[str]:
         names = ("above", "at_least", "below", "at_most")
         return [name for name in names if getattr(self, name) is not None]
@@ -268,18 +276,30 @@ class Promql(Comparing):
 
     @model_validator(mode="after")
     def _plain_number(self) -> Self:
-        if self.limit.unit is not Unit.COUNT:
-            raise PydanticCustomError(
-                "GW107",
-                "the value of an expression has no unit: write the limit as a bare number",
-                {"at": (self.comparison,)},
-            )
+        self._check_plain()
         return self
 
     @property
     def key(self) -> SignalKey:
         """The query that measures it for the whole fleet."""
         return SignalKey("promql", "last", promql=self.promql)
+
+
+class Waiting(Comparing):
+    """Somebody waits for a GPU: one number for the whole cluster against a limit."""
+
+    promql: Annotated[str, Field(min_length=1, max_length=4000)]
+    """PromQL that gives exactly one row; no row, or several, is not known."""
+
+    @model_validator(mode="after")
+    def _plain_number(self) -> Self:
+        self._check_plain()
+        return self
+
+    @property
+    def key(self) -> SignalKey:
+        """The query that measures it."""
+        return SignalKey("waiting", "last", promql=self.promql)
 
 
 class All(Strict):

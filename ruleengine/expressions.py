@@ -123,14 +123,28 @@ class ExpressionFinding:
     hint: str | None = None
 
 
-def check(text: str) -> list[ExpressionFinding]:
-    """Lint an expression that should give one number for each `job_id`."""
+def check(text: str, *, per_job: bool = True) -> list[ExpressionFinding]:
+    """Lint an expression that should give one number for each `job_id`, or one in all.
+
+    Args:
+        text: of the expression.
+        per_job: whether its rows belong to jobs.
+    """
     try:
         root = promql.parse(text)
     except ValueError as error:
         return [ExpressionFinding("GW213", Severity.ERROR, f"this is not PromQL: {error}")]
     found = [finding for node in _walk(root) for finding in _node_findings(node)]
-    return [*_value_findings(root), *dict.fromkeys(found)]
+    value = _value_findings(root) if per_job else _bare(root)
+    return [*value, *dict.fromkeys(found)]
+
+
+def _bare(root: promql.Expr) -> Iterator[ExpressionFinding]:
+    """A comparison of a number that belongs to no job."""
+    while isinstance(root, promql.ParenExpr):
+        root = root.expr
+    if isinstance(root, promql.BinaryExpr) and str(root.op).split()[0] in _COMPARISONS:
+        yield from _comparison(root)
 
 
 def _walk(node: promql.Expr) -> Iterator[promql.Expr]:

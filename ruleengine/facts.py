@@ -65,6 +65,8 @@ def needed_keys(rules: RuleSet) -> set[SignalKey]:
     keys: set[SignalKey] = set()
     for rule in rules.rules:
         keys |= set(condition_keys(rule.when))
+        if rule.only_if_waiting is not None:
+            keys.add(rule.only_if_waiting.key)
     windows = [key.window_seconds for key in keys if key.window_seconds]
     # Rules with short windows would be explained too late by a long one.
     window = min(CAUSE_WINDOW_SECONDS, max(windows, default=CAUSE_WINDOW_SECONDS))
@@ -261,9 +263,21 @@ class _Fleet:
             cards=self._card_subjects(cards, device, dark),
             failed=failed,
             scrape_interval=self.scrape_interval,
+            numbers=self._numbers(),
             expected_names=tuple(sorted(names)),
             lit_names=tuple(sorted(lit_names)),
         )
+
+    def _numbers(self) -> dict[SignalKey, float]:
+        """Custom expressions that gave one number for the whole cluster."""
+        return {
+            key: rows[0].value
+            for key, rows in self.answers.items()
+            if key.promql
+            and not isinstance(rows, str)
+            and len(rows) == 1
+            and math.isfinite(rows[0].value)
+        }
 
     # -- nodes
 

@@ -228,6 +228,7 @@ def case_blocks(
         *found,
         *_reach(job),
         *_judgement(verdict, truth),
+        *_waiting(situation, rule),
         *_promises(situation, case, stage, delivery=delivery, kept_until=kept_until),
         *_work(situation, job, stage),
         *_cards(situation, job),
@@ -265,6 +266,21 @@ def _judgement(verdict: Verdict, truth: Truth) -> list[Blocked]:
             )
         )
     return found
+
+
+def _waiting(situation: Situation, rule: Rule) -> list[Blocked]:
+    """Whether somebody needs what the job holds, where the rule asks for that."""
+    waiting = rule.only_if_waiting
+    if waiting is None:
+        return []
+    value = situation.facts.numbers.get(waiting.key)
+    if value is None:
+        why = situation.facts.failed.get(waiting.key, "only_if_waiting gave not exactly one row")
+        return [Blocked("waiting_unknown", f"whether anybody waits is not known: {why}")]
+    if waiting.holds(value):
+        return []
+    text = f"only_if_waiting is {value:g}, and ends jobs only {waiting.comparison_text}"
+    return [Blocked("nobody_waiting", text)]
 
 
 def _promises(

@@ -80,6 +80,7 @@ def lint_rule(rule: Rule, *, scrape_interval: float = 5.0) -> list[Finding]:
         *_stages(rule),
         *(_gpu_target(rule) if rule.target is Target.GPU else ()),
         *(_terminating(rule) if rule.terminates else ()),
+        *_waiting(rule),
     ]
 
 
@@ -233,6 +234,18 @@ def _window(
             f"shorter than {MIN_WINDOW_SCRAPES} scrapes: one lost scrape would decide",
             f"write at least {least}",
         )
+
+
+def _waiting(rule: Rule) -> Iterator[Finding]:
+    if rule.only_if_waiting is None:
+        return
+    if not rule.terminates:
+        yield _error(
+            "GW203", ("only_if_waiting",), "it holds back an end, and no stage here terminates"
+        )
+    for item in expressions.check(rule.only_if_waiting.promql, per_job=False):
+        place = ("only_if_waiting", "promql")
+        yield Finding(item.code, item.severity, place, item.message, item.hint)
 
 
 # -- targets and stages

@@ -182,13 +182,14 @@ def _next(case: Case, rule: Rule, outlook: Outlook, *, now: float, zone: str) ->
         return f"Nothing is done to the job; the rule {rule.id} only tells you."
     moment = clock_time(now + outlook.remaining, zone)
     ladder = f"not before {moment}: SIGTERM, and SIGKILL {about(outlook.grace)} later."
+    unless = "If this does not change"
+    if rule.only_if_waiting is not None:
+        unless += ", and while somebody waits for a GPU"
     if case.run_id is not None:
-        return (
-            f"If this does not change, the job is asked to save and leave, and is ended, {ladder}"
-        )
+        return f"{unless}, the job is asked to save and leave, and is ended, {ladder}"
     return (
-        f"If this does not change, the job is ended, {ladder} No trainer is known in it that could "
-        "be asked to save: save what you need before."
+        f"{unless}, the job is ended, {ladder} No trainer is known in it that could be asked to "
+        "save: save what you need before."
     )
 
 

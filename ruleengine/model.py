@@ -35,6 +35,7 @@ from gpuwarden.ruleengine.conditions import (
     Promql,
     Signal,
     SilentFor,
+    Waiting,
 )
 from gpuwarden.ruleengine.fields import (
     Bytes,
@@ -83,6 +84,7 @@ __all__ = [
     "Strict",
     "Target",
     "TerminateLimits",
+    "Waiting",
     "WhitelistEntry",
     "WhitelistMatch",
 ]
@@ -214,6 +216,8 @@ class Rule(Strict):
     """Label -> anchored regular expression; a job that lacks the label does not match."""
     only_during: Annotated[tuple[Hours, ...], BeforeValidator(as_tuple)] = ()
     """Hours of the week in which it counts; outside of them it is NO. Not given is always."""
+    only_if_waiting: Waiting | None = None
+    """Jobs are ended only while this holds; all else goes on without it."""
     cold_start: Seconds
     """From the attempt's first use of a GPU; until then nothing is judged, and windows begin."""
     ignore_phases: dict[IgnorablePhase, Annotated[Seconds, Field(gt=0)]] = Field(

@@ -65,6 +65,15 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
             "hours called the same are inside; an hour that they skip does not exist."
         ),
     ),
+    (
+        "`only_if_waiting`",
+        model.Waiting,
+        (
+            "Of a rule that terminates. While it does not hold, or is not known, due jobs are not "
+            "ended; notices and deadlines go on. Let its series be fresh: Prometheus serves a "
+            "value for five minutes after its last scrape."
+        ),
+    ),
     ("`owner_may`", model.OwnerMay, "Of a stage that notifies."),
     ("Condition: a signal", Signal, "A measured value over a window against a limit."),
     (

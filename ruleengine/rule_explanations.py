@@ -78,6 +78,11 @@ def explain_rule(rule: Rule, rules: RuleSet, *, scrape_interval: float) -> dict[
         "team": rule.team,
         "match": dict(rule.match),
         "only_during": [str(hours) for hours in rule.only_during],
+        "only_if_waiting": (
+            None
+            if rule.only_if_waiting is None
+            else f"{rule.only_if_waiting.promql} {rule.only_if_waiting.comparison_text}"
+        ),
         "cold_start": rule.cold_start,
         "ignore_phases": dict(rule.ignore_phases),
         "when": _condition(rule.when, rule.target, scrape_interval),
@@ -272,8 +277,7 @@ def explanation_lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"  {found['description']}"
     yield ""
     yield f"  It judges {_whom(found)}"
-    if found["only_during"]:
-        yield f"  during {' and '.join(found['only_during'])}; outside of these hours it is NO"
+    yield from _limited_lines(found)
     if found["target"] == Target.JOB.value:
         cold = _time(found["cold_start"])
         yield f"  from {cold} after the first use of a card on; windows begin then as well"
@@ -311,6 +315,14 @@ def explanation_lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"  All rules together end at most {limits['per_tick']} jobs in a tick,"
         yield f"  {limits['per_hour']} in an hour, {limits['per_user_per_day']} of a user in a day,"
         yield f"  and nothing while jobs of more than {share} of those that run are due at once."
+
+
+def _limited_lines(found: dict[str, Any]) -> Iterator[str]:
+    """When it counts, and when it may end jobs."""
+    if found["only_during"]:
+        yield f"  during {' and '.join(found['only_during'])}; outside of these hours it is NO"
+    if found["only_if_waiting"] is not None:
+        yield f"  It ends jobs only while {found['only_if_waiting']}"
 
 
 def _whom(found: dict[str, Any]) -> str:

@@ -154,6 +154,7 @@ class FleetFacts:
             the `job_id` of these facts. A card is never ended.
         failed: custom expressions that could not be evaluated -> why.
         scrape_interval: of the nodes, in seconds.
+        numbers: custom expressions that gave exactly one row -> its value.
     """
 
     time: float
@@ -167,6 +168,7 @@ class FleetFacts:
     scrape_interval: float = 5.0
     expected_names: tuple[str, ...] = ()
     lit_names: tuple[str, ...] = ()
+    numbers: Mapping[SignalKey, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class Fleet:
     nodes: dict[str, bool] = field(default_factory=lambda: {NODE: True})
     down: bool = False
     skew: float = 0.0
+    waiting: float | None = None
     queries: int = 0
     before_answer: Callable[[], None] | None = None
 
@@ -117,6 +118,8 @@ class Fleet:
         return [job for job in self.jobs if self.nodes[job.instance]]
 
     def _signal(self, name: str) -> list[Sample]:
+        if name == "waiting":
+            return [] if self.waiting is None else [Sample({}, self.waiting)]
         rows = []
         for job in self._lit_jobs():
             labels = {"instance": job.instance, "job_id": job.job_id, "uuid": job.uuid}
