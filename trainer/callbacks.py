@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
+from gpuwarden.errors import InvalidInput
 from gpuwarden.trainer import (
     captures,
     comparisons,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         def build_dataset(self, *args: Any, **kwargs: Any) -> Any: ...
         def get_dataloader(self, *args: Any, **kwargs: Any) -> Any: ...
         def _setup_train(self) -> None: ...
+        def build_optimizer(self, *args: Any, **kwargs: Any) -> Any: ...
         def _build_train_pipeline(self) -> None: ...
         def resume_training(self, ckpt: Any) -> None: ...
         def preprocess_batch(self, batch: Any) -> Any: ...
@@ -79,6 +81,8 @@ if TYPE_CHECKING:
 else:
     _Host = object
 
+_NO_DATASET = (FileNotFoundError, ConnectionError, SyntaxError, ValueError)
+"""With which ultralytics refuses a description of a data set."""
 _NEVER = 1 << 60
 """An accumulation that no batch number reaches."""
 
@@ -119,7 +123,12 @@ class Hooks(_Host):
         self.gpuwarden = LoopState()
         session = self.gpuwarden_session
         session.adopt(self)
-        super().__init__(*args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+        except ValueError as error:
+            if "'device=" not in str(error):
+                raise
+            raise resume.no_device(self.args.device, error) from error
         world = session.team.place.world
         if world > 1:
             parallel.prepare(self, world)
@@ -247,7 +256,7 @@ class Hooks(_Host):
             try:
                 return super().get_dataset()
             except RuntimeError as error:
-                if isinstance(error.__cause__, FileNotFoundError | ConnectionError):
+                if isinstance(error.__cause__, _NO_DATASET):
                     raise resume.no_dataset(str(self.args.data), error.__cause__) from error
                 raise
 
@@ -307,6 +316,14 @@ class Hooks(_Host):
     def _setup_train(self) -> None:
         with parallel.on_cpu_too(self):
             super()._setup_train()
+
+    def build_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer; one that there is not is a wrong word."""
+        try:
+            return super().build_optimizer(*args, **kwargs)
+        except NotImplementedError as error:
+            said = str(error).partition(". ")[0]
+            raise InvalidInput(f"optimizer={self.args.optimizer}: {said}") from error
 
     def _build_train_pipeline(self) -> None:
         self.gpuwarden.last_step = -1  # as the loop's own: also after a batch size was halved

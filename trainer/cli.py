@@ -357,7 +357,8 @@ def parse_words(words: Sequence[str]) -> dict[str, Any]:
             raise InvalidInput(f"{word!r}: {str(error).strip()}{hint}") from error
     try:
         cfg.check_dict_alignment(allowed, overrides)
-    except SyntaxError as error:
+        cfg.check_cfg(dict(overrides))  # else it is refused once the run has begun
+    except (SyntaxError, TypeError, ValueError) as error:
         raise InvalidInput(str(error).strip()) from error
     overrides.pop("mode", None)
     return overrides
@@ -375,8 +376,8 @@ def load_model(overrides: dict[str, Any]) -> Any:
     """The model that `yolo` would make of the words `model` and `task`, which are taken out.
 
     Raises:
-        InvalidInput: no `model` or `data` word, or a model that is not there; gpuwarden downloads
-            nothing of its own choice.
+        InvalidInput: no `model` or `data` word, or a model that is not there or is none; gpuwarden
+            downloads nothing of its own choice.
     """
     ultralytics: Any = importlib.import_module("ultralytics")
     name, task = overrides.pop("model", None), overrides.pop("task", None)
@@ -391,3 +392,7 @@ def load_model(overrides: dict[str, Any]) -> Any:
         return ultralytics.YOLO(name, task=task)
     except (FileNotFoundError, ConnectionError) as error:
         raise InvalidInput(f"model={name}: {error}") from error
+    except (TypeError, LookupError, SyntaxError, ValueError, NotImplementedError) as error:
+        # As ultralytics meets what is no model: a data set's YAML, half a file, another's weights.
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise InvalidInput(f"model={name} is no model that can be read ({said})") from error

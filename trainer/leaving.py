@@ -140,16 +140,25 @@ class LeaveWatch:
         """Within, a signal leaves at once: for long waits in which no state changes.
 
         Raises:
-            Leave: at entry if a notice to leave at the next step is already there.
+            Leave: at entry if a notice to leave at the next step is already there, and in place
+                of what other code has made of it: before Python 3.12 a class under construction,
+                as in an import, turns it into a RuntimeError.
         """
         before = self._may_raise
         self._may_raise = True
         try:
-            if self.must_leave():
-                raise Leave
+            self._obey()
             yield
+        except Exception as error:
+            if _stems_from_leave(error):
+                raise Leave from error
+            raise
         finally:
             self._may_raise = before
+
+    def _obey(self) -> None:
+        if self.must_leave():
+            raise Leave
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
@@ -274,6 +283,16 @@ class LeaveWatch:
         if notice.at == "step" or epoch_ended:
             return True
         return notice.leave_by is not None and self.clock.wall() + margin >= notice.leave_by
+
+
+def _stems_from_leave(error: BaseException | None) -> bool:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, Leave):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 _current: LeaveWatch | None = None

@@ -115,11 +115,16 @@ def _refuse_unreadable(base: Path, settings: TrainSettings) -> None:
     folder = base / states.FOLDER
     if settings.run_id is None or RunRecord.read(folder) is not None:
         return
-    if any(folder.glob("[0-9]" * 6 + ".json")):
+    if _has_states(folder):
         raise InvalidInput(
             f"{folder} holds states, but its {RunRecord.FILE} cannot be used: put it back (a copy "
             "is where --upload put it), or start anew with --resume never"
         )
+
+
+def _has_states(folder: Path) -> bool:
+    """Whether there are states, good or put aside."""
+    return any(folder.glob("[0-9]" * 6 + ".*"))
 
 
 def _find(settings: TrainSettings, said: dict[str, str], base: Path, *, fixed: bool) -> Plan | None:
@@ -135,7 +140,13 @@ def _find(settings: TrainSettings, said: dict[str, str], base: Path, *, fixed: b
             for word in ("model", "data", *_PLACE_WORDS)
         ):
             related.append(found)
-    return _compared(related[0], said, settings) if related else None
+    if not related:
+        return None
+    newest = related[0]
+    if newest.record.finished is None and not _has_states(newest.folder):
+        # Nothing was learnt under the former words, in which a typing error may have stood.
+        return dataclasses.replace(newest, words=said)
+    return _compared(newest, said, settings)
 
 
 def _compared(newest: Plan, said: dict[str, str], settings: TrainSettings) -> Plan | None:
@@ -272,15 +283,33 @@ def other_model(error: Exception) -> InvalidInput:
     )
 
 
-def no_dataset(data: str, error: Exception) -> InvalidInput:
-    """Refuses a data set that is not there."""
+def no_dataset(data: str, error: BaseException) -> InvalidInput:
+    """Refuses a data set that is not there, or whose description does not describe one."""
     said = " ".join(str(error).split())
     hint = (
         ""
-        if "--online" in said or not offline.chosen()
+        if "--online" in said
+        or not offline.chosen()
+        or not isinstance(error, FileNotFoundError | ConnectionError)
         else ("; put it there, or say --online to let ultralytics download it")
     )
     return InvalidInput(f"data={data}: {said}{hint}")
+
+
+def no_device(device: Any, error: Exception) -> InvalidInput:
+    """Refuses a device that is not there.
+
+    Args:
+        device: as it was asked for.
+        error: ultralytics' own.
+    """
+    import torch
+
+    said = str(error).partition("\n")[0].split(" Use 'device=cpu'")[0]
+    return InvalidInput(
+        f"device={device}: {said} torch sees {torch.cuda.device_count()} card(s) here; nvidia-smi "
+        "-L and $CUDA_VISIBLE_DEVICES say why; device=cpu trains without one"
+    )
 
 
 def native_of_ours(checkpoint: str, record: RunRecord) -> InvalidInput:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.trainer.conftest import Command, Material
+    from tests.trainer.trainings import Trainings
 
 PACED = ("--trainer", "demo.paced:PacedTrainer")
 SLOW = {"GPUWARDEN_DEMO_LOADER_SECONDS": "0.4"}
@@ -182,6 +183,39 @@ def test_a_checkpoint_knows_its_data_set(material: Material) -> None:
     assert load_model({"model": str(material.model), "resume": True}).task == "detect"
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("data.yaml", "train: images\nnames: [box]\n"), ("half.pt", "not a"), ("list.yaml", "[]")],
+)
+def test_what_is_no_model_is_named(tmp_path: Path, name: str, content: str) -> None:
+    """One line, and not the traceback of whoever stumbled over it."""
+    file = tmp_path / name
+    file.write_text(content, "utf-8")
+    with pytest.raises(InvalidInput, match=f"model={file} is no model that can be read"):
+        load_model({"model": str(file), "data": "d.yaml"})
+
+
+@pytest.mark.training
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ({"device": "97"}, r"device=97: .*torch sees \d+ card"),
+        ({"device": "gpu"}, r"device=gpu: .*torch sees \d+ card"),
+        ({"optimizer": "Adan"}, "optimizer=Adan: .*not found.*AdamW"),
+        ({"data": "MODEL"}, "data=.*: .*'train:' key missing"),
+    ],
+)
+def test_what_is_refused_in_setup_is_wrong_usage(
+    trainings: Trainings, words: dict[str, Any], complaint: str
+) -> None:
+    """Status 2 and a remedy; and the word put right in the same command trains."""
+    if "data" in words:
+        words = {"data": str(trainings.material.model)}
+    with pytest.raises(InvalidInput, match=complaint):
+        trainings.attempt("run", words)
+    assert trainings.attempt("run", {"epochs": 1}).epoch == 0
+
+
 def test_an_option_among_the_words_is_shown_its_place() -> None:
     """Words of `yolo` may begin with dashes, so ours cannot be told from them there."""
     with pytest.raises(InvalidInput, match="--run-id goes before the first KEY=VALUE"):
@@ -211,7 +245,19 @@ def test_words_are_understood_as_yolo_understands_them() -> None:
     }
 
 
-@pytest.mark.parametrize("words", [["epoch=3"], ["nonsense"], ["predict"], ["imgsz"], ["lr0="]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["epoch=3"],
+        ["nonsense"],
+        ["predict"],
+        ["imgsz"],
+        ["lr0="],
+        ["epochs=abc"],
+        ["epochs=0"],
+        ["amp=maybe"],
+    ],
+)
 def test_what_yolo_would_refuse_is_refused(words: list[str]) -> None:
     """A typing error does not become a training with other settings."""
     with pytest.raises(InvalidInput):

@@ -50,6 +50,29 @@ def test_every_signal_only_sets_a_flag(watch: LeaveWatch, number: signal.Signals
     assert (notice.reason, notice.status) == (number.name, 75)
 
 
+def test_what_others_make_of_a_leave_is_one(watch: LeaveWatch) -> None:
+    """A class under construction, as in any import, turns what is raised in it into a fault."""
+
+    class Named:
+        def __set_name__(self, owner: type, name: str) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Leave), watch.interruptible():
+        type("Owner", (), {"part": Named()})
+
+
+def test_a_fault_beside_a_signal_stays_a_fault(watch: LeaveWatch) -> None:
+    """It did not come of the signal, and would come again."""
+
+    def fail() -> None:
+        with watch.shielded():
+            signal.raise_signal(signal.SIGTERM)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), watch.interruptible():
+        fail()
+
+
 def test_handlers_are_given_back() -> None:
     """After a training in Python, Ctrl-C is the program's again."""
     before = {number: signal.getsignal(number) for number in SIGNALS}

@@ -28,6 +28,7 @@ def plan(tmp_path: Path) -> Callable[..., Plan]:
         *,
         begin: bool = False,
         finished: bool = False,
+        saved: bool = True,
         options: dict[str, Any] | None = None,
         **words: Any,
     ) -> Plan:
@@ -38,6 +39,8 @@ def plan(tmp_path: Path) -> Callable[..., Plan]:
             made.folder.mkdir(parents=True, exist_ok=True)
             end = 99.0 if finished else None
             dataclasses.replace(made.record, finished=end).write(made.folder)
+            if saved:
+                (made.folder / "000001.json").write_text("{}", "utf-8")
         return made
 
     return make
@@ -82,6 +85,17 @@ def test_other_words_are_refused_by_name(plan: Callable[..., Plan]) -> None:
     with pytest.raises(InvalidInput, match=r"batch=8 instead of 16"):
         plan(options={"run_id": "exp1"}, batch=8)
     assert plan(options={"run_id": "exp1", "resume": "never"}, batch=8).fresh
+
+
+@pytest.mark.parametrize("options", [AUTO, {"run_id": "exp1"}])
+def test_a_run_that_has_learnt_nothing_takes_other_words(
+    plan: Callable[..., Plan], options: dict[str, Any]
+) -> None:
+    """A word that was wrong is put right in the same command, and not refused for having been."""
+    first = plan(begin=True, saved=False, options=options, optimizer="Adan")
+    again = plan(options=options, optimizer="AdamW")
+    assert (again.record, again.fresh) == (first.record, False)
+    assert again.words["optimizer"] == "AdamW"
 
 
 def test_a_complete_run_is_found_complete(plan: Callable[..., Plan]) -> None:
