@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.exporter.cgroups import PlatformKind
 from gpuwarden.exporter.instances import places
 from gpuwarden.exporter.jobs import Holding
+from gpuwarden.exporter.process_tables import BUSY_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -84,6 +85,7 @@ class Tenancies:
         self._by_job: dict[tuple[str, str], list[GpuProcess]] = {}
         self._tenants: dict[str, set[str]] = {}
         self._given: dict[str, set[str]] = {}
+        self._served: set[str] = set()
         owner = {pid: group.job_id for group in groups.values() for pid in group.on_cards}
         for gpu in self._places:
             names = self._tenants.setdefault(gpu.uuid, set())
@@ -92,7 +94,9 @@ class Tenancies:
                 if job_id is not None:
                     self._by_job.setdefault((gpu.uuid, job_id), []).append(item)
                 process = processes.get(item.pid)
-                if process is None or not process.comm.startswith(MPS_COMM):
+                if process is not None and process.comm.startswith(MPS_COMM):
+                    self._served.add(gpu.uuid)
+                else:
                     # A process that /proc does not know is a tenant of its own.
                     names.add(job_id or _UNKNOWN_TENANT)
         for group in groups.values():
@@ -137,11 +141,15 @@ class Tenancies:
         """A card that a job was given and has no process on.
 
         If somebody is there to whom the card was not given, it may be the job's work under another
-        name, such as a container that it had a daemon start: then nothing is known of its use.
+        name, such as a container that it had a daemon start: then nothing is known of its use. Nor
+        is it where a server of MPS is at work, for which the driver may list no client, and where a
+        card is busy with nobody on it: whoever that is, he is hidden.
         """
-        if self._tenants[gpu.uuid] <= self._given[gpu.uuid]:
-            return Holding(gpu.index, gpu.uuid, memory_bytes=0, utilization_ratio=0.0)
-        return Holding(gpu.index, gpu.uuid)
+        tenants, busy = self._tenants[gpu.uuid], gpu.utilization_ratio or 0.0
+        hidden = gpu.uuid in self._served or (not tenants and busy >= BUSY_RATIO)
+        if hidden or not tenants <= self._given[gpu.uuid]:
+            return Holding(gpu.index, gpu.uuid)
+        return Holding(gpu.index, gpu.uuid, memory_bytes=0, utilization_ratio=0.0)
 
 
 def total(values: Iterable[int | None]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -69,6 +70,7 @@ class Node:
         self.gpus = [Gpu(index=n, uuid=f"GPU-{n}", name="x", minor=n) for n in (0, 1)]
         self.lists: dict[int, list[int]] = {0: [], 1: []}
         self.lost: set[int] = set()
+        self.busy: set[int] = set()
 
     def observe(self) -> NodeSnapshot:
         """Read the node once."""
@@ -80,7 +82,7 @@ class Node:
                 minor=gpu.minor,
                 pci_bus_id=gpu.pci_bus_id,
                 up=gpu.index not in self.lost,
-                utilization_ratio=None if gpu.index in self.lost else 0.5,
+                utilization_ratio=self._load(gpu.index),
                 processes=None
                 if gpu.index in self.lost
                 else tuple(
@@ -92,6 +94,12 @@ class Node:
         )
         devices = DeviceSnapshot(self.clock.wall(), "550", simulated=True, gpus=gpus)
         return self.attribution.observe(devices)
+
+    def _load(self, index: int) -> float | None:
+        """Cards work where somebody is on them, and where the test has them work."""
+        if index in self.lost:
+            return None
+        return 0.5 if self.lists.get(index) or index in self.busy else 0.0
 
     def jobs(self) -> dict[str, Job]:
         """Jobs by id."""
@@ -488,6 +496,27 @@ class TestCards:
         start("/docker/" + "ab" * 32)
         held = _held(node.answered())
         (holding,) = held["slurm-main-211-0"]
+        assert (holding.memory_bytes, holding.utilization_ratio) == (None, None)
+
+    def test_a_card_that_works_for_nobody(self, node: Node, controller: Controller) -> None:
+        """A busy card on which the driver lists nobody is held, and not known to be idle."""
+        controller.has(211, gpus={"node1": (0, 1)})
+        node.busy.add(0)
+        hidden, unused = _held(node.answered())["slurm-main-211-0"]
+        assert (hidden.memory_bytes, hidden.utilization_ratio) == (None, None)
+        assert (unused.memory_bytes, unused.utilization_ratio) == (0, 0.0)
+
+    def test_a_server_of_mps_without_a_client(
+        self, node: Node, controller: Controller, children: Children, tmp_path: Path
+    ) -> None:
+        """Whom a server of MPS works for is not listed on every card: that is no idle job."""
+        file = tmp_path / "nvidia-cuda-mps-server"
+        shutil.copy(shutil.which("sleep") or "", file)
+        server = children.start(str(file), "600")
+        controller.has(211, gpus={"node1": (0,)})
+        node.proc.put([server.pid], "/system.slice/mps.service")
+        node.lists[0].append(server.pid)
+        (holding,) = _held(node.answered())["slurm-main-211-0"]
         assert (holding.memory_bytes, holding.utilization_ratio) == (None, None)
 
     def test_a_card_of_two_jobs(
