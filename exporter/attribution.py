@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.clock import SystemClock
 from gpuwarden.exporter import classification, resources
 from gpuwarden.exporter.blocking_calls import BlockingCalls
+from gpuwarden.exporter.boot_times import BootTime
 from gpuwarden.exporter.censuses import Census
 from gpuwarden.exporter.cgroups import PlatformKind, platform_of
 from gpuwarden.exporter.groups import MPS_COMM, Group, Tenancies, total
@@ -27,7 +28,6 @@ from gpuwarden.exporter.platforms import Platforms
 from gpuwarden.exporter.pods import Pods
 from gpuwarden.exporter.processes import (
     PROC,
-    BootTime,
     Launchers,
     Process,
     arguments,

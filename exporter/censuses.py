@@ -21,6 +21,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuwarden.exporter.processes import MAX_DEPTH, MAX_PROCESSES, PROC, read_again
+from gpuwarden.exporter.shortages import is_shortage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -59,7 +60,8 @@ class Census:
             on_cards: pids of processes on cards.
 
         Raises:
-            OSError: /proc cannot be read.
+            OSError: /proc cannot be read, or there is no descriptor or memory left to read it all:
+                whoever is left out would be gone to those who remember.
         """
         self._taken += 1
         if self._taken % REFRESH_CENSUSES == 0:
@@ -106,6 +108,9 @@ class Census:
 
         Returns:
             Whether any were read now: then what `take` gave has changed.
+
+        Raises:
+            OSError: as `take`.
         """
         self._watched = frozenset(members)
         late = self._watched - self._current
@@ -139,7 +144,9 @@ class Census:
     def _read(self, pid: int, known: Process | None, *, fresh: bool) -> Process | None:
         try:
             process = read_again(f"{self._proc}/{pid}", known=known, fresh=fresh)
-        except OSError:
+        except OSError as error:
+            if is_shortage(error):
+                raise
             return None
         if process is not None:
             self._current.add(pid)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 import stat as stat_module
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuwarden.exporter.cgroups import own_cgroup
+from gpuwarden.exporter.shortages import is_shortage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -113,6 +113,9 @@ def read_all(proc: Path = PROC) -> dict[int, Process]:
 
     Args:
         proc: where procfs is mounted.
+
+    Raises:
+        OSError: it cannot be read, or not all of it for want of descriptors or memory.
     """
     found: dict[int, Process] = {}
     with os.scandir(proc) as entries:
@@ -123,7 +126,9 @@ def read_all(proc: Path = PROC) -> dict[int, Process]:
                 break
             try:
                 process = read_again(f"{proc}/{entry.name}", known=None)
-            except OSError:
+            except OSError as error:
+                if is_shortage(error):
+                    raise
                 continue
             if process is not None:
                 found[int(entry.name)] = process
@@ -279,27 +284,6 @@ def boot_time(proc: Path = PROC) -> float:
         if line.startswith("btime "):
             return float(line.split()[1])
     raise OSError(f"{proc}/stat has no btime line")
-
-
-class BootTime:
-    """`boot_time` for who asks often: /proc/stat grows with cores and interrupts."""
-
-    def __init__(self, proc: Path = PROC) -> None:
-        """Read nothing yet.
-
-        Args:
-            proc: where procfs is mounted.
-        """
-        self._proc = proc
-        self._offset: float | None = None
-        self._booted = 0.0
-
-    def read(self) -> float:
-        """Unix time of boot; looked up again when the wall clock was set."""
-        offset = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        if self._offset is None or abs(offset - self._offset) > 0.1:
-            self._booted, self._offset = boot_time(self._proc), offset
-        return self._booted
 
 
 def start_time(process: Process, proc: Path = PROC, *, booted: float | None = None) -> float:

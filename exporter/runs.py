@@ -22,6 +22,7 @@ from gpuwarden.exporter.allowances import Allowance
 from gpuwarden.exporter.jobs import Run
 from gpuwarden.exporter.processes import CLOCK_TICKS
 from gpuwarden.exporter.recollections import AttemptRecord
+from gpuwarden.exporter.shortages import is_shortage
 from gpuwarden.job_files import JobFileError, RunDescription, RunStatus
 
 if TYPE_CHECKING:
@@ -341,6 +342,8 @@ class RunDirectory:
         except FileNotFoundError:
             return
         except JobFileError as error:
+            if is_shortage(error.__cause__):
+                known.signature = None
             self._complain(run_id, known, f"job_file_{error.reason}")
             return
         attempt = known.attempt
@@ -362,6 +365,8 @@ class RunDirectory:
         except JobFileError as error:
             # What was believed before was true of its time only.
             known.status = None
+            if is_shortage(error.__cause__):
+                known.status_signature = None
             self._complain(run_id, known, f"job_file_{error.reason}")
             return
         known.status, known.status_uid = status, file.uid

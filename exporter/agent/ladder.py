@@ -296,8 +296,8 @@ class _Climb:
 
     def _rescan(self) -> tuple[Identity, ...]:
         """Take hold of members that turned up; as many as can be."""
-        processes = read_all(self._resolver.proc)
         try:
+            processes = read_all(self._resolver.proc)
             added = self._resolver.adopt(self._target, processes, self._known)
         except (OSError, RefusedAction) as error:
             self._unopened = f"not every process of the job could be opened: {error}"
@@ -365,13 +365,14 @@ class _Climb:
         if file is None or self._target.spared:
             return
         scope = self._target.scope
-        inside = (
-            process
-            for process in read_all(self._resolver.proc).values()
-            if guards.in_cgroup(process, scope.cgroup)
-        )
-        if all(scope.fits(process) for process in inside):
-            with contextlib.suppress(OSError):
+        # Where not everybody can be seen, somebody else may be in it.
+        with contextlib.suppress(OSError):
+            inside = (
+                process
+                for process in read_all(self._resolver.proc).values()
+                if guards.in_cgroup(process, scope.cgroup)
+            )
+            if all(scope.fits(process) for process in inside):
                 file.write_text("1")
 
     # -----------------------------------------------------------------------------------------

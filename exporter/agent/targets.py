@@ -111,7 +111,10 @@ class Resolver:
         guards.check_platform(request.job_id, None)
         if not self.host_pids:
             self.guards.check_pid_namespace()
-        processes = read_all(self.proc)
+        try:
+            processes = read_all(self.proc)
+        except OSError as error:
+            raise RefusedAction("processes", f"/proc cannot be read: {error}") from error
         target = self._scope(request, processes)
         try:
             self._admit(target, processes)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.exporter.descriptors import descriptors_left
 from tests.exporter.nodes import Children, process_of
 
 from gpuwarden.exporter.censuses import FRESH_CENSUSES, REFRESH_CENSUSES, Census
+from gpuwarden.exporter.processes import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,6 +250,23 @@ def test_who_may_not_be_seen_is_left_out(node: Node, children: Children) -> None
     assert set(census.take({43, 44})) == {42}
     child = children.start()
     assert Census().take(())[child.pid].identity == process_of(child.pid).identity
+
+
+@pytest.mark.parametrize("look", [lambda proc: Census(proc).take(()), read_all])
+def test_who_cannot_be_read_for_want_of_descriptors_is_not_gone(
+    node: Node, look: Callable[[Path], object]
+) -> None:
+    """Nobody is left out because this process has no descriptor left: nothing is known then."""
+    node.put(42)
+    # Its first thread has ended: where it is, another one tells, for which two files are open.
+    stat = node.proc / "42/stat"
+    stat.write_text(stat.read_text().replace(" S ", " Z ").replace(" 20 0 1 0 ", " 20 0 2 0 "))
+    (node.proc / "42/task/43").mkdir(parents=True)
+    (node.proc / "42/task/43/cgroup").write_text("0::/a\n")
+    assert look(node.proc)
+    others = 1 if look is read_all else 0
+    with descriptors_left(1 + others), pytest.raises(OSError, match="Too many open files"):
+        look(node.proc)
 
 
 def test_everybody_is_there(children: Children) -> None:

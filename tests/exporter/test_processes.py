@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.exporter.nodes import Children, eventually, process_of
 
 from gpuwarden.exporter import processes
+from gpuwarden.exporter.boot_times import BootTime
 from gpuwarden.exporter.cgroups import PlatformKind, own_cgroup, platform_of
 from gpuwarden.exporter.processes import (
-    BootTime,
     Launchers,
     Process,
     boot_time,

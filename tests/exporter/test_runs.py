@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PosixPath
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from tests.exporter.descriptors import descriptors_left
 from tests.exporter.nodes import Children, ManualClock, declare, describe, process_of
 
 from gpuwarden import job_files
@@ -68,6 +70,34 @@ def _status(clock: ManualClock, run_id: str = "run-1", **changes: object) -> Run
         "heartbeat": clock.wall() - 1,
     }
     return RunStatus(**{**values, **changes})
+
+
+class Greedy(PosixPath):
+    """A folder for whose files no descriptor is left."""
+
+    taken: ClassVar[list[int]] = []
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> PosixPath:
+        """One of its files."""
+        with suppress(OSError):
+            self.taken.append(os.open("/dev/null", os.O_RDONLY))
+        return PosixPath(super().__truediv__(name))
+
+
+def test_a_run_that_could_not_be_read_for_want_of_descriptors(
+    node: Node, children: Children
+) -> None:
+    """Its files are read once there are some again, though nobody writes them anew."""
+    child = children.start()
+    declare(node.jobs, describe(child.pid), _status(node.clock))
+    processes = read_all()
+    booted = boot_time()
+    node.runs.follow(Greedy(node.jobs / "jobs"))
+    with descriptors_left(1) as Greedy.taken:
+        assert node.runs.scan(processes, now=node.clock.wall(), booted=booted) == ()
+    node.runs.follow(node.jobs / "jobs")
+    (live,) = node.scan(processes)
+    assert live.run.status is not None
 
 
 class TestHonestRuns:
