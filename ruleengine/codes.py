@@ -44,6 +44,7 @@ CODES: dict[str, str] = {
     "GW230": "Moments of a test are not in order, or not within the test.",
     "GW231": "A test names a rule, job, card or stage that does not exist, or a name twice.",
     "GW232": "A test is too large.",
+    "GW233": "A series of a test stands beside the one that it should replace.",
     "GW301": "Warning: the metric is not gpuwarden's; while it is absent the rule is UNKNOWN.",
     "GW303": "Warning: no value is ever beyond this limit.",
     "GW304": "Warning: the protection has expired.",

@@ -184,6 +184,16 @@ def history(test: RuleTest) -> History:
     return made
 
 
+def made_names(test: RuleTest) -> set[SeriesName]:
+    """Names of the series that the jobs of a test make at their beginning."""
+    made, now = History(), test.start.timestamp()
+    places = _places(test.jobs)
+    for job in test.jobs:
+        alone = job.model_copy(update={"begins": 0.0, "then": ()})
+        _Made(alone, test, [], places).write(made, [now])
+    return set(made.series)
+
+
 def _places(jobs: Sequence[DeclaredJob]) -> dict[tuple[str, str], int]:
     """(node, UUID) -> number of the card on its node."""
     places: dict[tuple[str, str], int] = {}

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 from gpuwarden.diagnostics import Severity, did_you_mean
 from gpuwarden.ruleengine.cases import stage_keys
+from gpuwarden.ruleengine.histories import made_names
 from gpuwarden.ruleengine.linting import Finding
 from gpuwarden.ruleengine.model import Target
+from gpuwarden.ruleengine.notations import parse_selector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpuwarden.ruleengine.model import Rule
+    from gpuwarden.ruleengine.notations import SeriesName
     from gpuwarden.ruleengine.rule_tests import Expectation, RuleTest
     from gpuwarden.yaml_files import Step
 
@@ -43,6 +46,7 @@ def lint_tests(
         names.add(test.name)
         yield from _size(index, test)
         yield from _jobs(index, test)
+        yield from _series(index, test)
         for number, item in enumerate(test.expect):
             yield from _expectation((index, "expect", number), item, test, rules, known)
 
@@ -87,6 +91,37 @@ def _jobs(index: int, test: RuleTest) -> Iterator[Finding]:
             yield _error("GW231", (*place, "node"), "no job of this test is on this node", hint)
         if outage.until <= outage.begin:
             yield _error("GW230", (*place, "until"), "must be later than `from`")
+
+
+def _series(index: int, test: RuleTest) -> Iterator[Finding]:
+    """Given series: each once, and with all labels of the one that they are to replace."""
+    seen: set[SeriesName] = set()
+    made = made_names(test) if test.series else set()
+    for number, given in enumerate(test.series):
+        place, name = (index, "series", number, "series"), parse_selector(given.series)
+        if name in seen:
+            yield _error("GW231", place, "another series of this test has these labels")
+        seen.add(name)
+        if name in made:
+            continue
+        meant = next((other for other in made if _meant(name, other)), None)
+        if meant is not None:
+            labels = ",".join(f'{label}="{text}"' for label, text in meant.labels)
+            message = "stands beside the one that the job makes, and does not replace it"
+            yield _error("GW233", place, message, f"write {meant.metric}{{{labels}}}")
+
+
+def _meant(name: SeriesName, made: SeriesName) -> bool:
+    """Whether a series is of the same thing as one that a job makes, but for where it is seen."""
+    seen_at = ("gpu", "instance", "job")
+    given, known = dict(name.labels), dict(made.labels)
+    elsewhere = given.get("instance", known.get("instance")) != known.get("instance")
+    return (
+        name.metric == made.metric
+        and not elsewhere
+        and {k: v for k, v in given.items() if k not in seen_at}
+        == {k: v for k, v in known.items() if k not in seen_at}
+    )
 
 
 def _expectation(

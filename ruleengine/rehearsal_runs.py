@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from gpuwarden import durations
+from gpuwarden.errors import InvalidInput
 from gpuwarden.ruleengine.histories import history
+from gpuwarden.ruleengine.prometheus import QueryRefused
 from gpuwarden.ruleengine.range_sources import RangeSource
 from gpuwarden.ruleengine.rehearsals import rehearse, tick_times
 from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.rehearsals import Mismatch
 
 SCHEMA = "gpuwarden.rule-tests/v1"
+FUTURE_SECONDS = 540.0
+"""Prometheus refuses samples that are more than ten minutes ahead of its clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +56,26 @@ async def run_test(placed: PlacedTest, rules: RuleSet) -> RehearsalResult:
     """Run one test.
 
     Raises:
+        InvalidInput: the history ends in the future, of which Prometheus takes nothing.
         ServiceUnavailable: Prometheus is not installed, or fails.
         QueryRefused: a query of our own is refused, say because its series are ambiguous.
     """
     begun = time.monotonic()
     test = placed.test
+    if test.start.timestamp() + test.length > time.time() + FUTURE_SECONDS:
+        raise InvalidInput(
+            f"{placed.span}: {test.name}: ends in the future, of which Prometheus takes no "
+            "samples: give it an earlier start"
+        )
     async with (
         temporary_prometheus(history(test)) as url,
         httpx.AsyncClient(timeout=60.0, trust_env=False) as client,
     ):
         source = RangeSource(url, client, times=tick_times(test))
-        found = await rehearse(test, rules, source)
+        try:
+            found = await rehearse(test, rules, source)
+        except QueryRefused as error:
+            raise QueryRefused(f"{placed.span}: {test.name}: {error}") from error
     return RehearsalResult(placed, tuple(found), time.monotonic() - begun)
 
 

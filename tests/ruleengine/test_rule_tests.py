@@ -10,13 +10,13 @@ import pytest
 from tests.ruleengine.rehearsing import RULES, checked, failures, run
 from tests.ruleengine.worlds import OwnedClock, alertmanager_sink
 
-from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.errors import InvalidInput, ServiceUnavailable
 from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
 from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.facts import gather
 from gpuwarden.ruleengine.histories import history
 from gpuwarden.ruleengine.ledger import Ledger
-from gpuwarden.ruleengine.prometheus import PrometheusClient, Sample
+from gpuwarden.ruleengine.prometheus import PrometheusClient, QueryRefused, Sample
 from gpuwarden.ruleengine.range_sources import RangeSource
 from gpuwarden.ruleengine.rehearsals import Moment, compare, rehearse, tick_times
 from gpuwarden.ruleengine.rule_tests import Expectation, RuleTest
@@ -289,6 +289,7 @@ def test_each_word_of_an_expectation_is_compared(words: dict[str, object], field
     assert [found.field for found in compare(0, item, moment)] == [field]
 
 
+_NEAR = 'gpu_job_memory_bytes{job_id="j",uuid="GPU-j-0",instance="n1:9835"}'
 _SOME = "expect: [{at: 1m, rule: idle, job: j, verdict: no}]"
 
 
@@ -337,6 +338,16 @@ def _expecting(words: str) -> str:
         (f"jobs: [{{job: j, lik: idle}}], {_SOME}", "GW103", "jobs[0].lik"),
         (f"series: [{{series: 'up{{', values: '1'}}], {_SOME}", "GW107", "series[0].series"),
         (f"series: [{{series: up, values: one}}], {_SOME}", "GW107", "series[0].values"),
+        (
+            f"series: [{{series: up, values: 1x2}}, {{series: 'up{{}}', values: 1x2}}], {_SOME}",
+            "GW231",
+            "series[1].series",
+        ),
+        (
+            f"jobs: [{{job: j}}], series: [{{series: '{_NEAR}', values: 1x2}}], {_SOME}",
+            "GW233",
+            "series[0].series",
+        ),
     ],
 )
 def test_a_test_that_could_not_fail_or_makes_no_sense_is_refused(
@@ -354,6 +365,49 @@ def test_yes_and_no_may_have_been_through_a_tool_that_reads_yaml_1_1() -> None:
     words = {"at": "1m", "rule": "r", "job": "j"}
     for value, word in ((True, "yes"), (False, "no")):
         assert Expectation.model_validate(words | {"verdict": value}).verdict == word
+
+
+def test_a_series_of_another_node_or_card_stands_beside_those_of_jobs(tmp_path: Path) -> None:
+    """A job on two nodes, or a card that nobody uses."""
+    tests = """
+tests:
+- name: beside
+  jobs: [{job: j}]
+  series:
+  - {series: 'gpu_job_cpu_seconds_total{job_id="j",instance="n2:9835"}', values: 1x9}
+  - {series: 'gpu_temperature_celsius{uuid="GPU-x",instance="n1:9835"}', values: 90x9}
+  expect: [{at: 1m, rule: idle, job: j, verdict: unknown}]
+"""
+    assert checked(tmp_path, tests).errors == ()
+
+
+def test_a_history_that_ends_in_the_future_is_refused_with_its_place(tmp_path: Path) -> None:
+    """And not as an answer of a server that nobody knows."""
+    tests = """
+tests:
+- name: later
+  start: 2200-01-01T00:00:00Z
+  jobs: [{job: j}]
+  expect: [{at: 1m, rule: idle, job: j, verdict: unknown}]
+"""
+    with pytest.raises(InvalidInput, match=r"rules.yaml:\d+:3: later: ends in the future"):
+        run(tmp_path, tests)
+
+
+def test_series_that_contradict_each_other_are_told_with_the_test(tmp_path: Path) -> None:
+    """Two that say which phase a run is in: Prometheus refuses to choose."""
+    tests = """
+tests:
+- name: torn
+  jobs: [{job: j, run: {}}]
+  series:
+  - series: >-
+      yolo_phase{phase="train",job_id="j",run_id="run-of-j",instance="n1:9835",copy="2"}
+    values: 1x90
+  expect: [{at: 6m, rule: idle, job: j, verdict: no}]
+"""
+    with pytest.raises(QueryRefused, match=r"rules.yaml:\d+:3: torn: .*duplicate series"):
+        run(tmp_path, tests)
 
 
 def test_tests_do_not_change_what_a_rule_set_is(tmp_path: Path) -> None:
