@@ -40,7 +40,7 @@ class KubeletView:
 
     Attributes:
         pods: uid -> name, of all whose logs are kept: some of them have ended.
-        alive: uids of pods that have a cgroup; None where none can be seen.
+        alive: uids of pods that have a cgroup; None where none can be seen, as from within a pod.
         devices: what containers were given; empty where the kubelet does not tell.
         problem: why the kubelet does not tell, or None.
     """

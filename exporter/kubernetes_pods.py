@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.exporter.allocations import Allocation, DeviceFiles, known_uuids
-from gpuwarden.exporter.cgroups import Platform, PlatformKind
+from gpuwarden.exporter.cgroups import Platform, PlatformKind, platform_of
 from gpuwarden.exporter.processes import PROC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
     from gpuwarden.clock import Clock
     from gpuwarden.exporter.devices import DeviceSnapshot
     from gpuwarden.exporter.inquiries import Inquiry
     from gpuwarden.exporter.kubelets import KubeletView
+    from gpuwarden.exporter.processes import Process
     from gpuwarden.platforms.kubelet import Pod, PodDevices
 
 FRESH_SECONDS = 60.0
@@ -56,6 +57,7 @@ class KubernetesPods:
         self._clock = clock
         self._files = DeviceFiles(proc)
         self._said: str | None = None
+        self._running: frozenset[str] | None = None
         self.dropped: Counter[str] = Counter()
 
     @property
@@ -72,15 +74,20 @@ class KubernetesPods:
         told = self._inquiry.told
         return None if told is None else told.value.problem
 
-    def update(self, uids: Iterable[str]) -> None:
+    def update(self, uids: Iterable[str], processes: Mapping[int, Process]) -> None:
         """Have the node asked where a pod has no name yet.
 
         Args:
             uids: of pods that use a card.
+            processes: all processes, by pid.
         """
         self.dropped = Counter()
         if self._inquiry is None:
             return
+        self._running = None
+        if self._inquiry.told is not None and self._inquiry.told.value.alive is None:
+            # An exporter in a pod sees no cgroups but its own: there a pod lives by its processes.
+            self._running = _running(processes)
         if self._problem != self._said:
             self._said = self._problem
             if self._said is not None:
@@ -105,7 +112,11 @@ class KubernetesPods:
         told = self._inquiry.told
         if self._clock.monotonic() - told.asked_at > FRESH_SECONDS:
             return ()
-        uids = _uids(told.value)
+        alive = told.value.alive if told.value.alive is not None else self._running
+        if alive is None:
+            # The answer came after these processes were read.
+            return ()
+        uids = _uids(told.value, alive)
         given: dict[str, set[str]] = {}
         for item in told.value.devices:
             if not _GPU_RESOURCE.match(item.resource):
@@ -146,10 +157,20 @@ class KubernetesPods:
         return found
 
 
-def _uids(view: KubeletView) -> Mapping[Pod, list[str]]:
-    """Name -> uids of the pods that may bear it now."""
+def _running(processes: Mapping[int, Process]) -> frozenset[str]:
+    """Uids of the pods that have a process; each has one for as long as it lives."""
+    found = set()
+    for process in processes.values():
+        platform = platform_of(process.cgroup)
+        if platform.kind is PlatformKind.KUBERNETES and not process.ended:
+            found.add(platform.id)
+    return frozenset(found)
+
+
+def _uids(view: KubeletView, alive: Collection[str]) -> Mapping[Pod, list[str]]:
+    """Name -> uids of the pods that bear it now."""
     found: dict[Pod, list[str]] = {}
     for uid, pod in view.pods.items():
-        if view.alive is None or uid in view.alive:
+        if uid in alive:
             found.setdefault(pod, []).append(uid)
     return found

@@ -111,7 +111,7 @@ class Platforms:
             elif process.cgroup in ("", "/") and self._in_container(process):
                 # Its cgroup namespace hides where it is: of its container nothing is known.
                 self._own["private_cgroup"] += 1
-        self._kubernetes.update(uids)
+        self._kubernetes.update(uids, processes)
 
     def _in_container(self, process: Process) -> bool:
         """Whether a process has a mount namespace of its own; asked once for each."""

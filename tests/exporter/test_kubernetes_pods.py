@@ -317,6 +317,24 @@ class TestNode:
         kubelet.cgroup(UID).rmdir()
         assert node.answered().jobs == ()
 
+    def test_a_pod_that_has_ended_seen_from_a_pod(
+        self, node: Node, kubelet: Kubelet, children: Children
+    ) -> None:
+        """Where no cgroups of pods are seen, one without a process has ended: it holds nothing."""
+        kubelet.has("lab", "train-0", UID, alive=False)
+        kubelet.has("lab", "done", OTHER, alive=False)
+        kubelet.says(
+            [
+                pod("lab", "train-0", devices("nvidia.com/gpu", f"{GPU}01")),
+                pod("lab", "done", devices("nvidia.com/gpu", f"{GPU}01")),
+            ]
+        )
+        pause = children.start()
+        node.proc.put([pause.pid], f"/../../kubepods/burstable/pod{UID}/{CONTAINER}")
+        snapshot = node.answered()
+        assert _held(snapshot) == {f"pod-{UID}": [(f"{GPU}01", 0.0)]}
+        assert snapshot.dropped == {"kubernetes_pod": 1}
+
     def test_a_kubelet_that_is_down(self, node: Node, kubelet: Kubelet, children: Children) -> None:
         """A pod is its uid, and its log's folder tells its name: that needs no kubelet."""
         kubelet.code = grpc.StatusCode.UNAVAILABLE
