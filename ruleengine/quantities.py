@@ -5,6 +5,7 @@ A bare number where a unit belongs is refused: `at_most: 5` could mean 5 % or 50
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -294,8 +295,12 @@ def parse_deviation(value: object) -> Deviation:
     )
 
 
+@functools.lru_cache(maxsize=8192)
 def render(value: float, unit: Unit) -> str:
-    """Write a value for people, with three significant digits."""
+    """Write a value for people, with three significant digits.
+
+    Remembered, since a tick writes the same limits once for every job of the fleet.
+    """
     if unit is Unit.RATIO:
         return f"{_digits(value * 100)} %"
     if unit in (Unit.BYTES, Unit.BYTES_PER_SECOND):

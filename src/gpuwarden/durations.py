@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 # https://prometheus.io/docs/prometheus/latest/querying/basics/#float-literals-and-time-durations
@@ -39,6 +40,7 @@ def parse(text: str) -> float:
     return sum(float(match[unit]) * seconds for unit, seconds in _UNITS if match[unit])
 
 
+@functools.lru_cache(maxsize=8192)
 def render(seconds: float) -> str:
     """Write seconds as the shortest exact duration, rounded to milliseconds.
 
