@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,6 +52,18 @@ def chosen(tests: Sequence[PlacedTest], wanted: Sequence[str]) -> list[PlacedTes
     return [
         item for item in tests if item.test.name in wanted or item.test.rules & frozenset(wanted)
     ]
+
+
+async def run_until_told(placed: PlacedTest, rules: RuleSet) -> RehearsalResult:
+    """Like `run_test`, in the main thread; SIGTERM ends it, and its Prometheus with it.
+
+    Raises:
+        CancelledError: on SIGTERM.
+    """
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run_test(placed, rules)
 
 
 async def run_test(placed: PlacedTest, rules: RuleSet) -> RehearsalResult:

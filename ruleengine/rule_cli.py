@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from gpuwarden.ruleengine.rehearsal_runs import (
     chosen,
     result_lines,
     results_json,
-    run_test,
+    run_until_told,
     summary_line,
 )
 from gpuwarden.ruleengine.rule_differences import (
@@ -181,7 +182,10 @@ def test(
         raise click.UsageError(f"no test to run{about}: docs/rules.md says how to write one")
     results = []
     for placed in tests:
-        result = asyncio.run(run_test(placed, merged))
+        try:
+            result = asyncio.run(run_until_told(placed, merged))
+        except asyncio.CancelledError:
+            context.exit(128 + signal.SIGTERM)
         results.append(result)
         if output == "text":
             click.echo("\n".join(result_lines(result)))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.servers import until
 
 from gpuwarden.ruleengine.rule_cli import rules
 
@@ -172,3 +176,16 @@ def test_the_schema_is_printed_for_editors() -> None:
     """It knows the signals by name."""
     document = json.loads(_run("schema").stdout)
     assert "gpu_utilization" in document["$defs"]["Signal"]["properties"]["signal"]["enum"]
+
+
+def test_nothing_is_left_behind_when_it_is_told_to_stop(good: Path, tmp_path: Path) -> None:
+    """CI sends SIGTERM: the temporary Prometheus and its files go with the command."""
+    good.write_text(TESTED.replace("at: 10m", "at: 2d"))
+    command = [sys.executable, "-m", "gpuwarden", "rules", "test", str(good)]
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)}) as process:
+        until(lambda: list(folder.glob("*/prometheus.log")))
+        process.terminate()
+        assert process.wait(60) == 143
+    assert list(folder.iterdir()) == []
