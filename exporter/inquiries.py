@@ -118,9 +118,10 @@ class Inquiry(Generic[T]):
 
     def wait(self, seconds: float) -> bool:
         """Have it asked and wait for what becomes of it; says whether it was answered."""
-        self.want()
         with self._state:
+            # Before it is wanted: the answer may be there at once.
             before = self._begun
+            self.want()
             self._state.wait_for(lambda: self._ended > before or self._closed, timeout=seconds)
             return self._ended > before and self._problem is None
 

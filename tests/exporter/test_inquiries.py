@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,19 @@ def test_an_answer_has_the_number_of_its_question(inquiry: Inquiry[int]) -> None
     told = eventually(lambda: inquiry.told)
     assert told is not None
     assert (told.value, told.number) == (1, begun + 1)
+
+
+def test_an_answer_that_comes_at_once_is_not_missed() -> None:
+    """Whoever waits is told, also where the question is answered before he begins to wait."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(200):
+            inquiry = Inquiry("test", lambda: 1, every=3600)
+            assert inquiry.wait(20)
+            inquiry.close()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_what_hangs_stalls_nobody(inquiry: Inquiry[int], server: Server) -> None:
