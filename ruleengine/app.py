@@ -151,7 +151,7 @@ class EngineApp:
 
     async def notify(self, request: Request) -> Response:
         """Deliver Alertmanager's message; 200 only if a server took every part of it."""
-        authorise(request, self._notify_token)
+        authorise(request, self._notify_token, "web.token_file")
         names = request.path_params["channels"].split("+")
         unknown = sorted(set(names) - set(self._last_hop.channel_names))
         if unknown:
@@ -191,7 +191,7 @@ class EngineApp:
                 raise Refusal(403, "bad_ticket", "the ticket is not that of this job and rule")
             role = "owner"
         else:
-            authorise(request, self._operator_token)
+            authorise(request, self._operator_token, "web.operator_token_file")
             role = "operator"
         stored, rule = self._open(rule_id, job_id)
         if role == "owner":

@@ -60,7 +60,7 @@ class NodeRoutes:
     async def register(self, request: Request) -> Response:
         """A node makes itself known, or is heard again."""
         nodes = self._open()
-        authorise(request, self._node_token)
+        authorise(request, self._node_token, "nodes.registration.token_file")
         document = await read_json(request, node_api.MAX_BYTES)
         peer = request.client.host if request.client is not None else ""
         _told(lambda: nodes.register(Registration.decode(document), peer=peer))
@@ -69,7 +69,7 @@ class NodeRoutes:
     async def leave(self, request: Request) -> Response:
         """A node says goodbye."""
         nodes = self._open()
-        authorise(request, self._node_token)
+        authorise(request, self._node_token, "nodes.registration.token_file")
         document = await read_json(request, node_api.MAX_BYTES)
         _told(lambda: nodes.leave(Goodbye.decode(document)))
         return JSONResponse({})
@@ -77,7 +77,7 @@ class NodeRoutes:
     async def forget(self, request: Request) -> Response:
         """An operator says that a node will not come back: {address}."""
         nodes = self._open()
-        authorise(request, self._operator_token)
+        authorise(request, self._operator_token, "web.operator_token_file")
         document = await read_json(request, node_api.MAX_BYTES)
         address = document.get("address") if isinstance(document, dict) else None
         if not isinstance(address, str):

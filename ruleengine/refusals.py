@@ -31,17 +31,22 @@ async def refused(_request: Request, error: Exception) -> Response:
     )
 
 
-def authorise(request: Request, token: str | None) -> None:
+def authorise(request: Request, token: str | None, setting: str) -> None:
     """Refuse who does not bear a token; compared in constant time.
+
+    Args:
+        request: from anybody.
+        token: what it must bear, or None where the engine has none.
+        setting: of engine.yaml, which names the token's file.
 
     Raises:
         Refusal: 403 where there is no such token, 401 where it is another.
     """
     if token is None:
-        raise Refusal(403, "closed", "engine.yaml names no token file for this")
+        raise Refusal(403, "closed", f"closed until engine.yaml says {setting}")
     kind, _, given = request.headers.get("Authorization", "").partition(" ")
     if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-        raise Refusal(401, "unauthorised", "a valid bearer token is needed")
+        raise Refusal(401, "unauthorised", f"this takes the bearer token of {setting}")
 
 
 async def read_json(request: Request, limit: int) -> object:

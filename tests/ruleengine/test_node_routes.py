@@ -68,6 +68,13 @@ def test_from_registration_to_goodbye(servers: World) -> None:
     asyncio.run(story())
 
 
+SETTINGS = {
+    REGISTER_PATH: "nodes.registration.token_file",
+    LEAVE_PATH: "nodes.registration.token_file",
+    FORGET_PATH: "web.operator_token_file",
+}
+
+
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [
@@ -85,7 +92,7 @@ def test_from_registration_to_goodbye(servers: World) -> None:
 def test_each_token_opens_its_own_door(
     servers: World, path: str, headers: dict[str, str], status: int
 ) -> None:
-    """Nodes register and leave, operators forget; nobody does the other's."""
+    """Nodes register and leave, operators forget; who has the wrong token hears which it takes."""
 
     async def story() -> None:
         async with asked(servers) as (world, client):
@@ -93,6 +100,7 @@ def test_each_token_opens_its_own_door(
             answer = await client.post(path, content=SAID, headers=headers)
             assert answer.status_code == status
             assert answer.headers["www-authenticate"] == "Bearer"
+            assert f"token of {SETTINGS[path]}" in answer.json()["message"]
             assert world.engine.nodes is not None
             assert len(world.engine.nodes.present()) == 1
 
@@ -150,6 +158,7 @@ def test_without_registration_the_doors_are_closed(servers: World) -> None:
         async with asked(servers, operator_token=None) as (_, client):
             answer = await client.post(FORGET_PATH, content=SAID, headers=OPERATOR)
             assert answer.status_code == 403
+            assert "web.operator_token_file" in answer.json()["message"]
 
     asyncio.run(story())
 
