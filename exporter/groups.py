@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gpuwarden.exporter.runs import LiveRun
 
 MPS_COMM = "nvidia-cuda-mps"
+OCCUPIED_BYTES = 2**30
+"""More memory than a driver takes for itself, also where it does not tell that apart."""
 _UNKNOWN_TENANT = "?"
 _HELPERS = frozenset({"pause", "slurmstepd"})
 """What platforms run beside a job."""
@@ -143,13 +145,21 @@ class Tenancies:
         If somebody is there to whom the card was not given, it may be the job's work under another
         name, such as a container that it had a daemon start: then nothing is known of its use. Nor
         is it where a server of MPS is at work, for which the driver may list no client, and where a
-        card is busy with nobody on it: whoever that is, he is hidden.
+        card is busy, or one that tells no load is full, with nobody on it: whoever that is, he is
+        hidden.
         """
-        tenants, busy = self._tenants[gpu.uuid], gpu.utilization_ratio or 0.0
-        hidden = gpu.uuid in self._served or (not tenants and busy >= BUSY_RATIO)
+        tenants = self._tenants[gpu.uuid]
+        hidden = gpu.uuid in self._served or (not tenants and _works(gpu))
         if hidden or not tenants <= self._given[gpu.uuid]:
             return Holding(gpu.index, gpu.uuid)
         return Holding(gpu.index, gpu.uuid, memory_bytes=0, utilization_ratio=0.0)
+
+
+def _works(gpu: Gpu) -> bool:
+    """Whether a card shows by itself that somebody is on it."""
+    if gpu.utilization_ratio is not None:
+        return gpu.utilization_ratio >= BUSY_RATIO
+    return (gpu.memory_used_bytes or 0) >= OCCUPIED_BYTES
 
 
 def total(values: Iterable[int | None]) -> int | None:

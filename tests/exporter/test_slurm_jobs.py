@@ -71,6 +71,7 @@ class Node:
         self.lists: dict[int, list[int]] = {0: [], 1: []}
         self.lost: set[int] = set()
         self.busy: set[int] = set()
+        self.used: dict[int, int] = {}
 
     def observe(self) -> NodeSnapshot:
         """Read the node once."""
@@ -83,6 +84,7 @@ class Node:
                 pci_bus_id=gpu.pci_bus_id,
                 up=gpu.index not in self.lost,
                 utilization_ratio=self._load(gpu.index),
+                memory_used_bytes=self.used.get(gpu.index),
                 processes=None
                 if gpu.index in self.lost
                 else tuple(
@@ -97,7 +99,7 @@ class Node:
 
     def _load(self, index: int) -> float | None:
         """Cards work where somebody is on them, and where the test has them work."""
-        if index in self.lost:
+        if index in self.lost or index in self.used:
             return None
         return 0.5 if self.lists.get(index) or index in self.busy else 0.0
 
@@ -502,6 +504,14 @@ class TestCards:
         """A busy card on which the driver lists nobody is held, and not known to be idle."""
         controller.has(211, gpus={"node1": (0, 1)})
         node.busy.add(0)
+        hidden, unused = _held(node.answered())["slurm-main-211-0"]
+        assert (hidden.memory_bytes, hidden.utilization_ratio) == (None, None)
+        assert (unused.memory_bytes, unused.utilization_ratio) == (0, 0.0)
+
+    def test_a_card_without_load_that_is_full(self, node: Node, controller: Controller) -> None:
+        """Where no load is told, as of an A100's instances, memory shows that somebody is there."""
+        controller.has(211, gpus={"node1": (0, 1)})
+        node.used = {0: 8 * GIB, 1: 600 * 2**20}
         hidden, unused = _held(node.answered())["slurm-main-211-0"]
         assert (hidden.memory_bytes, hidden.utilization_ratio) == (None, None)
         assert (unused.memory_bytes, unused.utilization_ratio) == (0, 0.0)
