@@ -17,6 +17,9 @@ from gpuwarden.trainer.settings import TrainSettings
 log = logging.getLogger(__name__)
 
 
+_ORIGINAL = "gpuwarden_original"
+
+
 class LeftTraining(SystemExit):
     """`model.train` was asked to leave: state is saved. Uncaught, the process exits with `code`.
 
@@ -41,6 +44,8 @@ def attach(model: Any, *, isolate: bool | None = None, **options: Any) -> Any:
     model then has the best weights, `model.train` returns their metrics as a dictionary, and an
     interrupt saves and leaves.
 
+    Attached again, a model has the newer options only.
+
     Args:
         model: an `ultralytics.YOLO`.
         isolate: train in a child process; None: in a notebook, if nothing stands against it.
@@ -54,7 +59,8 @@ def attach(model: Any, *, isolate: bool | None = None, **options: Any) -> Any:
             to another process.
     """
     settings = TrainSettings.from_options(**options)
-    original = model.train
+    # A notebook's cell is run again: what it attaches then takes the place of the former.
+    original = getattr(model.train, _ORIGINAL, model.train)
 
     @functools.wraps(original)
     def train(trainer: type | None = None, **words: Any) -> Any:
@@ -82,6 +88,7 @@ def attach(model: Any, *, isolate: bool | None = None, **options: Any) -> Any:
             signal.raise_signal(number)  # too late for this training: it is the program's
         return session.metrics
 
+    setattr(train, _ORIGINAL, original)
     model.train = train
     return model
 

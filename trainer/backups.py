@@ -80,6 +80,7 @@ def restore(settings: TrainSettings, plan: Plan, record: RunRecord) -> None:
 
     Raises:
         ServiceUnavailable: there is none here, and none could be fetched.
+        InvalidInput: there is none here, and what is there is damaged.
     """
     if settings.upload is None or plan.fresh or record.finished is not None:
         return

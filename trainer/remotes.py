@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden import job_files
+from gpuwarden.errors import PermanentError
 from gpuwarden.trainer.runs import RunRecord
 from gpuwarden.trainer.states import FOLDER, Manifest, file_digest
 
@@ -43,6 +44,10 @@ _ANSWERS = 3
 
 class IncompleteUpload(OSError):
     """The remote holds something else than what was sent."""
+
+
+class StatesDamaged(PermanentError):
+    """What was uploaded of a run can be continued nowhere; it must not be begun anew by itself."""
 
 
 class Remote:
@@ -137,14 +142,24 @@ class Remote:
 
     # -- reading
 
-    def _manifests(self) -> Iterator[Manifest]:
-        """What is there, newest first."""
+    def _manifests(self, damaged: list[str] | None = None) -> Iterator[Manifest]:
+        """What is there, newest first.
+
+        Args:
+            damaged: gets the numbers of those that cannot be read.
+        """
         self._fs.invalidate_cache()
         with contextlib.suppress(FileNotFoundError):
             names = [str(path) for path in self._fs.ls(self._at(FOLDER), detail=False)]
             for name in sorted((name for name in names if name.endswith(".json")), reverse=True):
-                with contextlib.suppress(ValueError, FileNotFoundError):
-                    yield Manifest.decode(self._fs.cat_file(name))
+                with contextlib.suppress(FileNotFoundError):
+                    try:
+                        manifest = Manifest.decode(self._fs.cat_file(name))
+                    except ValueError:
+                        if damaged is not None:
+                            damaged.append(name.rpartition("/")[2].removesuffix(".json"))
+                        continue
+                    yield manifest
 
     def record(self) -> bytes | None:
         """Content of the run's record; None if the run is not there."""
@@ -163,11 +178,15 @@ class Remote:
 
         Returns:
             The state's number; None if there is none that is newer and whole.
+
+        Raises:
+            StatesDamaged: there are states of the run, none of them is whole, and none is here.
         """
+        damaged: list[str] = []
         folder = save_dir / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         (save_dir / "weights").mkdir(exist_ok=True)
-        for manifest in self._manifests():
+        for manifest in self._manifests(damaged):
             if manifest.lineage != lineage or manifest.sequence <= after:
                 continue
             name = f"{manifest.sequence:06d}"
@@ -177,16 +196,23 @@ class Remote:
                 digest, size = file_digest(temporary)
             except FileNotFoundError:
                 log.warning("the uploaded state %s is missing; trying the one before", name)
+                damaged.append(name)
                 continue
             if (digest, size) != (manifest.sha256, manifest.size):
                 log.warning("the uploaded state %s is corrupt; trying the one before", name)
                 temporary.unlink()
+                damaged.append(name)
                 continue
             self._get_best(save_dir / "weights" / BEST)
             _sync(temporary)
             temporary.replace(folder / f"{name}.pt")
             job_files.write(folder / f"{name}.json", manifest.encode(), durable=True)
             return manifest.sequence
+        if damaged and not after:
+            raise StatesDamaged(
+                f"none of the run's states at its --upload can be used ({', '.join(damaged)}) and "
+                "none is here: put a copy back, or start anew with --resume never"
+            )
         return None
 
     def _get_best(self, target: Path) -> None:
@@ -304,6 +330,8 @@ def main(arguments: list[str]) -> int:
             _answer({"record": None if content is None else content.decode()})
         else:
             _answer({"state": remote.fetch(Path(rest[0]), rest[1], after=int(rest[2]))})
+    except StatesDamaged as error:
+        _answer({"damaged": str(error)})
     except Exception as error:  # noqa: BLE001 -- whatever a back end raises
         _answer({"error": f"{type(error).__name__}: {error}"[:500]})
     return 0

@@ -94,9 +94,13 @@ def fetch(url: str, run_id: str, save_dir: Path, *, lineage: str, after: int = 0
 
     Raises:
         ServiceUnavailable: it could not be fetched.
+        InvalidInput: all that is there is damaged, and nothing is here.
     """
     words = (run_id, str(save_dir), lineage, str(after))
-    sequence = _ask("fetch", url, *words, timeout=FETCH_SECONDS)["state"]
+    answer = _ask("fetch", url, *words, timeout=FETCH_SECONDS)
+    if "damaged" in answer:
+        raise InvalidInput(f"{url}: {answer['damaged']}")
+    sequence = answer["state"]
     return None if sequence is None else int(sequence)
 
 

@@ -405,3 +405,13 @@ def test_a_fault_is_told_and_its_states_stay(trainings: Trainings) -> None:
     assert (status.exit.code, status.exit.reason) == (1, "ZeroDivisionError: mine")
     trainings.attempt("run", RICH)
     assert trainings.status("run").counters.steps == 12
+
+
+def test_a_model_attached_again_has_the_newer_options(trainings: Trainings) -> None:
+    """A notebook's cell is run twice; the second is no layer upon the first."""
+    model = trainings.model()
+    attach(model, run_id="first", jobs_directory=trainings.jobs)
+    attach(model, run_id="second", jobs_directory=trainings.jobs)
+    model.train(**trainings.words(name="run", epochs=1))
+    assert trainings.status("second").phase == "done"
+    assert not job_files.status_path(trainings.jobs, "first").exists()

@@ -126,6 +126,22 @@ def test_what_arrived_damaged_is_passed_over(run: Run, tmp_path: Path) -> None:
     assert not list((tmp_path / "empty" / FOLDER).glob(".*"))
 
 
+@pytest.mark.training
+def test_where_all_is_damaged_a_run_is_not_begun_anew(trainings: Trainings, tmp_path: Path) -> None:
+    """Its first states would take the place of those that somebody may still mend."""
+    url = f"file://{tmp_path}/there"
+    with pytest.raises(LeftTraining):
+        trainings.attempt("run", {}, hooks=at_batch(0, 2), upload=url)
+    there = tmp_path / "there" / "run" / FOLDER
+    for damage in ((there / "000001.pt").unlink, lambda: (there / "000001.json").write_text("{")):
+        damage()
+        other = Trainings(trainings.material, tmp_path / "other", trainings.jobs)
+        with pytest.raises(InvalidInput, match=r"000001\) and none is here.*--resume never"):
+            other.attempt("run", {}, upload=url)
+    trainings.attempt("run", {"epochs": 3}, upload=url)  # what is here goes on
+    assert trainings.status("run").counters.steps == 3 * BATCHES - 2
+
+
 def test_a_fresh_start_supersedes_what_is_there_only_once_it_has_a_state(
     run: Run, tmp_path: Path
 ) -> None:
