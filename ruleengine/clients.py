@@ -40,12 +40,15 @@ def read_token(path: Path) -> str:
     """The token in a file.
 
     Raises:
-        InvalidInput: it cannot be read.
+        InvalidInput: it cannot be read, or holds what no token can be.
     """
     try:
-        return path.read_text(encoding="utf-8").strip()
+        token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"--token-file: {path} cannot be read: {error}") from error
+    if not token.isascii() or not token.isprintable():
+        raise InvalidInput(f"--token-file: {path} holds no token: one line of ASCII")
+    return token
 
 
 def open_console() -> Console:

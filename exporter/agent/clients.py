@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
+import re
 import secrets
 import ssl
 import time
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -19,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from gpuwarden import agent_api
-from gpuwarden.agent_api import Action, ActionRequest, CommandLines, NodeInfo
+from gpuwarden.agent_api import Action, ActionRequest, ApiError, CommandLines, NodeInfo
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 LIFETIME_SECONDS = 30.0
 TIMEOUT_SECONDS = 10.0
 _MAX_ANSWER_BYTES = agent_api.MAX_BODY_BYTES + 1
+_URL = re.compile(r"https?://[!-~]+")
 
 
 class Client:
@@ -44,7 +48,7 @@ class Client:
         Raises:
             InvalidInput: the address or a file is wrong.
         """
-        if not url.startswith(("http://", "https://")):
+        if not _is_address(url):
             raise InvalidInput(f"--url {url!r} is not an address such as http://gpu-1:9836")
         self._url = url.rstrip("/")
         try:
@@ -67,6 +71,12 @@ class Client:
             RefusedAction: the agent would not, with its reason.
             ServiceUnavailable: it does not answer, or not by the contract.
         """
+        try:
+            return self._command_lines(job_id)
+        except ApiError as error:
+            raise ServiceUnavailable(f"what answers at {self._url} is no agent: {error}") from error
+
+    def _command_lines(self, job_id: str) -> CommandLines:
         node = NodeInfo.decode(self._ask("/v1/node"))
         request = ActionRequest(
             decision_id=f"read-{secrets.token_hex(12)}",
@@ -98,6 +108,18 @@ class Client:
                 raise _refusal(error.code, error.read(_MAX_ANSWER_BYTES)) from None
         except OSError as error:
             raise ServiceUnavailable(f"the agent at {self._url} does not answer: {error}") from None
+        except http.client.HTTPException as error:
+            said = f"{type(error).__name__}: {error}"
+            raise ServiceUnavailable(f"what answers at {self._url} is no agent: {said}") from None
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # Asking for the port finds one that is none.
+        return _URL.fullmatch(url) is not None and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _refusal(status: int, body: bytes) -> RefusedAction | ServiceUnavailable:
