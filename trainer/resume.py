@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpuwarden.trainer.settings import TrainSettings
+    from gpuwarden.trainer.states import Manifest
 
 EXACT, EPOCH, NONE = "exact", "epoch", "none"
 
@@ -280,6 +281,23 @@ def other_model(error: Exception) -> InvalidInput:
     return InvalidInput(
         "the state does not fit the model, whose file or number of classes has changed since "
         f"({first[:200]}). Put it back as it was to continue, or start anew with --resume never"
+    )
+
+
+def none_usable(folder: Path) -> InvalidInput:
+    """Refuses to begin anew where there were states."""
+    return InvalidInput(
+        f"none of the states in {folder} can be used (the damaged ones are put aside as *.bad): "
+        "mend what is said above, or start anew with --resume never"
+    )
+
+
+def only_whole_epochs(manifest: Manifest) -> InvalidInput:
+    """Refuses a state from within an epoch where a training resumes from whole epochs only."""
+    return InvalidInput(
+        f"the newest state is in the middle of epoch {manifest.epoch + 1}, but here a training can "
+        f"be resumed from whole epochs only: use the software that wrote it ({manifest.software}); "
+        "or begin that epoch again with --on-mismatch epoch; or start anew with --resume never"
     )
 
 

@@ -42,6 +42,7 @@ class RunRecord:
         answered: leave requests carried out, so that a requeued attempt does not obey them again.
         extended: epochs in all, if it was given more than its words say.
         loggers: by tracker, the id of the run that it keeps of this training.
+        begun_from: lineage of the training whose weights this one began from, or None.
     """
 
     run_id: str
@@ -52,6 +53,7 @@ class RunRecord:
     answered: tuple[str, ...] = ()
     extended: int | None = None
     loggers: dict[str, str] = field(default_factory=dict)
+    begun_from: str | None = None
 
     FILE = "run.json"
     ANSWERS = 32

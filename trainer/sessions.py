@@ -347,11 +347,9 @@ class Session:
         found = self._store.newest()
         if found is None:
             if self._store.has_any():
-                raise InvalidInput(
-                    f"none of the states in {self.plan.folder} can be used (the damaged ones are "
-                    "put aside as *.bad): mend what is said above, or start anew with "
-                    "--resume never"
-                )
+                raise resume.none_usable(self.plan.folder)
+            if (former := self._former()) is not None:
+                return former
             log.info("run %s has no state yet: it starts from the beginning", self.record.run_id)
             return None
         manifest, state = found
@@ -369,12 +367,7 @@ class Session:
             return comparisons.Continuation(kind, state, manifest.batches)
         if kind != comparisons.EPOCH and loop.mode != resume.EXACT and manifest.batch:
             if self.settings.on_mismatch != comparisons.EPOCH:
-                raise InvalidInput(
-                    f"the newest state is in the middle of epoch {manifest.epoch + 1}, but here a "
-                    "training can be resumed from whole epochs only: use the software that wrote "
-                    f"it ({manifest.software}); or begin that epoch again with --on-mismatch "
-                    "epoch; or start anew with --resume never"
-                )
+                raise resume.only_whole_epochs(manifest)
             kind = comparisons.EPOCH
         if kind == comparisons.EXACT:
             self._saver.newest = manifest.position
@@ -390,9 +383,20 @@ class Session:
         )
         return comparisons.Continuation(kind, state, manifest.batches)
 
+    def _former(self) -> comparisons.Continuation | None:
+        """What the run began from, if it was ended before its first state."""
+        if self.record.begun_from is None:
+            return None
+        found = StateStore(self.plan.folder, self.record.begun_from).newest()
+        if found is None:
+            raise resume.none_usable(self.plan.folder)
+        return comparisons.Continuation(comparisons.WEIGHTS, found[1], found[0].batches)
+
     def _begin_anew(self, trainer: Any, manifest: Manifest) -> None:
         """The run becomes another training: what it had learnt stays beside what it will."""
-        self.record = dataclasses.replace(self.record, lineage=secrets.token_hex(8))
+        self.record = dataclasses.replace(
+            self.record, lineage=secrets.token_hex(8), begun_from=manifest.lineage
+        )
         for path in (trainer.best, trainer.last):
             if path.exists():
                 path.replace(path.with_stem(f"{path.stem}-before-{manifest.lineage}"))

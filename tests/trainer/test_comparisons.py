@@ -132,7 +132,10 @@ def test_with_epoch_the_epoch_begins_again_under_the_new_words(trainings: Traini
 def test_with_weights_another_model_begins_from_what_fits(
     trainings: Trainings, tmp_path: Path
 ) -> None:
-    """As when classes were added: a new training, and the old weights stay beside it."""
+    """As when classes were added: a new training, and the old weights stay beside it.
+
+    One that ended before its first state begins from them again, not from nothing.
+    """
     file = tmp_path / "model.yaml"
     file.write_text(trainings.material.model.read_text("utf-8"), "utf-8")
     with pytest.raises(LeftTraining):
@@ -147,6 +150,13 @@ def test_with_weights_another_model_begins_from_what_fits(
     def note(trainer: Any) -> None:
         seen.update({name: value.clone() for name, value in trainer.model.state_dict().items()})
 
+    def fail(_trainer: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        trainings.attempt(
+            "run", {}, file=file, on_mismatch="weights", hooks={"on_train_batch_end": fail}
+        )
     trainer = trainings.attempt(
         "run", {}, file=file, on_mismatch="weights", hooks={"on_train_start": note}
     )
