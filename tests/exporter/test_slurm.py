@@ -272,7 +272,7 @@ class Node:
                 uuid=f"GPU-{minor}",
                 name="x",
                 minor=minor,
-                utilization_ratio=0.5 if minor == 2 else 0.0,
+                utilization_ratio=0.5 if minor == 2 and listed else 0.0,
                 processes=listed if minor == 2 else (),
             )
             for index, minor in enumerate((0, 1, 2, 3))
