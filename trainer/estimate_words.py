@@ -101,7 +101,8 @@ def parse(words: Sequence[str]) -> Request:
             gpus=numbers.get("gpus", 1),
         )
     except ValueError as error:
-        raise InvalidInput(str(error)) from error
+        # The words' own names: what the workload calls classes is nc= here.
+        raise InvalidInput(str(error).replace("classes=", "nc=", 1)) from error
     if automatic and gpu is not None:
         workload = _largest(model, gpu, workload)
     known = [numbers[key] for key in ("cores", "workers") if key in numbers]
@@ -184,7 +185,8 @@ def _model(name: str, task: str | None) -> ModelCosts:
         if packaged is not None:
             return _measured(packaged, name)
     raise InvalidInput(
-        f"model={name}: {found}. Of any other model give the YAML that it was made from"
+        f"model={name}: {str(found).removesuffix('?')}. Of any other model give the YAML that it "
+        "was made from"
     )
 
 

@@ -159,6 +159,8 @@ def test_weights_of_a_run_are_known_by_its_arguments(tmp_path: Path, model: str)
         (["model=yolov8m", "batch=many"], "batch=many: write a whole number"),
         (["model=yolov8m", "batch=1.5"], "write a whole number"),
         (["model=yolov8m", "batch=-2"], "batch=-2 is not between"),
+        (["model=yolov8m", "nc=0"], "^nc=0 is not between"),
+        (["model=yolov8q"], r"did you mean .*yolov8n\. Of any other"),
         (["model=yolov8m", "amp=maybe"], "amp=maybe: write true or false"),
         (["model=yolov8m", "optimizer=sdg"], "optimizer=sdg is none of"),
         (["model=yolov8m", "epochs=0"], "epochs=0 is less than 1"),
