@@ -57,8 +57,8 @@ class SlurmView:
         cluster: its name.
         nodes: this host's names in it; several where several slurmd run on it.
         jobs: by Slurm's own number; those that have a node of this host, or had it lately.
-        cards: node -> its own list of cards; absent where that is not known, and an index is taken
-            for the minor number of the device file.
+        cards: node -> its own list of cards; absent where that is not known: an index says nothing
+            then, for Slurm's order need not be the device files'.
     """
 
     cluster: str
@@ -72,12 +72,11 @@ class SlurmView:
             return None
         found = []
         for node in self.nodes:
-            cards = self.cards.get(node)
-            for index in job.gpus.get(node, ()):
-                if cards is None:
-                    found.append(GresCard(index))
-                else:
-                    found.append(cards[index] if index < len(cards) else GresCard(None))
+            cards = self.cards.get(node, ())
+            found += [
+                cards[index] if index < len(cards) else GresCard(None)
+                for index in job.gpus.get(node, ())
+            ]
         return tuple(found)
 
 
@@ -184,7 +183,7 @@ class SlurmQuestions:
             answer = self._answer("slurmd", "-G", "-N", node)
             return texts.decode_gres(answer.output + answer.error)
         except ServiceUnavailable as error:
-            _logger.info("the node's list of cards is not known", error=str(error))
+            _logger.warning("the node's list of cards is not known", error=str(error))
             return ()
 
     def _with_cards(

@@ -36,7 +36,7 @@ class Controller:
 
     def __init__(self) -> None:
         self.jobs: dict[int, SlurmJob] = {}
-        self.cards: dict[str, tuple[GresCard, ...]] = {}
+        self.cards: dict[str, tuple[GresCard, ...]] = {"node1": (GresCard(0), GresCard(1))}
         self.nodes: tuple[str, ...] = ("node1",)
         self.down = False
 
@@ -464,6 +464,14 @@ class TestCards:
         controller.has(211, gpus={"node1": (0,)})
         (job,) = node.answered().jobs
         assert [item.uuid for item in job.holdings] == ["GPU-b"]
+
+    def test_a_node_whose_list_is_not_known(self, node: Node, controller: Controller) -> None:
+        """Without the node's list an index is no card: a guess could call a busy card idle."""
+        controller.cards = {}
+        controller.has(211, gpus={"node1": (0,)})
+        snapshot = node.answered()
+        assert _ids(snapshot) == []
+        assert snapshot.dropped["slurm_cards"] == 1
 
     def test_two_nodes_on_a_host(self, node: Node, controller: Controller) -> None:
         """Where several slurmd share a host, each has its own order of its own cards."""
