@@ -41,6 +41,14 @@ def publish(trainer: Any, board: StatusBoard, *, gradient_norm: Any = None) -> N
         )
 
 
+def is_finite(loss: Any) -> bool:
+    """Whether a loss of one element is a number.
+
+    Reads it: torch's own test would compute with several kernels what one look tells.
+    """
+    return math.isfinite(loss.item())
+
+
 def metrics(trainer: Any) -> dict[str, Any]:
     """What the newest validation has measured, losses and rates apart."""
     others = ("train/", "val/", "lr/")

@@ -419,7 +419,7 @@ class Session:
     def trained(self, trainer: Any, *, images: int) -> None:
         """One batch was trained on."""
         # The progress bar has just read the losses: rank 0's device is in step already.
-        finite = not self.team.place.leads or bool(trainer.loss.isfinite())
+        finite = not self.team.place.leads or measuring.is_finite(trainer.loss)
         self.board.trained(images=images, finite=finite, step=trainer.gpuwarden_step() + 1)
 
     def validated(self, trainer: Any) -> None:

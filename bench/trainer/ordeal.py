@@ -45,7 +45,7 @@ _TOLERANCE_SECONDS = 3.5
 """For each attempt that died: the exporter looks every other second, the training publishes every
 second, and learns only at the end of a step that a state is on disk."""
 
-_MODEL = """\
+TINY_MODEL = """\
 nc: 2
 scales: {n: [0.33, 0.25, 1024]}
 backbone:
@@ -99,7 +99,7 @@ class Ordeal:
         (self.node / "requests").mkdir()
         self.scenario = folder / "gpus.scenario"
         self.model = folder / "tiny.yaml"
-        self.model.write_text(_MODEL, "utf-8")
+        self.model.write_text(TINY_MODEL, "utf-8")
         self.data = make_detection_dataset(folder / "data", images=choices.images)
         self.steps = choices.epochs * -(-choices.images // BATCH)
         self._started: subprocess.Popen[bytes] | None = None
