@@ -120,7 +120,8 @@ class TrainLoader:
         for _ in range(first, len(self.inner)):
             began = time.monotonic()
             # Without workers samples are drawn in this process, whose generators they borrow.
-            borrowed = None if self.inner.num_workers else orders.get_randomness()
+            whole = self.inner.num_workers or not self._interruptible  # then no draw is cut short
+            borrowed = None if whole else orders.get_randomness()
             try:
                 with self._watch.interruptible() if self._interruptible else nullcontext():
                     batch = next(source, None)
