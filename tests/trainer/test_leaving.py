@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 @pytest.fixture
 def watch(clock: Any, jobs: Path) -> Iterator[LeaveWatch]:
     """A watch on this process's signals and the run's requests."""
+    # Tests that a shell started in the background come with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     watch = LeaveWatch(clock)
     watch.observe(job_files.request_path(jobs, "run"), answered={"former"}, since=clock.wall())
     watch.install()
     yield watch
     watch.restore()
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
