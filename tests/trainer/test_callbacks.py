@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.trainer.conftest import END_TO_END_MODEL, TINY_MODEL
-from tests.trainer.trainings import BATCHES, Trainings, at_batch, digest_of
+from tests.trainer.trainings import (
+    BATCHES,
+    Trainings,
+    at_batch,
+    at_epoch_end,
+    digest_of,
+    in_validation,
+)
 
 from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput
@@ -28,26 +35,6 @@ pytestmark = [
     # Ultralytics' and torch's own, which no user of theirs can mend.
     pytest.mark.filterwarnings("ignore"),
 ]
-
-
-def _at_epoch_end(epoch: int) -> dict[str, Callable[[Any], None]]:
-    def hook(trainer: Any) -> None:
-        if trainer.epoch == epoch:
-            signal.raise_signal(signal.SIGTERM)
-
-    return {"on_fit_epoch_end": hook}
-
-
-def _in_validation(number: int) -> dict[str, Callable[[Any], None]]:
-    """Signals within the so-manieth validation; the fourth is the final evaluation."""
-    seen = []
-
-    def hook(_validator: Any) -> None:
-        seen.append(1)
-        if len(seen) == number:
-            signal.raise_signal(signal.SIGTERM)
-
-    return {"on_val_batch_end": hook}
 
 
 # Accumulation of 4 batches that crosses epochs, mosaics closed for the last one, every mix.
@@ -77,15 +64,15 @@ def undisturbed(
     [
         (("stateless", "rich"), at_batch(0, 1), 17),
         (("stateless", "rich"), at_batch(1, 3), 9),
-        (("stateless", "rich"), _in_validation(2), 6),
-        (("stateless", "rich"), _at_epoch_end(1), 6),
+        (("stateless", "rich"), in_validation(2), 6),
+        (("stateless", "rich"), at_epoch_end(1), 6),
         (("stateless", "rich"), at_batch(2, 1), 5),
-        (("stateless", "rich"), _in_validation(4), 0),
+        (("stateless", "rich"), in_validation(4), 0),
         (("stateless", "plain"), at_batch(0, 5), 13),
         (("ultralytics", "rich"), at_batch(0, 4), 14),
-        (("ultralytics", "rich"), _at_epoch_end(0), 12),
-        (("ultralytics", "rich"), _at_epoch_end(1), 6),
-        (("ultralytics", "plain"), _in_validation(1), 12),
+        (("ultralytics", "rich"), at_epoch_end(0), 12),
+        (("ultralytics", "rich"), at_epoch_end(1), 6),
+        (("ultralytics", "plain"), in_validation(1), 12),
     ],
 )
 def test_an_interrupted_training_ends_bit_identical(
@@ -116,7 +103,7 @@ def test_an_end_to_end_loss_goes_on_with_its_own_weights(
     file.write_text(END_TO_END_MODEL, "utf-8")
     undisturbed = trainings.attempt("calm", {}, file=file)
     with pytest.raises(LeftTraining):
-        trainings.attempt("run", {}, hooks=_in_validation(1), file=file)
+        trainings.attempt("run", {}, hooks=in_validation(1), file=file)
     assert digest_of(trainings.attempt("run", {}, file=file)) == digest_of(undisturbed)
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.trainer.trainings import BATCHES, Trainings, at_batch, digest_of
+from tests.trainer.trainings import (
+    BATCHES,
+    Trainings,
+    at_batch,
+    at_epoch_end,
+    digest_of,
+    in_validation,
+)
 
 from gpuwarden.trainer import LeftTraining
 
@@ -25,35 +31,16 @@ pytestmark = [
 ]
 
 
-def _at_epoch_end(epoch: int) -> dict[str, Callable[[Any], None]]:
-    def hook(trainer: Any) -> None:
-        if trainer.epoch == epoch:
-            signal.raise_signal(signal.SIGTERM)
-
-    return {"on_fit_epoch_end": hook}
-
-
-def _in_validation(number: int) -> dict[str, Callable[[Any], None]]:
-    seen = []
-
-    def hook(_validator: Any) -> None:
-        seen.append(1)
-        if len(seen) == number:
-            signal.raise_signal(signal.SIGTERM)
-
-    return {"on_val_batch_end": hook}
-
-
 def _points() -> dict[str, dict[str, Callable[[Any], None]]]:
     return {
         "(0,1)": at_batch(0, 1),
         f"(0,{BATCHES})": at_batch(0, BATCHES),
-        "validation of 0": _in_validation(1),
-        "(1,0)": _at_epoch_end(0),
+        "validation of 0": in_validation(1),
+        "(1,0)": at_epoch_end(0),
         "(1,3)": at_batch(1, 3),
-        "(2,0)": _at_epoch_end(1),
+        "(2,0)": at_epoch_end(1),
         "(2,4)": at_batch(2, 4),
-        "final evaluation": _in_validation(4),
+        "final evaluation": in_validation(4),
     }
 
 

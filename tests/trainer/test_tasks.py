@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.trainer.task_data import HEADS, make_material, task_of
-from tests.trainer.trainings import BATCHES, Trainings, at_batch, digest_of
+from tests.trainer.trainings import BATCHES, Trainings, at_batch, digest_of, in_validation
 
 from gpuwarden.trainer import LeftTraining
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [
@@ -22,17 +20,6 @@ pytestmark = [
 
 # Accumulation that crosses epochs, mosaics closed for the last epoch.
 WORDS = {"nbs": 32, "close_mosaic": 1}
-
-
-def _in_validation(number: int) -> dict[str, Callable[[Any], None]]:
-    seen = []
-
-    def hook(_validator: Any) -> None:
-        seen.append(1)
-        if len(seen) == number:
-            signal.raise_signal(signal.SIGTERM)
-
-    return {"on_val_batch_end": hook}
 
 
 def _words(kind: str) -> dict[str, Any]:
@@ -72,8 +59,8 @@ def test_every_kind_of_interruption_of_a_task(kind: str, tmp_path: Path, jobs: P
             "first": at_batch(0, 1),
             "within": at_batch(1, 4),
             "closing": at_batch(2, 1),
-            "validation": _in_validation(2),
-            "final": _in_validation(4),
+            "validation": in_validation(2),
+            "final": in_validation(4),
         }
         undisturbed = digest_of(trainings.attempt(f"{order}-calm", words, data_order=order))
         for name, hooks in points.items():

@@ -94,6 +94,28 @@ class Trainings:
         return RunStatus.decode(job_files.read(path).content)
 
 
+def at_epoch_end(epoch: int) -> dict[str, Callable[[Any], None]]:
+    """Signals once an epoch is validated and saved."""
+
+    def hook(trainer: Any) -> None:
+        if trainer.epoch == epoch:
+            signal.raise_signal(signal.SIGTERM)
+
+    return {"on_fit_epoch_end": hook}
+
+
+def in_validation(number: int) -> dict[str, Callable[[Any], None]]:
+    """Signals within the validation of that number; the fourth is the final evaluation."""
+    seen = []
+
+    def hook(_validator: Any) -> None:
+        seen.append(1)
+        if len(seen) == number:
+            signal.raise_signal(signal.SIGTERM)
+
+    return {"on_val_batch_end": hook}
+
+
 def at_batch(epoch: int, batch: int) -> dict[str, Callable[[Any], None]]:
     """Signals when so many batches of the epoch are done."""
 
