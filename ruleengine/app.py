@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from gpuwarden import durations
-from gpuwarden.ruleengine import cases, explain, notices, tickets
+from gpuwarden.ruleengine import cases, explain, lookups, notices, tickets
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.deliveries import MalformedMessage
 from gpuwarden.ruleengine.metrics import EngineCollector, render
@@ -80,6 +80,7 @@ class EngineApp:
                 Route("/v1/notify/{channels}", self.notify, methods=["POST"]),
                 Route("/v1/jobs", self.jobs),
                 Route("/v1/jobs/{job_id}", self.job),
+                Route("/v1/matches/{word}", self.matches),
                 Route("/v1/decisions/{decision_id}", self.decision),
                 Route("/v1/keeps", self.keep, methods=["POST"]),
                 Route("/jobs", self.jobs_page),
@@ -124,6 +125,10 @@ class EngineApp:
     async def job(self, request: Request) -> Response:
         """Everything known of one job."""
         return JSONResponse(self._document(request))
+
+    async def matches(self, request: Request) -> Response:
+        """The jobs that a job_id, a run_id or the beginning of either may mean."""
+        return JSONResponse(lookups.matches_document(self._engine, request.path_params["word"]))
 
     async def decision(self, request: Request) -> Response:
         """One decision and what became of it."""

@@ -6,26 +6,23 @@ import asyncio
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
 
 from gpuwarden import logs
 from gpuwarden.ruleengine.clients import ask, open_console, output_option, read_token, url_option
-from gpuwarden.ruleengine.explain import answer, cause_lines, proof_line
 from gpuwarden.ruleengine.node_cli import nodes
 from gpuwarden.ruleengine.rule_cli import rules
 from gpuwarden.ruleengine.serving import Service, check_files
 from gpuwarden.ruleengine.settings import load_settings
+from gpuwarden.ruleengine.why_cli import show, why
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gpuwarden.ruleengine.settings import Settings
 
-__all__ = ["engine", "jobs", "keep", "nodes", "rules"]
+__all__ = ["engine", "jobs", "keep", "nodes", "rules", "why"]
 
 
 @click.command()
@@ -110,75 +107,7 @@ def list_jobs(url: str, output: str) -> None:
     open_console().print(table)
 
 
-@jobs.command()
-@click.argument("job_id")
-@url_option
-@output_option
-def show(job_id: str, url: str, *, output: str) -> None:
-    """Say everything known of JOB_ID: verdicts with their numbers, stages, and why it is not ended.
-
-    JOB_ID is as `gpuwarden jobs list` shows it.
-    """
-    document = ask("GET", url, f"/v1/jobs/{quote(job_id, safe='')}")
-    if output == "json":
-        click.echo(json.dumps(document, indent=2))
-        return
-    console = open_console()
-    console.print(answer(document), markup=False)
-    for rule in document["rules"]:
-        _show_rule(console, rule)
-    for decision in document["decisions"]:
-        _show_decision(console, decision)
-    if document["events"]:
-        table = Table("TIME", "RULE", "EVENT", box=None, pad_edge=False, title="What happened")
-        for event in document["events"]:
-            table.add_row(event["time"], event["rule"], event["kind"])
-        console.print(table)
-
-
-def _show_rule(console: Console, rule: dict[str, Any]) -> None:
-    console.print()
-    verdict = rule["verdict"] or "not judged"
-    console.print(f"Rule {rule['rule']} ({rule['mode']}): {verdict}", markup=False)
-    if rule["protected"]:
-        console.print(f"  protected: {rule['protected']}", markup=False)
-    table = Table("CONDITION", "HOLDS", "MEASURED", "EXPECTED", "WHY UNKNOWN", box=None)
-    for item in rule["evidence"]:
-        table.add_row(
-            item["condition"], item["truth"], item["measured"], item["expected"], item["reason"]
-        )
-    if rule["evidence"]:
-        console.print(table)
-    case = rule["case"]
-    if case:
-        console.print(f"  case: {case['state']}, since {case['opened_at']}", markup=False)
-        if case["not_before"]:
-            console.print(f"  not ended before: {case['not_before']}", markup=False)
-        for line in cause_lines(case["cause"]) if case["cause"] else ():
-            console.print(f"  {line[0].lower()}{line[1:]}", markup=False)
-        for notice in case["notices"]:
-            said = notice["proof"] or notice["error"] or "not tried yet"
-            text = f"  notice by {notice['channel']} to {notice['recipient']}: {notice['state']}"
-            console.print(f"{text} ({said})", markup=False)
-        for kept in case["keeps"]:
-            text = f"  kept by {kept['by']} until {kept['until']}: {kept['reason']}"
-            console.print(text, markup=False)
-    for block in rule["why_not"]:
-        console.print(f"  not ended: {block['sentence']} [{block['reason']}]", markup=False)
-
-
-def _show_decision(console: Console, decision: dict[str, Any]) -> None:
-    console.print()
-    reason = f": {decision['reason']}" if decision["reason"] else ""
-    head = f"Decision {decision['id']} of rule {decision['rule']}: {decision['state']}{reason}"
-    console.print(head, markup=False)
-    report = decision["report"] or {}
-    for item in report.get("processes", []):
-        ended_by = item["ended_by"] or "survived"
-        console.print(f"  process {item['pid']}: {ended_by}", markup=False)
-    proof = report.get("proof")
-    if proof:
-        console.print(f"  {proof_line(proof)}", markup=False)
+jobs.add_command(show)
 
 
 @click.command()

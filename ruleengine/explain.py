@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.ruleengine import cases, messages
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.enforcement import evidence_record
+from gpuwarden.ruleengine.forecasts import forecasts
 
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.engine import Engine
@@ -66,6 +67,7 @@ def job_document(engine: Engine, job_id: str) -> dict[str, Any] | None:
         "job_id": job_id,
         "time": None if facts is None else rfc3339(facts.time),
         "running": job is not None,
+        "halted": [_block(block) for block in engine.view.halted],
         "job": None if job is None else _job(job),
         "rules": rules,
         "decisions": [decision_record(decision) for decision in decisions],
@@ -109,7 +111,16 @@ def _rule(
         "evidence": [] if verdict is None else [evidence_record(item) for item in verdict.evidence],
         "case": None if stored is None else _case(engine, rule, stored),
         "why_not": [_block(block) for block in _why_not(engine, rule, stored)],
+        "next": _next(engine, rule, stored),
     }
+
+
+def _next(engine: Engine, rule: Rule, stored: StoredCase | None) -> list[dict[str, Any]]:
+    if stored is None:
+        return []
+    now = engine.clock.wall()
+    found = forecasts(stored.case, rule, now=now, kept_until=engine.kept_until(stored.case))
+    return [item.document(now) for item in found]
 
 
 def _why_not(engine: Engine, rule: Rule, stored: StoredCase | None) -> list[Blocked]:

@@ -169,6 +169,24 @@ class Ledger:
         names = ("rule", "state", "opened_at", "closed_at", "closed_because")
         return [dict(zip(names, row, strict=True)) for row in rows]
 
+    def jobs_like(self, word: str, limit: int) -> list[tuple[str, str | None]]:
+        """(job_id, run_id) of jobs that a case was opened for, newest first.
+
+        Args:
+            word: the whole job_id or run_id, or the beginning of either.
+            limit: how many at most.
+        """
+        rows = self._db.execute(
+            "SELECT job_id, json_extract(body, '$.run_id'), max(id) FROM cases "
+            "WHERE substr(job_id, 1, ?1) = ?2 OR "
+            "substr(json_extract(body, '$.run_id'), 1, ?1) = ?2 "
+            # A whole name goes first, however many begin with it.
+            "GROUP BY 1, 2 ORDER BY (job_id = ?2 OR json_extract(body, '$.run_id') IS ?2) DESC, "
+            "3 DESC LIMIT ?3",
+            (len(word), word, limit),
+        )
+        return [(job_id, run_id) for job_id, run_id, _ in rows]
+
     def count_events(self, kind: str) -> int:
         """How many events of a kind there ever were."""
         (count,) = self._db.execute("SELECT count(*) FROM events WHERE kind=?", (kind,)).fetchone()

@@ -60,6 +60,12 @@ _COMPONENTS = {
     "jobs": _Component(
         "gpuwarden.ruleengine.cli", "jobs", "ruleengine", "Say what became of a job, and why."
     ),
+    "why": _Component(
+        "gpuwarden.ruleengine.cli",
+        "why",
+        "ruleengine",
+        "Say what every rule says of a job, and what comes next.",
+    ),
     "nodes": _Component(
         "gpuwarden.ruleengine.cli", "nodes", "ruleengine", "Say which nodes there are."
     ),

@@ -1,0 +1,148 @@
+"""What happens next to a job that breaks a rule, and when, if everything stays as it is. Pure.
+
+Only what the state machine of `cases` would do by itself is foretold; what the guards hold back is
+told beside it, not here. Times are the earliest ones: the engine acts at the tick that follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.ruleengine import cases
+from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.messages import about
+from gpuwarden.ruleengine.model import Action, Mode
+
+if TYPE_CHECKING:
+    from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.model import Rule, Stage
+
+_IF_SO = "if it stays so"
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """One thing that is going to happen.
+
+    Attributes:
+        kind: found, log, notify, terminate, close or answer; `would_` before it where the rule's
+            mode only writes it down.
+        what: the same for people, without the time: `its owner is told`.
+        seconds: from now, at the earliest; None where nobody knows.
+        condition: on what it depends, in words, or an empty string.
+        stage: key of the stage, or an empty string.
+        level: light, moderate, severe, or an empty string.
+    """
+
+    kind: str
+    what: str
+    seconds: float | None
+    condition: str = ""
+    stage: str = ""
+    level: str = ""
+
+    def document(self, now: float) -> dict[str, Any]:
+        """The forecast for the API; `now` is Unix time."""
+        return {
+            "kind": self.kind,
+            "what": self.what,
+            "in_seconds": None if self.seconds is None else round(self.seconds, 3),
+            "at": None if self.seconds is None else rfc3339(now + self.seconds),
+            "if": self.condition,
+            "stage": self.stage,
+            "level": self.level,
+        }
+
+
+def forecasts(
+    case: Case, rule: Rule, *, now: float, kept_until: float | None = None
+) -> tuple[Forecast, ...]:
+    """What comes next, soonest first.
+
+    Args:
+        case: as the last tick left it.
+        rule: as it now reads.
+        now: Unix time.
+        kept_until: Unix time to which keeps protect the job, or None.
+
+    Returns:
+        Empty where nothing more follows.
+    """
+    if case.state in cases.OPEN_DECISION:
+        return (Forecast("answer", "the node's agent says what became of its end", None),)
+    closing = _closing(case, rule)
+    if closing is not None:
+        return (closing,)
+    if case.state in cases.DECIDED:
+        return ()
+    return tuple(sorted(_stages(case, rule, now, kept_until), key=_order))
+
+
+def _order(item: Forecast) -> float:
+    return -1.0 if item.seconds is None else item.seconds
+
+
+def _closing(case: Case, rule: Rule) -> Forecast | None:
+    """A case that is on its way to its end; its clocks do not run."""
+    if case.last == "missing":
+        left = cases.GONE_AFTER_SECONDS - case.missing_for
+        return Forecast("close", "the case is closed: the job is gone", max(left, 0.0), _IF_SO)
+    if case.last == "unknown":
+        left = cases.UNKNOWN_LIMIT_SECONDS - case.unknown_for
+        what = "the case is closed, since too little is known; until then its clock stands still"
+        return Forecast("close", what, max(left, 0.0), _IF_SO)
+    if case.last == "no" and case.state not in cases.DECIDED:
+        left = max(rule.clear_after - case.no_for, 0.0)
+        return Forecast("close", "the case is closed: the rule is kept again", left, _IF_SO)
+    return None
+
+
+def _stages(case: Case, rule: Rule, now: float, kept_until: float | None) -> list[Forecast]:
+    found = []
+    wait = 0.0
+    if case.detected_at is None:
+        wait = max(0.0, rule.for_ - case.yes_for)
+        what = f"the rule {rule.id} counts it as broken"
+        found.append(Forecast("found", what, wait, _IF_SO))
+    for key, stage in cases.stage_keys(rule):
+        mark = case.mark(key)
+        again = mark is not None and stage.do is Action.NOTIFY and mark.mode != rule.mode
+        if mark is None or again:
+            found.append(_stage(case, rule, key, stage=stage, wait=wait, now=now, kept=kept_until))
+    return found
+
+
+def _stage(
+    case: Case,
+    rule: Rule,
+    key: str,
+    *,
+    stage: Stage,
+    wait: float,
+    now: float,
+    kept: float | None,
+) -> Forecast:
+    after = cases.terms(case, stage).after if stage.do is Action.TERMINATE else stage.after
+    seconds = max(0.0, wait + after - case.elapsed)
+    kind, condition = stage.do.value, _IF_SO
+    if stage.do is Action.TERMINATE and rule.mode is Mode.ENFORCE:
+        # Before the notice is due, its age cannot begin to count.
+        told = min((s.after for s in rule.stages if s.do is Action.NOTIFY), default=0.0)
+        first = max(0.0, wait + told - case.elapsed) if case.notified_at is None else 0.0
+        notice = cases.terms(case, stage).notice_delivered_for
+        age = case.notice_age if case.notified_at is not None else 0.0
+        protected = 0.0 if kept is None else kept - now
+        seconds = max(seconds, first + notice - age, case.retry_in, protected)
+        what = "the job is ended at the earliest"
+        if case.notified_at is None:
+            what = f"{what}, and not before its owner has had the notice for {about(notice)}"
+    elif stage.do is Action.TERMINATE:
+        kind, what = "would_terminate", f"the end of the job is noted, not done ({rule.mode.value})"
+    elif stage.do is Action.NOTIFY and rule.mode is Mode.OBSERVE:
+        kind, what = "would_notify", "a notice to its owner is noted, not sent (observe)"
+    elif stage.do is Action.NOTIFY:
+        what = "its owner is told"
+    else:
+        what = "it is written down"
+    return Forecast(kind, what, seconds, condition, key, stage.level.value)

@@ -1,0 +1,276 @@
+"""`gpuwarden why` and `gpuwarden jobs show`: what every rule says of a job, and what comes next."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+from rich.table import Table
+
+from gpuwarden.errors import GpuwardenError, RefusedAction
+from gpuwarden.ruleengine.clients import ask, open_console, output_option, url_option
+from gpuwarden.ruleengine.explain import answer, cause_lines, proof_line
+from gpuwarden.ruleengine.messages import about
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ENDED_BY_US = ("authorised", "acting", "verified", "incomplete", "failed")
+"""States of a decision that stands."""
+
+REASONS = {
+    "clock_skew": "the clocks of node and engine are too far apart",
+    "cold_start": "it has not run for long enough to be judged",
+    "dark_node": "its node does not answer",
+    "estimate_too_wide": "the estimate for it is too wide to say",
+    "no_data": "too few fresh samples",
+    "no_gpus": "it holds no card",
+    "no_profile": "nobody has said what it should show: no profile fits, and no estimate is known",
+    "no_run": "it declares no training",
+    "phase": "its training is in a phase that this rule passes over for a while",
+    "run_conflict": "two jobs claim its run",
+    "self_report": "only the job itself says so",
+    "shared_card": "it shares a card, and what the card shows cannot be told apart",
+}
+"""Words of evidence for people; others are shown as they are."""
+
+
+class UnknownJob(GpuwardenError):
+    """No job of that name was seen."""
+
+    exit_code = 3
+
+
+@click.command()
+@click.argument("job", metavar="JOB")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Show the numbers of every rule, also of those that are kept.",
+)
+@url_option
+@output_option
+@click.pass_context
+def why(context: click.Context, job: str, *, everything: bool, url: str, output: str) -> None:
+    """Say what every rule says of JOB now, what happens next and when, and what holds it back.
+
+    JOB is a job_id (`gpuwarden jobs list` shows them), a run_id of a training, or the beginning of
+    either, as long as it means one job. A run that was resumed means its running attempt, else the
+    last one. Times are those of this machine's time zone, and the earliest ones.
+
+    A rule says YES (broken), NO (kept) or UNKNOWN: what is not known for certain ends no job. Of a
+    job that was ended it is told by which rule, on which evidence, and whether the memory came
+    back.
+
+    Exit status: 0 it breaks no rule, as far as is known; 1 it breaks one, or was ended by one;
+    2 wrong usage, or JOB means several jobs; 3 no such job was seen, or the engine does not answer.
+    """
+    document = _found(job, url)
+    if output == "json":
+        click.echo(json.dumps(document, indent=2))
+    else:
+        _print(open_console(), document, everything=everything)
+    context.exit(1 if breaks(document) else 0)
+
+
+@click.command()
+@click.argument("job_id")
+@url_option
+@output_option
+def show(job_id: str, url: str, *, output: str) -> None:
+    """Say everything known of JOB_ID: verdicts with their numbers, stages, and why it is not ended.
+
+    JOB_ID is as `gpuwarden jobs list` shows it; `gpuwarden why` also takes a run_id or the
+    beginning of a name, and its exit status tells the answer.
+    """
+    document = ask("GET", url, f"/v1/jobs/{quote(job_id, safe='')}")
+    if output == "json":
+        click.echo(json.dumps(document, indent=2))
+        return
+    _print(open_console(), document, everything=True)
+
+
+def breaks(document: dict[str, Any]) -> bool:
+    """Whether a job's document says that it breaks a rule, or was ended by one."""
+    found = any(rule["case"] and rule["case"]["detected_at"] for rule in document["rules"])
+    return found or any(item["state"] in ENDED_BY_US for item in document["decisions"])
+
+
+def _found(word: str, url: str) -> dict[str, Any]:
+    """The document of the job that a word means.
+
+    Raises:
+        UnknownJob: it means none.
+        UsageError: it means several.
+    """
+    try:
+        return ask("GET", url, f"/v1/jobs/{quote(word, safe='')}")
+    except RefusedAction as error:
+        if error.reason != "unknown_job":
+            raise
+    found = ask("GET", url, f"/v1/matches/{quote(word, safe='')}")
+    rows = found["matches"]
+    if not rows:
+        raise UnknownJob(
+            f"no job {word} was seen: `gpuwarden jobs list` shows those that run; of those that "
+            "ended, only jobs that broke a rule are remembered"
+        )
+    if len(rows) > 1 and not found["whole"]:
+        names = "".join(f"\n  {row['job_id']}" for row in rows)
+        more = "\n  and more" if found["more"] else ""
+        raise click.UsageError(f"{word} may mean several jobs:{names}{more}")
+    if len(rows) > 1:
+        others = ", ".join(row["job_id"] for row in rows[1:])
+        click.echo(f"The run {word} also had the attempts {others}.", err=True)
+    return ask("GET", url, f"/v1/jobs/{quote(rows[0]['job_id'], safe='')}")
+
+
+def _print(console: Console, document: dict[str, Any], *, everything: bool) -> None:
+    console.print(answer(document), markup=False)
+    if document["job"]:
+        console.print(_head(document), markup=False)
+    for block in document["halted"]:
+        text = f"No job at all is ended now: {block['sentence']} [{block['reason']}]"
+        console.print(text, markup=False)
+    _show_next(console, document)
+    full = [rule for rule in document["rules"] if everything or _matters(rule)]
+    for rule in full:
+        _show_rule(console, rule)
+    rest = [rule for rule in document["rules"] if rule not in full]
+    if rest:
+        _show_kept(console, rest)
+    for decision in document["decisions"]:
+        _show_decision(console, decision)
+    if document["past_cases"]:
+        table = Table("RULE", "FROM", "TO", "CLOSED", box=None, pad_edge=False, title="Earlier")
+        for past in document["past_cases"]:
+            times = (_local(past["opened_at"]), _local(past["closed_at"]))
+            table.add_row(past["rule"], *times, past["closed_because"])
+        console.print()
+        console.print(table)
+    if everything and document["events"]:
+        table = Table("TIME", "RULE", "EVENT", box=None, pad_edge=False, title="What happened")
+        for event in document["events"]:
+            table.add_row(event["time"], event["rule"], event["kind"])
+        console.print()
+        console.print(table)
+
+
+def _matters(rule: dict[str, Any]) -> bool:
+    return bool(rule["case"] or rule["protected"] or rule["verdict"] == "YES")
+
+
+def _head(document: dict[str, Any]) -> str:
+    job = document["job"]
+    owner = f" of {job['user']}" if job["user"] else ""
+    team = f" ({job['team']})" if job["team"] else ""
+    gpus = f", GPU {', '.join(job['gpus'])}" if job["gpus"] else ""
+    run = f", training {job['run_id']}" if job["run_id"] else ""
+    phase = f" in phase {job['phase']}" if job["phase"] else ""
+    return f"Job {document['job_id']}{owner}{team} on {job['node']}{gpus}{run}{phase}"
+
+
+def _show_next(console: Console, document: dict[str, Any]) -> None:
+    found = [(rule, item) for rule in document["rules"] for item in rule["next"]]
+    if not found:
+        return
+    console.print()
+    console.print("What comes next, if nothing holds it back:")
+    for rule, item in sorted(found, key=lambda pair: pair[1]["in_seconds"] or 0.0):
+        level = f", {item['level']}" if item["level"] else ""
+        condition = f", {item['if']}" if item["if"] else ""
+        what = f"{_when(item)}: {item['what']}{condition} [{rule['rule']}{level}]"
+        console.print(f"  {what}", markup=False)
+
+
+def _when(item: dict[str, Any]) -> str:
+    if item["in_seconds"] is None:
+        return "soon"
+    if item["in_seconds"] <= 0:
+        return "now"
+    return f"in {about(item['in_seconds'])} ({_local(item['at'])})"
+
+
+def _local(moment: str) -> str:
+    """A time of the API in the zone of whoever asks: `14:32 CET`, with its date if not today."""
+    then = dt.datetime.fromisoformat(moment).astimezone()
+    today = dt.datetime.now(dt.UTC).astimezone().date()
+    return f"{then:%H:%M %Z}" if then.date() == today else f"{then:%a %d %b %Y %H:%M %Z}"
+
+
+def _show_kept(console: Console, rules: list[dict[str, Any]]) -> None:
+    table = Table("RULE", "MODE", "SAYS", "BECAUSE", box=None, pad_edge=False, title="Other rules")
+    for rule in rules:
+        table.add_row(rule["rule"], rule["mode"], rule["verdict"] or "not judged", _because(rule))
+    console.print()
+    console.print(table)
+
+
+def _because(rule: dict[str, Any]) -> str:
+    """What decides a verdict, in one line: the first conditions of that truth."""
+    deciding = [item for item in rule["evidence"] if item["truth"] == rule["verdict"]]
+    return "; ".join(_evidence(item) for item in deciding[:2])
+
+
+def _evidence(item: dict[str, Any]) -> str:
+    parts = [item["measured"], REASONS.get(item["reason"], item["reason"])]
+    if item["expected"]:
+        parts.append(f"expected {item['expected']}")
+    said = ", ".join(part for part in parts if part)
+    return f"{item['condition']}: {said}" if said else str(item["condition"])
+
+
+def _show_rule(console: Console, rule: dict[str, Any]) -> None:
+    console.print()
+    verdict = rule["verdict"] or "not judged"
+    console.print(f"Rule {rule['rule']} ({rule['mode']}): {verdict}", markup=False)
+    if rule["description"]:
+        console.print(f"  {rule['description']}", markup=False)
+    if rule["protected"]:
+        console.print(f"  protected: {rule['protected']}", markup=False)
+    if rule["self_report_only"]:
+        console.print("  only what the job says of itself speaks against it, for a limited time")
+    table = Table("CONDITION", "HOLDS", "MEASURED", "EXPECTED", "WHY UNKNOWN", box=None)
+    for item in rule["evidence"]:
+        reason = REASONS.get(item["reason"], item["reason"])
+        table.add_row(item["condition"], item["truth"], item["measured"], item["expected"], reason)
+    if rule["evidence"]:
+        console.print(table)
+    case = rule["case"]
+    if case:
+        _show_case(console, case)
+    for block in rule["why_not"]:
+        console.print(f"  not ended: {block['sentence']} [{block['reason']}]", markup=False)
+
+
+def _show_case(console: Console, case: dict[str, Any]) -> None:
+    console.print(f"  case: {case['state']}, since {_local(case['opened_at'])}", markup=False)
+    for line in cause_lines(case["cause"]) if case["cause"] else ():
+        console.print(f"  {line[0].lower()}{line[1:]}", markup=False)
+    for notice in case["notices"]:
+        said = notice["proof"] or notice["error"] or "not tried yet"
+        text = f"  notice by {notice['channel']} to {notice['recipient']}: {notice['state']}"
+        console.print(f"{text} ({said})", markup=False)
+    for kept in case["keeps"]:
+        text = f"  kept by {kept['by']} until {_local(kept['until'])}: {kept['reason']}"
+        console.print(text, markup=False)
+
+
+def _show_decision(console: Console, decision: dict[str, Any]) -> None:
+    console.print()
+    reason = f": {decision['reason']}" if decision["reason"] else ""
+    head = f"Decision {decision['id']} of rule {decision['rule']}: {decision['state']}{reason}"
+    console.print(head, markup=False)
+    for item in decision["evidence"]:
+        console.print(f"  {item['truth']}: {_evidence(item)}", markup=False)
+    report = decision["report"] or {}
+    for item in report.get("processes", []):
+        ended_by = item["ended_by"] or "survived"
+        console.print(f"  process {item['pid']}: {ended_by}", markup=False)
+    proof = report.get("proof")
+    if proof:
+        console.print(f"  {proof_line(proof)}", markup=False)
