@@ -143,13 +143,13 @@ async def gather(
 
     if not isinstance(expected_nodes, Expectation):
         expected_nodes = Expectation(number=expected_nodes)
-    inventory_queries = _inventory_queries(scrape_interval, expected_nodes)
+    inventory_texts = inventory_queries(scrape_interval, expected_nodes)
     keys = sorted(needed_keys(rules))
     try:
         async with asyncio.TaskGroup() as group:
             skew = group.create_task(source.clock_skew())
             inventory = {
-                name: group.create_task(ask(text)) for name, text in inventory_queries.items()
+                name: group.create_task(ask(text)) for name, text in inventory_texts.items()
             }
             values = {key: group.create_task(ask_custom(key)) for key in keys}
     except BaseExceptionGroup as errors:
@@ -158,19 +158,56 @@ async def gather(
         if ours is None:
             raise
         raise ours.exceptions[0] from errors
-    return _Fleet(
+    return assemble(
+        {name: task.result() for name, task in inventory.items()},
+        {key: task.result() for key, task in values.items()},
         time=time,
-        rows={name: task.result() for name, task in inventory.items()},
-        answers={key: task.result() for key, task in values.items()},
         skew=skew.result(),
         expected=expected_nodes,
         teams=teams or {},
         scrape_interval=scrape_interval,
+    )
+
+
+def assemble(
+    rows: dict[str, list[Sample]],
+    answers: dict[SignalKey, list[Sample] | str],
+    *,
+    time: float,
+    skew: float,
+    expected: Expectation,
+    teams: Mapping[str, str],
+    scrape_interval: float,
+) -> FleetFacts:
+    """Put the facts of one tick together from what was answered. Pure; replays call it as well.
+
+    Args:
+        rows: for every name of `inventory_queries`, its rows.
+        answers: for every needed key its rows, or why there are none.
+        time: Unix time of every query.
+        skew: of the server's clock, in seconds.
+        expected: which nodes should be lit.
+        teams: user -> team.
+        scrape_interval: of the nodes, in seconds.
+    """
+    return _Fleet(
+        time=time,
+        rows=rows,
+        answers=answers,
+        skew=skew,
+        expected=expected,
+        teams=teams,
+        scrape_interval=scrape_interval,
     ).facts()
 
 
-def _inventory_queries(scrape_interval: float, expected: Expectation) -> dict[str, str]:
-    """Name -> PromQL of what the fleet consists of."""
+def inventory_queries(scrape_interval: float, expected: Expectation) -> dict[str, str]:
+    """Name -> PromQL of what the fleet consists of.
+
+    Args:
+        scrape_interval: of the nodes, in seconds.
+        expected: which nodes should be lit.
+    """
     fresh = f"{signals.FRESH_SCRAPES * scrape_interval:g}"
     current = (
         "gpu_job_executable",

@@ -70,6 +70,7 @@ class Situation:
         cool_down: seconds between two terminations of one owner's jobs.
         incomplete_cards: UUIDs of cards that an unproven reclaim may still hold.
         bad_files: why the rule files or the directory in force are not those on disk, or "".
+        running: jobs that run on nodes that are not dark, where `facts` holds only some of them.
     """
 
     now: float
@@ -85,6 +86,7 @@ class Situation:
     cool_down: float
     incomplete_cards: Collection[str] = ()
     bad_files: str = ""
+    running: int | None = None
 
 
 def fleet_blocks(situation: Situation) -> list[Blocked]:
@@ -136,7 +138,9 @@ def _share(situation: Situation) -> list[Blocked]:
     if situation.limits is None:
         return [Blocked("no_limits", "the rule files set no limits.terminate")]
     # A dark node's jobs are remembered for a while, whether they still run or not.
-    running = sum(1 for job in situation.facts.jobs.values() if job.fresh)
+    running = situation.running
+    if running is None:
+        running = sum(1 for job in situation.facts.jobs.values() if job.fresh)
     due = len(set(situation.due_owners))
     limit = situation.limits.halt_above_share_of_running
     if running >= HALT_FROM_JOBS and due > limit * running:

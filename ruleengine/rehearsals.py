@@ -8,31 +8,24 @@ switch is off, and a job that would be ended goes on as the history says.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from gpuwarden.ruleengine import cases, evaluation, guards, notices
-from gpuwarden.ruleengine.cases import CaseState, Delivery
+from gpuwarden.ruleengine import cases, evaluation
+from gpuwarden.ruleengine.dry_runs import DryRun, Judged
 from gpuwarden.ruleengine.facts import gather
-from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
 from gpuwarden.ruleengine.model import Mode
-from gpuwarden.ruleengine.settings import EngineSettings
 from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.model import Rule, RuleSet
     from gpuwarden.ruleengine.prometheus import Source
     from gpuwarden.ruleengine.rule_tests import Expectation, RuleTest
     from gpuwarden.ruleengine.verdicts import Evidence, FleetFacts, JobFacts, Verdict
-
-COOL_DOWN_SECONDS: float = EngineSettings.model_fields["cool_down"].default
-"""The engine's, unless its settings say otherwise."""
-_Pair = tuple[str, str]
-"""(rule, job or card)."""
+    from gpuwarden.ruleengine.views import Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +96,7 @@ async def rehearse(test: RuleTest, rules: RuleSet, source: Source) -> list[Misma
         ServiceUnavailable: Prometheus fails.
         QueryRefused: a query of our own is refused, say because its series are ambiguous.
     """
-    stage = _Stage(test, enforced(rules, test.rules))
+    stage = _Stage.of(test, enforced(rules, test.rules))
     times = tick_times(test)
     begin = times[0]
     teams = {job.user: job.team for job in test.jobs if job.team}
@@ -153,30 +146,38 @@ class _Stage:
 
     test: RuleTest
     rules: RuleSet
-    cases: dict[_Pair, Case] = field(default_factory=dict)
-    trust: dict[_Pair, float] = field(default_factory=dict)
-    verdicts: dict[_Pair, Verdict] = field(default_factory=dict)
-    truths: dict[_Pair, Truth] = field(default_factory=dict)
-    blocks: dict[_Pair, tuple[Blocked, ...]] = field(default_factory=dict)
-    proven: dict[_Pair, dict[str, float]] = field(default_factory=dict)
-    ends: list[PastEnd] = field(default_factory=list)
-    terminated: set[_Pair] = field(default_factory=set)
+    run: DryRun
+    trust: dict[Pair, float] = field(default_factory=dict)
+    judged: dict[Pair, Judged] = field(default_factory=dict)
+    blocks: dict[Pair, tuple[Blocked, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, test: RuleTest, rules: RuleSet) -> Self:
+        """The state before a test's first tick."""
+        run = DryRun(rules, test.interval, delivered=test.notices == "delivered")
+        return cls(test, rules, run)
 
     def tick(self, facts: FleetFacts, delta: float) -> None:
         """One round: judge every rule, advance every case, and ask the guards."""
-        self.verdicts, self.truths, self.blocks = {}, {}, {}
+        self.judged, self.blocks = {}, {}
         for rule in self.rules.rules:
             for job_id, job in evaluation.subjects(rule, facts).items():
                 if evaluation.applies(rule, job) is not Truth.NO:
-                    self._judge(rule, job, facts, delta)
-                    self._advance(rule, (rule.id, job_id), delta, facts, job)
-        gone = [pair for pair in self.cases if pair not in self.verdicts]
+                    pair = (rule.id, job_id)
+                    judged = self._judge(rule, job, facts, delta)
+                    self.judged[pair] = judged
+                    self.run.advance(
+                        rule, pair, judged.truth, delta=delta, time=facts.time, user=job.user
+                    )
+        gone = [pair for pair in self.run.cases if pair not in self.judged]
         for pair in gone:
-            rule = next(rule for rule in self.rules.rules if rule.id == pair[0])
-            self._advance(rule, pair, delta, facts, None)
+            self.run.advance(self._rule(pair), pair, None, delta=delta, time=facts.time)
         self._enforce(facts)
 
-    def _judge(self, rule: Rule, job: JobFacts, facts: FleetFacts, delta: float) -> None:
+    def _rule(self, pair: Pair) -> Rule:
+        return next(rule for rule in self.rules.rules if rule.id == pair[0])
+
+    def _judge(self, rule: Rule, job: JobFacts, facts: FleetFacts, delta: float) -> Judged:
         pair = (rule.id, job.job_id)
         verdict, plain = (
             evaluation.evaluate(
@@ -199,104 +200,43 @@ class _Stage:
                 verdict.truth, plain.truth, spent=spent, trust_for=rule.trust_for
             )
             verdict = plain if truth is plain.truth else verdict
-        self.verdicts[pair], self.truths[pair] = verdict, truth
-
-    def _advance(
-        self, rule: Rule, pair: _Pair, delta: float, facts: FleetFacts, job: JobFacts | None
-    ) -> None:
-        truth = self.truths.get(pair)
-        case = self.cases.get(pair)
-        if case is None:
-            if truth is not Truth.YES:
-                return
-            case, delta = cases.opened(rule, pair[1], wall=facts.time), 0.0
-        if job is not None:
-            case = dataclasses.replace(case, user=job.user or case.user)
-        delivery = self._delivery(pair, case, rule)
-        step = cases.advance(
-            case, rule, truth=truth, delta=delta, wall=facts.time, delivery=delivery
-        )
-        if step.closed is not None:
-            self.cases.pop(pair, None)
-            self.proven.pop(pair, None)
-            return
-        self.cases[pair] = step.case
-        if self.test.notices == "delivered":
-            known = self.proven.setdefault(pair, {})
-            for mark in notices.told_marks(step.case, rule):
-                known.setdefault(notices.notice_stage(mark), facts.time)
-
-    def _delivery(self, pair: _Pair, case: Case, rule: Rule) -> Delivery:
-        stages = [notices.notice_stage(mark) for mark in notices.told_marks(case, rule)]
-        known = self.proven.get(pair, {})
-        if not stages or any(stage not in known for stage in stages):
-            return Delivery()
-        return Delivery(complete=True, proven_at=max(known[stage] for stage in stages))
+        return Judged(verdict, truth)
 
     def _enforce(self, facts: FleetFacts) -> None:
-        due = [pair for pair, case in self.cases.items() if case.state is CaseState.DUE]
-        due.sort(key=lambda pair: (-self.cases[pair].due_for, self.cases[pair].opened_at, pair[1]))
-        owners = {guards.owner_key(self.cases[pair].user, pair[1]) for pair in due}
+        due = self.run.due()
+        owners = self.run.owners(due)
         ended = 0
         for pair in due:
-            case = self.cases[pair]
-            rule = next(rule for rule in self.rules.rules if rule.id == pair[0])
-            final = cases.final_stage(rule)
-            if final is None:
+            rule = self._rule(pair)
+            blocks = self.run.objections(
+                rule,
+                pair,
+                facts,
+                job=facts.jobs.get(pair[1]),
+                judged=self.judged.get(pair),
+                owners=owners,
+                ended=ended,
+            )
+            if blocks is None:
                 continue
-            situation = self._situation(facts, owners, ended)
-            blocks = [
-                *guards.fleet_blocks(situation),
-                *guards.limit_blocks(situation, case.user),
-                *guards.case_blocks(
-                    situation,
-                    case,
-                    rule,
-                    final[1],
-                    job=facts.jobs.get(pair[1]),
-                    verdict=self.verdicts.get(pair),
-                    truth=self.truths.get(pair, Truth.UNKNOWN),
-                    delivery=self._delivery(pair, case, rule),
-                    kept_until=None,
-                ),
-            ]
             self.blocks[pair] = tuple(blocks)
             if not blocks:
-                done = cases.authorised(case, rule, "test", wall=facts.time)
-                self.cases[pair] = cases.settled(done, CaseState.VERIFIED)
-                self.terminated.add(pair)
-                self.ends.append(PastEnd(facts.time, case.user))
+                self.run.end(rule, pair, time=facts.time)
                 ended += 1
-
-    def _situation(self, facts: FleetFacts, owners: set[str], ended: int) -> Situation:
-        limits = self.rules.limits
-        return Situation(
-            now=facts.time,
-            scrape_interval=self.test.interval,
-            limits=None if limits is None else limits.terminate,
-            facts=facts,
-            ends=self.ends,
-            ended_this_tick=ended,
-            due_owners=owners,
-            killed=False,
-            settled_for=0.0,
-            settle_after=0.0,
-            cool_down=COOL_DOWN_SECONDS,
-        )
 
     def moment(self, rule_id: str, subject: str) -> Moment:
         """What a rule has come to about a job or a card."""
         pair = (rule_id, subject)
-        verdict, case = self.verdicts.get(pair), self.cases.get(pair)
+        judged, case = self.judged.get(pair), self.run.cases.get(pair)
         marks = () if case is None else case.marks
         newest = max(marks, key=lambda mark: (mark.elapsed, _rank(mark.level)), default=None)
         return Moment(
-            verdict="none" if verdict is None else self.truths[pair].name.lower(),
-            reasons=() if verdict is None else _reasons(verdict),
+            verdict="none" if judged is None else judged.truth.name.lower(),
+            reasons=() if judged is None else _reasons(judged.verdict),
             stage="none" if newest is None else newest.key,
-            terminated=pair in self.terminated,
+            terminated=pair in self.run.terminated,
             blocks=self.blocks.get(pair, ()),
-            evidence=() if verdict is None else verdict.evidence,
+            evidence=() if judged is None else judged.verdict.evidence,
         )
 
 

@@ -1,0 +1,210 @@
+"""The engine's state while nothing real is told or ended: for inline tests and for replays.
+
+Cases and guards are those of the engine. What is put in the place of the outer world: notices
+arrive at once (or never), no owner keeps a job, and the kill switch is off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpuwarden.ruleengine import cases, guards, notices
+from gpuwarden.ruleengine.cases import CaseState, Delivery
+from gpuwarden.ruleengine.guards import PastEnd, Situation
+from gpuwarden.ruleengine.settings import EngineSettings
+from gpuwarden.ruleengine.verdicts import Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from gpuwarden.ruleengine.cases import Case, Event, Step
+    from gpuwarden.ruleengine.guards import Blocked
+    from gpuwarden.ruleengine.model import Rule, RuleSet
+    from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts, Verdict
+    from gpuwarden.ruleengine.views import Pair
+
+COOL_DOWN_SECONDS: float = EngineSettings.model_fields["cool_down"].default
+"""The engine's, unless its settings say otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What counts of one rule and one subject at one tick: the truth after the trust budget."""
+
+    verdict: Verdict
+    truth: Truth
+
+
+@dataclass
+class DryRun:
+    """Cases of one rule set, and what would have been ended.
+
+    Attributes:
+        rules: what is judged.
+        scrape_interval: of the nodes, in seconds.
+        delivered: whether notices arrive; at once, if they do.
+        cool_down: seconds between two ends of one owner's jobs.
+        settle_after: seconds of unbroken ticks that must follow an outage.
+        settled_for: such seconds so far; a dry run begins long after its engine's start.
+        cases: open cases.
+        ends: what would have been ended, in order of time.
+        terminated: pairs whose case came to that.
+    """
+
+    rules: RuleSet
+    scrape_interval: float
+    delivered: bool = True
+    cool_down: float = COOL_DOWN_SECONDS
+    settle_after: float = 0.0
+    settled_for: float = float("inf")
+    cases: dict[Pair, Case] = field(default_factory=dict)
+    ends: list[PastEnd] = field(default_factory=list)
+    terminated: set[Pair] = field(default_factory=set)
+    _proven: dict[Pair, dict[str, float]] = field(default_factory=dict)
+
+    def advance(
+        self,
+        rule: Rule,
+        pair: Pair,
+        truth: Truth | None,
+        *,
+        delta: float,
+        time: float,
+        user: str = "",
+        outage: bool = False,
+    ) -> Step | None:
+        """Move a case by one tick, or open one.
+
+        Args:
+            rule: the rule.
+            pair: the rule's id and the subject.
+            truth: what counts, or None where nothing was judged.
+            delta: seconds since the last completed tick.
+            time: Unix time.
+            user: the job's, if it is known.
+            outage: whether ticks were missed before this one.
+
+        Returns:
+            What the tick made of the case, or None where there is none.
+        """
+        case = self.cases.get(pair)
+        before: list[Event] = []
+        if case is None:
+            if truth is not Truth.YES:
+                return None
+            case, delta = cases.opened(rule, pair[1], wall=time), 0.0
+        if user and user != case.user:
+            case = dataclasses.replace(case, user=user)
+        if outage:
+            case, before = cases.postponed(case, "after an outage everything is judged afresh")
+        step = cases.advance(
+            case,
+            rule,
+            truth=truth,
+            delta=delta,
+            wall=time,
+            delivery=self.delivery(pair, case, rule),
+        )
+        if before:
+            step = dataclasses.replace(step, events=(*before, *step.events))
+        if step.closed is not None:
+            self.forget(pair)
+            return step
+        self.cases[pair] = step.case
+        if self.delivered:
+            known = self._proven.setdefault(pair, {})
+            for mark in notices.told_marks(step.case, rule):
+                known.setdefault(notices.notice_stage(mark), time)
+        return step
+
+    def forget(self, pair: Pair) -> None:
+        """Drop a case that is over."""
+        self.cases.pop(pair, None)
+        self._proven.pop(pair, None)
+
+    def delivery(self, pair: Pair, case: Case, rule: Rule) -> Delivery:
+        """What is known of a case's notices."""
+        stages = [notices.notice_stage(mark) for mark in notices.told_marks(case, rule)]
+        known = self._proven.get(pair, {})
+        if not stages or any(stage not in known for stage in stages):
+            return Delivery()
+        return Delivery(complete=True, proven_at=max(known[stage] for stage in stages))
+
+    def due(self) -> list[Pair]:
+        """Cases that are due, the longest wait first."""
+        due = [pair for pair, case in self.cases.items() if case.state is CaseState.DUE]
+        return sorted(
+            due, key=lambda pair: (-self.cases[pair].due_for, self.cases[pair].opened_at, pair[1])
+        )
+
+    def owners(self, due: Collection[Pair]) -> set[str]:
+        """One entry for each distinct owner of these cases."""
+        return {guards.owner_key(self.cases[pair].user, pair[1]) for pair in due}
+
+    def objections(
+        self,
+        rule: Rule,
+        pair: Pair,
+        facts: FleetFacts,
+        *,
+        job: JobFacts | None,
+        judged: Judged | None,
+        owners: Collection[str],
+        ended: int,
+        running: int | None = None,
+    ) -> list[Blocked] | None:
+        """Every reason against ending a case's job now; None where the rule ends no job.
+
+        Args:
+            rule: the rule.
+            pair: of a case that is due.
+            facts: of the fleet, at this tick.
+            job: the job's, or None where it is gone.
+            judged: what the rule says of it, or None.
+            owners: of all cases that are due.
+            ended: how many were ended in this tick.
+            running: jobs that run, where `facts` holds only some of them.
+        """
+        final = cases.final_stage(rule)
+        if final is None:
+            return None
+        case = self.cases[pair]
+        limits = self.rules.limits
+        situation = Situation(
+            now=facts.time,
+            scrape_interval=self.scrape_interval,
+            limits=None if limits is None else limits.terminate,
+            facts=facts,
+            ends=self.ends,
+            ended_this_tick=ended,
+            due_owners=owners,
+            killed=False,
+            settled_for=self.settled_for,
+            settle_after=self.settle_after,
+            cool_down=self.cool_down,
+            running=running,
+        )
+        return [
+            *guards.fleet_blocks(situation),
+            *guards.limit_blocks(situation, case.user),
+            *guards.case_blocks(
+                situation,
+                case,
+                rule,
+                final[1],
+                job=job,
+                verdict=None if judged is None else judged.verdict,
+                truth=Truth.UNKNOWN if judged is None else judged.truth,
+                delivery=self.delivery(pair, case, rule),
+                kept_until=None,
+            ),
+        ]
+
+    def end(self, rule: Rule, pair: Pair, *, time: float) -> None:
+        """A case's job is taken as ended, and proven so."""
+        done = cases.authorised(self.cases[pair], rule, "dry-run", wall=time)
+        self.cases[pair] = cases.settled(done, CaseState.VERIFIED)
+        self.terminated.add(pair)
+        self.ends.append(PastEnd(time, done.user))
