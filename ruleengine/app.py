@@ -9,26 +9,29 @@ from starlette.applications import Starlette
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from gpuwarden import durations
-from gpuwarden.ruleengine import cases, explain, lookups, notices, tickets
+from gpuwarden.ruleengine import explain, lookups, tickets
+from gpuwarden.ruleengine.access import Access, SignInNeeded
 from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, read_object, seconds, word
 from gpuwarden.ruleengine.deliveries import MalformedMessage
+from gpuwarden.ruleengine.enforcement_routes import EnforcementRoutes
+from gpuwarden.ruleengine.keeps import KeepDesk
 from gpuwarden.ruleengine.metrics import EngineCollector, render
 from gpuwarden.ruleengine.node_routes import NodeRoutes
-from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json, refused
+from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json, refused, signed_out
+from gpuwarden.ruleengine.roles import Role
+from gpuwarden.ruleengine.sign_ins import SHARED, SignIns, Token
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starlette.requests import Request
 
     from gpuwarden.ruleengine.deliveries import LastHop
     from gpuwarden.ruleengine.engine import Engine
-    from gpuwarden.ruleengine.model import Rule
-    from gpuwarden.ruleengine.records import StoredCase
+    from gpuwarden.ruleengine.roles import Person
 
 MAX_NOTIFY_BYTES = 4 * 1024 * 1024
-MAX_KEEP_BYTES = 16 * 1024
-MAX_KEEP_SECONDS = 30 * 86400.0
-"""Longest keep of an operator; what must stay longer belongs on the whitelist, with its reason."""
 _SLACK_TARGET = re.compile(r"[UWCGD][A-Z0-9]{5,20}|#[a-z0-9._-]{1,80}")
 _SAFE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
@@ -43,12 +46,13 @@ class EngineApp:
     """Handlers over one engine.
 
     Args:
-        engine: read by pages, changed only by keeps.
+        engine: read by pages, changed only by keeps and pauses.
         last_hop: what Alertmanager's messages go to.
         notify_token: Alertmanager's, or None: the last hop is closed.
-        operator_token: operators', or None: operators cannot keep jobs.
-        ticket_key: secret of owners' tickets, or None.
+        operator_token: one that operators share, or None.
+        ticket_key: secret of owners' tickets and signed links, or None.
         node_token: the nodes', or None: no node can register.
+        tokens: of those who have one of their own.
     """
 
     def __init__(
@@ -60,14 +64,26 @@ class EngineApp:
         operator_token: str | None,
         ticket_key: bytes | None,
         node_token: str | None = None,
+        tokens: Sequence[Token] = (),
     ) -> None:
         self._engine = engine
         self._last_hop = last_hop
         self._notify_token = notify_token
-        self._operator_token = operator_token
         self._ticket_key = ticket_key
         self._collector = EngineCollector(engine)
-        self._nodes = NodeRoutes(engine, node_token=node_token, operator_token=operator_token)
+        shared = () if operator_token is None else (_shared(operator_token),)
+        sign_ins = SignIns(
+            engine.settings.web,
+            (*shared, *tokens),
+            directory=lambda: engine.rulebook.directory,
+            clock=engine.clock,
+            external_url=engine.settings.external_url,
+        )
+        self._sign_ins = sign_ins
+        self._access = Access(engine, sign_ins)
+        self._desk = KeepDesk(engine)
+        self._nodes = NodeRoutes(engine, node_token=node_token, access=self._access)
+        self._enforcement = EnforcementRoutes(engine, sign_ins)
 
     def starlette(self) -> Starlette:
         """The ASGI application."""
@@ -86,8 +102,9 @@ class EngineApp:
                 Route("/jobs", self.jobs_page),
                 Route("/jobs/{job_id}", self.job_page),
                 *self._nodes.routes(),
+                *self._enforcement.routes(),
             ],
-            exception_handlers={Refusal: refused},
+            exception_handlers={Refusal: refused, SignInNeeded: signed_out},
         )
 
     # -- reading
@@ -118,35 +135,43 @@ class EngineApp:
             return PlainTextResponse("".join(f"{text}\n" for text in problems), status_code=503)
         return PlainTextResponse("gpuwarden engine is ready\n")
 
-    async def jobs(self, _request: Request) -> Response:
-        """Every running job."""
-        return JSONResponse(explain.jobs_document(self._engine))
+    async def jobs(self, request: Request) -> Response:
+        """Every running job that is theirs to see."""
+        person = self._access.api(request)
+        return JSONResponse(explain.jobs_document(self._engine, person.sees))
 
     async def job(self, request: Request) -> Response:
         """Everything known of one job."""
-        return JSONResponse(self._document(request))
+        return JSONResponse(self._document(request, self._access.api(request)))
 
     async def matches(self, request: Request) -> Response:
         """The jobs that a job_id, a run_id or the beginning of either may mean."""
-        return JSONResponse(lookups.matches_document(self._engine, request.path_params["word"]))
+        person = self._access.api(request)
+        found = lookups.matches_document(self._engine, request.path_params["word"])
+        rows = [row for row in found["matches"] if self._access.sees_job(person, row["job_id"])]
+        return JSONResponse({**found, "matches": rows})
 
     async def decision(self, request: Request) -> Response:
         """One decision and what became of it."""
+        person = self._access.api(request)
         found = self._engine.ledger.decision(request.path_params["decision_id"])
-        if found is None:
+        if found is None or not self._access.sees_decision(person, found):
             raise Refusal(404, "unknown_decision", "there is no such decision")
         return JSONResponse(explain.decision_record(found))
 
-    async def jobs_page(self, _request: Request) -> Response:
+    async def jobs_page(self, request: Request) -> Response:
         """Every running job, for people."""
-        page = explain.jobs_page(explain.jobs_document(self._engine))
+        person = self._access.page(request)
+        page = explain.jobs_page(explain.jobs_document(self._engine, person.sees))
         return HTMLResponse(page, headers=_SAFE_HEADERS)
 
     async def job_page(self, request: Request) -> Response:
         """Why was my job ended, or why not."""
-        return HTMLResponse(explain.job_page(self._document(request)), headers=_SAFE_HEADERS)
+        document = self._document(request, self._access.page(request))
+        return HTMLResponse(explain.job_page(document), headers=_SAFE_HEADERS)
 
-    def _document(self, request: Request) -> dict[str, Any]:
+    def _document(self, request: Request, person: Person) -> dict[str, Any]:
+        self._access.check_job(person, request.path_params["job_id"])
         document = explain.job_document(self._engine, request.path_params["job_id"])
         if document is None:
             raise Refusal(404, "unknown_job", "no such job has been seen; see GET /v1/jobs")
@@ -186,81 +211,33 @@ class EngineApp:
 
     async def keep(self, request: Request) -> Response:
         """Move the deadline of a case: {job_id, rule, for, reason, by?, ticket?}."""
-        body = await read_json(request, MAX_KEEP_BYTES)
-        if not isinstance(body, dict):
-            raise Refusal(400, "malformed", "the body is not a JSON object")
-        job_id, rule_id = _word(body, "job_id"), _word(body, "rule")
-        reason, seconds = _word(body, "reason"), _seconds(body)
+        body = await read_object(request, MAX_BODY_BYTES)
+        job_id, rule_id = word(body, "job_id"), word(body, "rule")
+        reason, length = word(body, "reason"), seconds(body, "for")
         if "ticket" in body:
-            if not tickets.valid(self._ticket_key, rule_id, job_id, _word(body, "ticket")):
+            if not tickets.valid(self._ticket_key, rule_id, job_id, word(body, "ticket")):
                 raise Refusal(403, "bad_ticket", "the ticket is not that of this job and rule")
-            role = "owner"
-        else:
-            authorise(request, self._operator_token, "web.operator_token_file")
-            role = "operator"
-        stored, rule = self._open(rule_id, job_id)
-        if role == "owner":
+            role = Role.OWNER
+            stored, _ = self._desk.open_case(rule_id, job_id)
             by = stored.case.user or "owner"
-            self._owner_may(stored, rule, seconds)
         else:
-            by = _word(body, "by") if "by" in body else "operator"
-            if seconds > MAX_KEEP_SECONDS:
-                raise Refusal(
-                    403,
-                    "too_long",
-                    f"at most {durations.render(MAX_KEEP_SECONDS)}; put what must "
-                    "stay longer on the whitelist",
-                )
-        keep = self._engine.keep(stored, rule, role=role, by=by, reason=reason, seconds=seconds)
+            person = self._sign_ins.changer(request, Role.OWNER)
+            self._access.check_job(person, job_id)
+            role = person.role
+            # Only of a token that several share can its bearer say who they are.
+            by = word(body, "by") if person.shared and "by" in body else person.name
+        granted = self._desk.grant(rule_id, job_id, role=role, by=by, reason=reason, seconds=length)
         return JSONResponse(
             {
                 "job_id": job_id,
                 "rule": rule_id,
-                "until": rfc3339(keep.until),
-                "seconds": seconds,
-                "role": role,
+                "until": rfc3339(granted.until),
+                "seconds": granted.seconds,
+                "role": granted.role,
             },
             status_code=201,
         )
 
-    def _open(self, rule_id: str, job_id: str) -> tuple[StoredCase, Rule]:
-        stored = self._engine.cases.get(rule_id, job_id)
-        rule = self._engine.rulebook.rule(rule_id)
-        if stored is None or rule is None or stored.case.detected_at is None:
-            raise Refusal(404, "no_case", f"{job_id} does not break the rule {rule_id} now")
-        if cases.final_stage(rule) is None:
-            raise Refusal(409, "no_deadline", f"the rule {rule_id} ends no job")
-        if stored.case.decision_id is not None:
-            raise Refusal(409, "too_late", f"{job_id} is already being ended")
-        return stored, rule
 
-    def _owner_may(self, stored: StoredCase, rule: Rule, seconds: float) -> None:
-        may = notices.keep_allowance(rule)
-        if may is None:
-            raise Refusal(403, "not_allowed", f"the rule {rule.id} cannot be put off by owners")
-        if seconds > may.keep:
-            raise Refusal(403, "too_long", f"at most {durations.render(may.keep)} at a time")
-        case = stored.case
-        keeps = self._engine.ledger.keeps(rule.id, case.job_id, case.run_id)
-        used = sum(1 for keep in keeps if keep.role == "owner")
-        if used >= may.times:
-            raise Refusal(
-                403, "used_up", f"kept {used} times already; the rule {rule.id} allows {may.times}"
-            )
-
-
-def _word(body: dict[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not value.strip() or len(value) > 300:
-        raise Refusal(400, "malformed", f"{name} is not a text of 1 to 300 characters")
-    return " ".join(value.split())
-
-
-def _seconds(body: dict[str, Any]) -> float:
-    try:
-        seconds = durations.parse(_word(body, "for"))
-    except ValueError as error:
-        raise Refusal(400, "malformed", f"for: {error}") from error
-    if seconds <= 0:
-        raise Refusal(400, "malformed", "for: must be more than 0s")
-    return seconds
+def _shared(secret: str) -> Token:
+    return Token(SHARED, Role.OPERATOR, secret, shared=True)

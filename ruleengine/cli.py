@@ -12,7 +12,16 @@ import click
 from rich.table import Table
 
 from gpuwarden import logs
-from gpuwarden.ruleengine.clients import ask, open_console, output_option, read_token, url_option
+from gpuwarden.ruleengine.clients import (
+    ask,
+    open_console,
+    output_option,
+    read_token,
+    token_headers,
+    token_option,
+    url_option,
+)
+from gpuwarden.ruleengine.enforcement_cli import enforcement
 from gpuwarden.ruleengine.node_cli import nodes
 from gpuwarden.ruleengine.rule_cli import rules
 from gpuwarden.ruleengine.serving import Service, check_files
@@ -22,7 +31,7 @@ from gpuwarden.ruleengine.why_cli import show, why
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.settings import Settings
 
-__all__ = ["engine", "jobs", "keep", "nodes", "rules", "why"]
+__all__ = ["enforcement", "engine", "jobs", "keep", "nodes", "rules", "why"]
 
 
 @click.command()
@@ -85,11 +94,12 @@ def jobs() -> None:
 
 
 @jobs.command("list")
+@token_option
 @url_option
 @output_option
-def list_jobs(url: str, output: str) -> None:
+def list_jobs(url: str, token_file: Path | None, *, output: str) -> None:
     """List the running jobs with the rules that they break."""
-    document = ask("GET", url, "/v1/jobs")
+    document = ask("GET", url, "/v1/jobs", headers=token_headers(token_file))
     if output == "json":
         click.echo(json.dumps(document, indent=2))
         return
@@ -121,7 +131,8 @@ jobs.add_command(show)
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="As an operator: the file with the token (web.operator_token_file of the engine).",
+    help="Without a ticket: the file with your token (web.tokens or web.operator_token_file of the "
+    "engine).",
 )
 @url_option
 def keep(
@@ -136,8 +147,8 @@ def keep(
 ) -> None:
     """Move the end of JOB_ID that a rule has announced.
 
-    Owners use the command that stands in their notice, as often as the rule allows. Operators give
-    --token-file. Exit status: 0 kept; 1 the engine says no, and why.
+    Owners use the command that stands in their notice, as often as the rule allows; who has a token
+    gives --token-file. Exit status: 0 kept; 1 the engine says no, and why.
     """
     if (ticket is None) == (token_file is None):
         raise click.UsageError("give either --ticket (owners) or --token-file (operators)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,11 +10,10 @@ import httpx
 from rich.console import Console
 
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
-from gpuwarden.ruleengine.settings import DEFAULT_LISTEN
+from gpuwarden.ruleengine.web_settings import DEFAULT_LISTEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 _TIMEOUT = httpx.Timeout(15.0, connect=5.0)
 
@@ -34,6 +34,25 @@ output_option: Callable[[Callable[..., None]], Callable[..., None]] = click.opti
     show_default=True,
     help="Form of the answer.",
 )
+
+
+token_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
+    "--token-file",
+    envvar="GPUWARDEN_TOKEN_FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File with your token (web.tokens of the engine), where it asks for one; also "
+    "$GPUWARDEN_TOKEN_FILE.",
+)
+
+
+def token_headers(path: Path | None) -> dict[str, str]:
+    """The header that shows a token, or none without a file.
+
+    Raises:
+        InvalidInput: it cannot be read, or holds what no token can be.
+    """
+    return {} if path is None else {"Authorization": f"Bearer {read_token(path)}"}
 
 
 def read_token(path: Path) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.ruleengine.fields import Strict, as_tuple, known_zone
@@ -51,7 +51,9 @@ class User(Strict):
     team: str = ""
     """Team; label `team` of alerts and metrics."""
     timezone: Zone | None = None
-    """Zone for times in messages; the rule set's by default."""
+    """Zone for times in messages and on pages; the rule set's by default."""
+    sees_team: StrictBool = False
+    """Whether this person may see and keep the jobs of the whole team, beside their own."""
 
     def address(self, channel: str) -> str | None:
         """The address for a channel (email or slack), or None."""

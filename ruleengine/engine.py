@@ -20,6 +20,7 @@ from gpuwarden.ruleengine.causes import diagnose
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
 from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
+from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.telling import Teller
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
@@ -126,7 +127,7 @@ class Engine:
             epoch=self.epoch,
             poll=poll,
         )
-        self._kill_switch = kill_switch
+        self.kill_switch = kill_switch
         self._source = source
         self.teller = Teller(
             settings,
@@ -137,6 +138,7 @@ class Engine:
             clock=clock,
             ticket_key=ticket_key,
         )
+        self.pauses = Pauses(ledger, clock)
         self._trust = ledger.trust_spent()
         self._completed_at: float | None = None
         self._settled_for = 0.0
@@ -485,12 +487,13 @@ class Engine:
             ends=[PastEnd(decision.created_at, decision.user) for decision in ends],
             ended_this_tick=ended,
             due_owners={guards.owner_key(case.user, case.job_id) for case in due},
-            killed=switched_on(self._kill_switch),
+            killed=switched_on(self.kill_switch),
             settled_for=self._settled_for,
             settle_after=self.settings.settle_after,
             cool_down=self.settings.cool_down,
             incomplete_cards=self._unproven_cards(facts),
             bad_files=self.rulebook.problem,
+            paused=self.pauses.sentence,
         )
 
     def _unproven_cards(self, facts: FleetFacts) -> set[str]:

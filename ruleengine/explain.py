@@ -12,6 +12,8 @@ from gpuwarden.ruleengine.enforcement import evidence_record
 from gpuwarden.ruleengine.forecasts import forecasts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.model import Rule
@@ -23,27 +25,29 @@ JOB_SCHEMA = "gpuwarden.job/v1"
 DECISION_SCHEMA = "gpuwarden.decision/v1"
 
 
-def jobs_document(engine: Engine) -> dict[str, Any]:
-    """Every running job in one line each, as of the last completed tick."""
+def jobs_document(
+    engine: Engine, sees: Callable[[str, str], bool] = lambda _user, _team: True
+) -> dict[str, Any]:
+    """Every running job in one line each, as of the last completed tick.
+
+    Args:
+        engine: whose jobs they are.
+        sees: whether the jobs of a user and a team are to be listed.
+    """
     facts = engine.view.facts
     jobs = () if facts is None else facts.jobs.values()
-    states = {
-        (stored.case.job_id, stored.case.rule_id): stored.case.state.value
-        for stored in engine.cases.all()
-    }
+    states: dict[str, dict[str, str]] = {}
+    for stored in engine.cases.all():
+        states.setdefault(stored.case.job_id, {})[stored.case.rule_id] = stored.case.state.value
     return {
         "schema": JOBS_SCHEMA,
         "time": None if facts is None else rfc3339(facts.time),
         "nodes": {"expected": facts.expected_nodes, "lit": facts.lit_nodes} if facts else None,
         "halted": [_block(block) for block in engine.view.halted],
         "jobs": [
-            {
-                **_job_head(job),
-                "cases": {
-                    rule: state for (owner, rule), state in states.items() if owner == job.job_id
-                },
-            }
+            {**_job_head(job), "cases": states.get(job.job_id, {})}
             for job in jobs
+            if sees(job.user, job.team)
         ],
     }
 

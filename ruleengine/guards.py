@@ -71,6 +71,7 @@ class Situation:
         incomplete_cards: UUIDs of cards that an unproven reclaim may still hold.
         bad_files: why the rule files or the directory in force are not those on disk, or "".
         running: jobs that run on nodes that are not dark, where `facts` holds only some of them.
+        paused: who paused enforcement, until when and why, in words, or "".
     """
 
     now: float
@@ -87,6 +88,7 @@ class Situation:
     incomplete_cards: Collection[str] = ()
     bad_files: str = ""
     running: int | None = None
+    paused: str = ""
 
 
 def fleet_blocks(situation: Situation) -> list[Blocked]:
@@ -120,6 +122,8 @@ def fleet_blocks(situation: Situation) -> list[Blocked]:
         found.append(Blocked("kill_switch", "the kill switch cannot be read"))
     elif situation.killed:
         found.append(Blocked("kill_switch", "the kill switch is on"))
+    if situation.paused:
+        found.append(Blocked("paused", situation.paused))
     if situation.bad_files:
         found.append(Blocked("bad_files", situation.bad_files))
     if situation.settled_for < situation.settle_after:

@@ -23,6 +23,7 @@ from gpuwarden.ruleengine.records import Decision, Keep, Node, Notice, StoredCas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from gpuwarden.ruleengine.records import Change, DeliveryKey
@@ -106,6 +107,14 @@ class Ledger:
                 f"{self.path} cannot be written ({error}): nothing is done that is not on disk. "
                 "Free space on its disk, mend its permissions, or end what else has it open"
             ) from error
+
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
+        """One transaction, on disk when it ends; for modules that own tables."""
+        return self._transaction()
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query; for modules that own tables, and for pages."""
+        return self._db.execute(query, tuple(values)).fetchall()
 
     # -- the engine's own life
 

@@ -123,5 +123,15 @@ MIGRATIONS = (
         left_at REAL
     ) STRICT;
     """,
+    """
+    CREATE TABLE pauses (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        by TEXT NOT NULL,
+        reason TEXT NOT NULL CHECK (reason != ''),
+        begun_at REAL NOT NULL,
+        until REAL,
+        ended_at REAL
+    ) STRICT;
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

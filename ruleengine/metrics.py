@@ -70,6 +70,8 @@ class EngineCollector(Collector):
         yield "gpuwarden_unknown_total", _counted(ticks.unknown.items())
         halted = sorted({block.reason for block in engine.view.halted})
         yield "gpuwarden_engine_enforcement_halted", [((reason,), 1.0) for reason in halted]
+        paused = engine.pauses.current() is not None
+        yield "gpuwarden_engine_enforcement_paused", [((), float(paused))]
         yield "gpuwarden_engine_nodes", self._nodes()
         yield from self._directory()
         yield from self._cases()

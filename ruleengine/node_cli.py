@@ -10,7 +10,15 @@ import click
 from rich.table import Table
 
 from gpuwarden import node_api
-from gpuwarden.ruleengine.clients import ask, open_console, output_option, read_token, url_option
+from gpuwarden.ruleengine.clients import (
+    ask,
+    open_console,
+    output_option,
+    read_token,
+    token_headers,
+    token_option,
+    url_option,
+)
 
 __all__ = ["nodes"]
 
@@ -21,15 +29,16 @@ def nodes() -> None:
 
 
 @nodes.command("list")
+@token_option
 @url_option
 @output_option
-def list_nodes(url: str, output: str) -> None:
+def list_nodes(url: str, token_file: Path | None, *, output: str) -> None:
     """List every node that registered, is scraped, or is expected.
 
     A node that fell silent stays expected, and dark: with more than a tenth of the nodes dark no
     job is ended anywhere. `gpuwarden nodes forget` tells the engine that it is gone for good.
     """
-    document = ask("GET", url, node_api.REGISTER_PATH)
+    document = ask("GET", url, node_api.REGISTER_PATH, headers=token_headers(token_file))
     if output == "json":
         click.echo(json.dumps(document, indent=2))
         return

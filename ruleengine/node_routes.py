@@ -12,12 +12,14 @@ from gpuwarden.node_api import Goodbye, Registration, RegistrationRefused, Targe
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.nodes import node_documents
 from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json
+from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.requests import Request
 
+    from gpuwarden.ruleengine.access import Access
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.nodes import Nodes
 
@@ -37,15 +39,13 @@ class NodeRoutes:
     Args:
         engine: whose view tells which nodes are lit.
         node_token: the nodes', or None: none can register.
-        operator_token: operators', or None: none can be forgotten.
+        access: who may see them, and have one forgotten.
     """
 
-    def __init__(
-        self, engine: Engine, *, node_token: str | None, operator_token: str | None
-    ) -> None:
+    def __init__(self, engine: Engine, *, node_token: str | None, access: Access) -> None:
         self._engine = engine
         self._node_token = node_token
-        self._operator_token = operator_token
+        self._access = access
 
     def routes(self) -> list[Route]:
         """What to serve."""
@@ -77,7 +77,7 @@ class NodeRoutes:
     async def forget(self, request: Request) -> Response:
         """An operator says that a node will not come back: {address}."""
         nodes = self._open()
-        authorise(request, self._operator_token, "web.operator_token_file")
+        self._access.sign_ins.changer(request, Role.OPERATOR)
         document = await read_json(request, node_api.MAX_BYTES)
         address = document.get("address") if isinstance(document, dict) else None
         if not isinstance(address, str):
@@ -85,8 +85,9 @@ class NodeRoutes:
         _told(lambda: nodes.forget(str(Target.parse(address))))
         return JSONResponse({})
 
-    async def nodes(self, _request: Request) -> Response:
+    async def nodes(self, request: Request) -> Response:
         """Which nodes there are, which should be, and which are lit."""
+        self._access.api(request, Role.OPERATOR)
         return JSONResponse(nodes_document(self._engine))
 
     async def discovery(self, _request: Request) -> Response:

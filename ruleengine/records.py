@@ -71,6 +71,25 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Somebody said that no job is to be ended; times are Unix times.
+
+    Attributes:
+        id: its number.
+        by: who said so.
+        reason: why.
+        begun_at: since when.
+        until: when it ends by itself, or None: somebody ends it.
+    """
+
+    id: int
+    by: str
+    reason: str
+    begun_at: float
+    until: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """One message that one recipient must have: the deadline waits for its proof.
 

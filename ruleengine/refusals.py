@@ -6,7 +6,7 @@ import hmac
 import json
 from typing import TYPE_CHECKING
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -29,6 +29,11 @@ async def refused(_request: Request, error: Exception) -> Response:
     return JSONResponse(
         {"error": error.error, "message": str(error)}, status_code=error.status, headers=headers
     )
+
+
+async def signed_out(_request: Request, _error: Exception) -> Response:
+    """Where who has to sign in first is sent."""
+    return RedirectResponse("/sign-in", status_code=303, headers={"Cache-Control": "no-store"})
 
 
 def authorise(request: Request, token: str | None, setting: str) -> None:

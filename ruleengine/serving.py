@@ -12,7 +12,7 @@ import structlog
 import uvicorn
 
 from gpuwarden.clock import SystemClock
-from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.errors import InvalidInput, ServiceUnavailable
 from gpuwarden.ruleengine import tickets
 from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
 from gpuwarden.ruleengine.app import EngineApp
@@ -24,7 +24,9 @@ from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.nodes import Nodes
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rulebooks import RuleBook
+from gpuwarden.ruleengine.sign_ins import Token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.channels import Channel
     from gpuwarden.ruleengine.settings import Settings
+
+MIN_TOKEN = 16
+"""Characters of a token, so that nobody guesses it."""
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +54,7 @@ class Secrets:
     slack_token: str | None
     node_token: str | None
     signer: Signer | None
+    tokens: tuple[Token, ...] = ()
 
 
 def read_secrets(settings: Settings) -> Secrets:
@@ -73,7 +79,29 @@ def read_secrets(settings: Settings) -> Secrets:
             registration.token_file if registration else None, "nodes.registration.token_file"
         ),
         signer=Signer.load(settings.path(agents.key_file)) if agents else None,
+        tokens=read_tokens(settings),
     )
+
+
+def read_tokens(settings: Settings) -> tuple[Token, ...]:
+    """The tokens of those who have one of their own.
+
+    Raises:
+        InvalidInput: one cannot be read, can be guessed, or is that of two.
+    """
+    found: dict[str, Token] = {}
+    for given in settings.values.web.tokens:
+        setting = f"web.tokens: {given.name}"
+        secret = read_secret(settings.path(given.file), setting)
+        if len(secret) < MIN_TOKEN or not secret.isascii() or not secret.isprintable():
+            raise InvalidInput(
+                f"{setting}: the token in {given.file} is not one line of at least {MIN_TOKEN} "
+                "ASCII characters; `openssl rand -hex 32` makes a good one"
+            )
+        if secret in found:
+            raise InvalidInput(f"{setting} has the same token as {found[secret].name}")
+        found[secret] = Token(given.name, Role(given.role), secret)
+    return tuple(found.values())
 
 
 def check_files(settings: Settings) -> RuleBook:
@@ -173,6 +201,7 @@ class Service:
             operator_token=secrets.operator_token,
             ticket_key=ticket_key,
             node_token=secrets.node_token,
+            tokens=secrets.tokens,
         ).starlette()
         self._settings = settings
 
@@ -207,6 +236,8 @@ class Service:
             log_config=None,
             access_log=False,
             server_header=False,
+            # Who the peer is decides whose headers are believed: nobody's header may change it.
+            proxy_headers=False,
             date_header=True,
             timeout_graceful_shutdown=5,
         )

@@ -17,11 +17,10 @@ from gpuwarden.errors import InvalidInput
 from gpuwarden.node_api import RegistrationRefused, Target
 from gpuwarden.ruleengine.directories import Email
 from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
+from gpuwarden.ruleengine.web_settings import DEFAULT_LISTEN, File, WebSettings
 from gpuwarden.yaml_files import load_file
 
-DEFAULT_LISTEN = "127.0.0.1:9837"
 _URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
-_LISTEN = re.compile(r"(?P<host>[A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 
 def _url(text: str) -> str:
@@ -41,17 +40,6 @@ def _template(text: str) -> str:
             "GW107",
             "{text} is not an agent's address: write it like {example}",
             {"text": repr(text), "example": "http://{host}:9836"},
-        )
-    return text
-
-
-def _listen(text: str) -> str:
-    match = _LISTEN.fullmatch(text)
-    if match is None or int(match["port"]) > 65535:
-        raise PydanticCustomError(
-            "GW107",
-            "{text} is not an address to listen on: write it like 127.0.0.1:9837",
-            {"text": repr(text)},
         )
     return text
 
@@ -79,8 +67,6 @@ def _allowed(text: str) -> str:
 
 Url = Annotated[str, AfterValidator(_url)]
 """Base address of a server, without a trailing slash."""
-File = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-"""A path; relative ones are relative to engine.yaml."""
 
 
 class PrometheusSettings(Strict):
@@ -101,40 +87,6 @@ class AgentSettings(Strict):
     """The engine's private key (engine.key of `gpuwarden agent keys`)."""
     ca_file: File | None = None
     """Certificates for the agents' TLS; the system's by default."""
-
-
-class WebSettings(Strict):
-    """The engine's own pages and API."""
-
-    listen: Annotated[str, AfterValidator(_listen)] = DEFAULT_LISTEN
-    """Address to listen on. Loopback by default: the pages name users."""
-    token_file: File | None = None
-    """Bearer token of Alertmanager for /v1/notify. Without it no notice can be delivered, so that
-    nothing is ever ended."""
-    operator_token_file: File | None = None
-    """Bearer token of operators for POST /v1/keeps. Without it only owners can keep their jobs."""
-    tls_cert_file: File | None = None
-    """Certificate in PEM; plain HTTP without it."""
-    tls_key_file: File | None = None
-    """Private key of the certificate."""
-
-    @model_validator(mode="after")
-    def _tls_pair(self) -> WebSettings:
-        if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise PydanticCustomError(
-                "GW111", "tls_cert_file and tls_key_file are given together or not at all", {}
-            )
-        return self
-
-    @property
-    def host(self) -> str:
-        """Host to listen on; every address where the setting has none."""
-        return self.listen.rpartition(":")[0].strip("[]") or "0.0.0.0"
-
-    @property
-    def port(self) -> int:
-        """Port to listen on."""
-        return int(self.listen.rpartition(":")[2])
 
 
 class SmtpSettings(Strict):

@@ -11,11 +11,21 @@ import click
 from rich.table import Table
 
 from gpuwarden.errors import GpuwardenError, RefusedAction
-from gpuwarden.ruleengine.clients import ask, open_console, output_option, url_option
+from gpuwarden.ruleengine.clients import (
+    ask,
+    open_console,
+    output_option,
+    token_headers,
+    token_option,
+    url_option,
+)
 from gpuwarden.ruleengine.explain import answer, cause_lines, proof_line
 from gpuwarden.ruleengine.messages import about
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from rich.console import Console
 
 ENDED_BY_US = ("authorised", "acting", "verified", "incomplete", "failed")
@@ -52,10 +62,19 @@ class UnknownJob(GpuwardenError):
     is_flag=True,
     help="Show the numbers of every rule, also of those that are kept.",
 )
+@token_option
 @url_option
 @output_option
 @click.pass_context
-def why(context: click.Context, job: str, *, everything: bool, url: str, output: str) -> None:
+def why(
+    context: click.Context,
+    job: str,
+    *,
+    everything: bool,
+    token_file: Path | None,
+    url: str,
+    output: str,
+) -> None:
     """Say what every rule says of JOB now, what happens next and when, and what holds it back.
 
     JOB is a job_id (`gpuwarden jobs list` shows them), a run_id of a training, or the beginning of
@@ -69,7 +88,7 @@ def why(context: click.Context, job: str, *, everything: bool, url: str, output:
     Exit status: 0 it breaks no rule, as far as is known; 1 it breaks one, or was ended by one;
     2 wrong usage, or JOB means several jobs; 3 no such job was seen, or the engine does not answer.
     """
-    document = _found(job, url)
+    document = _found(job, url, token_headers(token_file))
     if output == "json":
         click.echo(json.dumps(document, indent=2))
     else:
@@ -79,15 +98,17 @@ def why(context: click.Context, job: str, *, everything: bool, url: str, output:
 
 @click.command()
 @click.argument("job_id")
+@token_option
 @url_option
 @output_option
-def show(job_id: str, url: str, *, output: str) -> None:
+def show(job_id: str, token_file: Path | None, *, url: str, output: str) -> None:
     """Say everything known of JOB_ID: verdicts with their numbers, stages, and why it is not ended.
 
     JOB_ID is as `gpuwarden jobs list` shows it; `gpuwarden why` also takes a run_id or the
     beginning of a name, and its exit status tells the answer.
     """
-    document = ask("GET", url, f"/v1/jobs/{quote(job_id, safe='')}")
+    path = f"/v1/jobs/{quote(job_id, safe='')}"
+    document = ask("GET", url, path, headers=token_headers(token_file))
     if output == "json":
         click.echo(json.dumps(document, indent=2))
         return
@@ -100,7 +121,7 @@ def breaks(document: dict[str, Any]) -> bool:
     return found or any(item["state"] in ENDED_BY_US for item in document["decisions"])
 
 
-def _found(word: str, url: str) -> dict[str, Any]:
+def _found(word: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
     """The document of the job that a word means.
 
     Raises:
@@ -108,11 +129,11 @@ def _found(word: str, url: str) -> dict[str, Any]:
         UsageError: it means several.
     """
     try:
-        return ask("GET", url, f"/v1/jobs/{quote(word, safe='')}")
+        return ask("GET", url, f"/v1/jobs/{quote(word, safe='')}", headers=headers)
     except RefusedAction as error:
         if error.reason != "unknown_job":
             raise
-    found = ask("GET", url, f"/v1/matches/{quote(word, safe='')}")
+    found = ask("GET", url, f"/v1/matches/{quote(word, safe='')}", headers=headers)
     rows = found["matches"]
     if not rows:
         raise UnknownJob(
@@ -126,7 +147,8 @@ def _found(word: str, url: str) -> dict[str, Any]:
     if len(rows) > 1:
         others = ", ".join(row["job_id"] for row in rows[1:])
         click.echo(f"The run {word} also had the attempts {others}.", err=True)
-    return ask("GET", url, f"/v1/jobs/{quote(rows[0]['job_id'], safe='')}")
+    path = f"/v1/jobs/{quote(rows[0]['job_id'], safe='')}"
+    return ask("GET", url, path, headers=headers)
 
 
 def _print(console: Console, document: dict[str, Any], *, everything: bool) -> None:

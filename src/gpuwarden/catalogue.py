@@ -616,6 +616,9 @@ _ENGINE = (
     _engine("gpuwarden_engine_tick_seconds", _G, "seconds", "How long the last tick took."),
     _engine("gpuwarden_engine_ticks_total", _C, "", "Ticks by outcome.", "outcome"),
     _engine("gpuwarden_engine_enforcement_halted", _G, "", "1 while no job is ended.", "reason"),
+    _engine(
+        "gpuwarden_engine_enforcement_paused", _G, "", "1 while a person has paused every end."
+    ),
     _engine("gpuwarden_rules_reload_success", _G, "", "1 if the last reload was accepted."),
     _engine("gpuwarden_rules_info", _G, "", "Hash of the rule set in force; 1.", "hash"),
     _engine("gpuwarden_engine_build_info", _G, "", "Version of the engine; 1.", "version"),

@@ -66,6 +66,12 @@ _COMPONENTS = {
         "ruleengine",
         "Say what every rule says of a job, and what comes next.",
     ),
+    "enforcement": _Component(
+        "gpuwarden.ruleengine.cli",
+        "enforcement",
+        "ruleengine",
+        "Say whether jobs are ended now; pause and resume that.",
+    ),
     "nodes": _Component(
         "gpuwarden.ruleengine.cli", "nodes", "ruleengine", "Say which nodes there are."
     ),

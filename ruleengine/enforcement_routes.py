@@ -1,0 +1,96 @@
+"""Enforcement as a whole over HTTP: whether anything can be ended now, and the global pause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, optional_seconds, read_object, word
+from gpuwarden.ruleengine.engine import switched_on
+from gpuwarden.ruleengine.refusals import Refusal
+from gpuwarden.ruleengine.roles import Role
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from gpuwarden.ruleengine.engine import Engine
+    from gpuwarden.ruleengine.records import Pause
+    from gpuwarden.ruleengine.sign_ins import SignIns
+
+ENFORCEMENT_SCHEMA = "gpuwarden.enforcement/v1"
+PATH = "/v1/enforcement"
+
+
+class EnforcementRoutes:
+    """Handlers over one engine's enforcement.
+
+    Args:
+        engine: that ends jobs, or does not.
+        sign_ins: who may pause it.
+    """
+
+    def __init__(self, engine: Engine, sign_ins: SignIns) -> None:
+        self._engine = engine
+        self._sign_ins = sign_ins
+
+    def routes(self) -> list[Route]:
+        """What to serve."""
+        return [
+            Route(PATH, self.enforcement),
+            Route(f"{PATH}/pause", self.pause, methods=["POST"]),
+            Route(f"{PATH}/resume", self.resume, methods=["POST"]),
+        ]
+
+    async def enforcement(self, request: Request) -> Response:
+        """Whether jobs are ended now, and what holds it back."""
+        if self._sign_ins.reader(request, cookies=False) is None:
+            raise Refusal(401, "unauthorised", "this takes a bearer token of web.tokens")
+        return JSONResponse(enforcement_document(self._engine))
+
+    async def pause(self, request: Request) -> Response:
+        """End no job until somebody resumes: {reason, for?}."""
+        person = self._sign_ins.changer(request, Role.ADMIN)
+        body = await read_object(request, MAX_BODY_BYTES)
+        self._engine.pauses.begin(
+            by=person.name,
+            role=person.role.value,
+            reason=word(body, "reason"),
+            seconds=optional_seconds(body, "for"),
+        )
+        return JSONResponse(enforcement_document(self._engine), status_code=201)
+
+    async def resume(self, request: Request) -> Response:
+        """End the pause: {reason}."""
+        person = self._sign_ins.changer(request, Role.ADMIN)
+        body = await read_object(request, MAX_BODY_BYTES)
+        reason = word(body, "reason")
+        if not self._engine.pauses.end(by=person.name, role=person.role.value, reason=reason):
+            raise Refusal(409, "not_paused", "enforcement is not paused")
+        return JSONResponse(enforcement_document(self._engine))
+
+
+def enforcement_document(engine: Engine) -> dict[str, Any]:
+    """Whether the engine ends jobs now: the pause, the kill switch, and what else halts it."""
+    view = engine.view
+    return {
+        "schema": ENFORCEMENT_SCHEMA,
+        "time": None if view.facts is None else rfc3339(view.facts.time),
+        "paused": pause_record(engine.pauses.current()),
+        "kill_switch": switched_on(engine.kill_switch),
+        "halted": [{"reason": block.reason, "sentence": block.sentence} for block in view.halted],
+    }
+
+
+def pause_record(pause: Pause | None) -> dict[str, Any] | None:
+    """A pause as it is shown."""
+    if pause is None:
+        return None
+    return {
+        "by": pause.by,
+        "reason": pause.reason,
+        "since": rfc3339(pause.begun_at),
+        "until": None if pause.until is None else rfc3339(pause.until),
+    }
