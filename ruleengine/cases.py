@@ -18,14 +18,17 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gpuwarden.ruleengine.model import Rule, Stage
+    from gpuwarden.ruleengine.verdicts import Grade
+
+_Said = TypeVar("_Said")
 
 UNKNOWN_LIMIT_SECONDS = 600.0
 """Longer than this without a known verdict closes a case: nothing may hang on old knowledge."""
@@ -103,6 +106,23 @@ class StageMark:
 
 
 @dataclass(frozen=True, slots=True)
+class GradeClock:
+    """How long a stage's own condition has held.
+
+    Attributes:
+        key: name of the stage within its rule.
+        last: its last truth: yes, no or unknown.
+        held: seconds without a break; only yes runs it, no sets it back, anything else stops it.
+        unknown_for: seconds since it was last known.
+    """
+
+    key: str
+    last: str
+    held: float = 0.0
+    unknown_for: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Promise:
     """What the owner was told: no rule that is changed later falls short of it. Seconds."""
 
@@ -139,6 +159,7 @@ class Case:
         detected_at: when `for` was met.
         elapsed: since `for` was met, as far as the verdict was known.
         marks: stages entered, in order.
+        grades: clocks of the stages that have a condition of their own.
         promise: what the owner was told, from the first notice on.
         kept: by how much keeps have moved the deadline.
         notified_at: when the last required recipient had the notice.
@@ -174,6 +195,7 @@ class Case:
     cause: str = ""
     because: str = ""
     remedy: str = ""
+    grades: tuple[GradeClock, ...] = ()
 
     @property
     def level(self) -> str:
@@ -184,6 +206,10 @@ class Case:
     def mark(self, key: str) -> StageMark | None:
         """The mark of a stage, or None while it has not been entered."""
         return next((mark for mark in self.marks if mark.key == key), None)
+
+    def clock(self, key: str) -> GradeClock:
+        """The clock of a stage that has a condition of its own; a new one while it has none."""
+        return next((c for c in self.grades if c.key == key), GradeClock(key, "unknown"))
 
     def encode(self) -> str:
         """The case as JSON, for the ledger."""
@@ -197,6 +223,7 @@ class Case:
         data = {name: value for name, value in data.items() if name in known}
         data["state"] = CaseState(data["state"])
         data["marks"] = tuple(StageMark(**mark) for mark in data.get("marks", ()))
+        data["grades"] = tuple(GradeClock(**clock) for clock in data.get("grades", ()))
         if data.get("promise") is not None:
             data["promise"] = Promise(**data["promise"])
         return cls(**data)
@@ -244,6 +271,13 @@ def final_stage(rule: Rule) -> tuple[str, Stage] | None:
     return next(((key, stage) for key, stage in stage_keys(rule) if stage.do == "terminate"), None)
 
 
+def lacking(case: Case, rule: Rule, key: str, stage: Stage) -> float:
+    """Seconds for which a stage's own condition must still hold; 0 for a stage without one."""
+    if stage.when is None:
+        return 0.0
+    return max(0.0, rule.for_ + stage.after - case.clock(key).held)
+
+
 def terms(case: Case, stage: Stage) -> Promise:
     """The deadline, the notice's age and the grace that hold for a case.
 
@@ -269,12 +303,16 @@ def remaining(case: Case, rule: Rule) -> float | None:
     age = case.notice_age if case.notified_at is not None else 0.0
     wait = 0.0 if case.detected_at is not None else max(0.0, rule.for_ - case.yes_for)
     return max(
-        wait + held.after - case.elapsed, held.notice_delivered_for - age, case.retry_in, 0.0
+        wait + held.after - case.elapsed,
+        lacking(case, rule, *final),
+        held.notice_delivered_for - age,
+        case.retry_in,
+        0.0,
     )
 
 
-def budgeted(trusted: Truth, untrusted: Truth, *, spent: float, trust_for: float) -> Truth:
-    """The truth that counts, given how long the job's own word has already protected it.
+def budgeted(trusted: _Said, untrusted: _Said, *, spent: float, trust_for: float) -> _Said:
+    """The truth or verdict that counts, given how long its own word has already protected a job.
 
     Args:
         trusted: with what the job says of itself.
@@ -297,6 +335,7 @@ def advance(  # the order of the rows is the state machine
     rule: Rule,
     *,
     truth: Truth | None,
+    grades: Sequence[Grade],
     delta: float,
     wall: float,
     delivery: Delivery,
@@ -307,11 +346,13 @@ def advance(  # the order of the rows is the state machine
         case: as the last tick left it.
         rule: as it now reads.
         truth: the verdict, or None where the job is missing from a lit node.
+        grades: the verdict's, of the stages that have a condition of their own; a stage that is
+            missing here is not known.
         delta: seconds since the last completed tick, already capped by the caller.
         wall: Unix time, for the record only.
         delivery: what is known of the case's notices.
     """
-    case = _observed(case, truth, delta)
+    case = _graded(_observed(case, truth, delta), rule, grades, delta)
     closed = _closing(case, rule)
     if closed is not None:
         detail = {"reason": closed.value, "state": case.state.value, "elapsed": case.elapsed}
@@ -363,6 +404,28 @@ def _observed(case: Case, truth: Truth | None, delta: float) -> Case:
     )
 
 
+def _graded(case: Case, rule: Rule, grades: Sequence[Grade], delta: float) -> Case:
+    """Run the clocks of the stages' own conditions, by the same rules as that of `for`."""
+    if all(stage.when is None for stage in rule.stages):
+        return case if not case.grades else dataclasses.replace(case, grades=())
+    found = {grade.stage: grade.truth for grade in grades}
+    clocks = []
+    for key, stage in stage_keys(rule):
+        if stage.when is None:
+            continue
+        clock, now = case.clock(key), found.get(key, Truth.UNKNOWN).name.lower()
+        same = delta if now == clock.last else 0.0
+        held, unknown = clock.held, 0.0
+        if now == "unknown":
+            unknown = clock.unknown_for + same
+        elif now == "yes":
+            held += same
+        if now == "no" or unknown > UNKNOWN_LIMIT_SECONDS:
+            held = 0.0
+        clocks.append(GradeClock(key, now, held, unknown))
+    return dataclasses.replace(case, grades=tuple(clocks))
+
+
 def _closing(case: Case, rule: Rule) -> CloseReason | None:
     if case.state in OPEN_DECISION:
         return None  # the agent's answer ends it
@@ -384,7 +447,7 @@ def _entered(case: Case, rule: Rule, wall: float) -> tuple[Case, list[Event]]:
         mark = case.mark(key)
         if mark is not None and (stage.do != "notify" or mark.mode == rule.mode):
             continue
-        if mark is None and case.elapsed < _entry(case, stage):
+        if mark is None and not _reached(case, rule, key, stage):
             continue
         # A notice given under another mode said something else: it is given anew.
         rest = tuple(item for item in case.marks if item.key != key)
@@ -406,8 +469,17 @@ def _entered(case: Case, rule: Rule, wall: float) -> tuple[Case, list[Event]]:
     return case, events
 
 
-def _entry(case: Case, stage: Stage) -> float:
-    return terms(case, stage).after if stage.do == "terminate" else stage.after
+def _reached(case: Case, rule: Rule, key: str, stage: Stage) -> bool:
+    """Whether a stage's time has come, and it has come far enough for it."""
+    after = terms(case, stage).after if stage.do == "terminate" else stage.after
+    return case.elapsed >= after and far_enough(case, rule, key, stage)
+
+
+def far_enough(case: Case, rule: Rule, key: str, stage: Stage) -> bool:
+    """Whether a stage's own condition holds, and has held for long enough; YES without one."""
+    if stage.when is None:
+        return True
+    return case.clock(key).last == "yes" and lacking(case, rule, key, stage) == 0
 
 
 def _promised(case: Case, rule: Rule) -> Case:
@@ -415,8 +487,17 @@ def _promised(case: Case, rule: Rule) -> Case:
     final = final_stage(rule)
     held = case.promise
     if final is not None and rule.mode == "enforce":
-        held = terms(dataclasses.replace(case, kept=0.0), final[1])
+        held = _promise(case, rule, *final)
     return _untold(dataclasses.replace(case, promise=held))
+
+
+def _promise(case: Case, rule: Rule, key: str, stage: Stage) -> Promise:
+    """What a notice says now: keeps not included, the stage's own condition as if it held now."""
+    held = terms(dataclasses.replace(case, kept=0.0), stage)
+    earliest = case.elapsed + lacking(case, rule, key, stage)
+    return (
+        held if stage.when is None else dataclasses.replace(held, after=max(held.after, earliest))
+    )
 
 
 def _untold(case: Case) -> Case:
@@ -431,8 +512,7 @@ def _bound(case: Case, rule: Rule) -> Case:
     open_ = case.promise is not None and case.notified_at is None and case.state not in DECIDED
     if final is None or rule.mode != "enforce" or not open_:
         return case
-    held = terms(dataclasses.replace(case, kept=0.0), final[1])
-    return dataclasses.replace(case, promise=held)
+    return dataclasses.replace(case, promise=_promise(case, rule, *final))
 
 
 def _notified(
@@ -471,7 +551,7 @@ def _due(case: Case, rule: Rule, truth: Truth | None, delta: float) -> tuple[Cas
         and truth is Truth.YES
         and case.promise is not None
         and case.notified_at is not None
-        and case.elapsed >= terms(case, final[1]).after
+        and _reached(case, rule, *final)
         and case.notice_age >= terms(case, final[1]).notice_delivered_for
     )
     if case.state is CaseState.NOTIFIED and ready:

@@ -41,6 +41,8 @@ CODES: dict[str, str] = {
     "GW222": "The files disagree on the time zone.",
     "GW223": "A team's file reaches beyond its own jobs or rules.",
     "GW224": "A rule that terminates would take one idle card for an idle job.",
+    "GW225": "A threshold of a higher level is reached before that of a lower one.",
+    "GW226": "A second stage that terminates is never reached.",
     "GW230": "Moments of a test are not in order, or not within the test.",
     "GW231": "A test names a rule, job, card or stage that does not exist, or a name twice.",
     "GW232": "A test is too large.",
@@ -54,5 +56,7 @@ CODES: dict[str, str] = {
     "GW308": "Warning: in a rule that terminates, one sample of the window suffices.",
     "GW309": "Warning: silence without `cpu` never finds a job that goes on reporting.",
     "GW310": "Warning: the window is so long that its query may be too dear.",
+    "GW311": "Warning: a stage's condition holds whenever the rule does.",
+    "GW312": "Warning: a job may come far enough to be ended without its owner having been told.",
 }
 """Code -> meaning. GW1xx is about form, GW2xx about meaning, GW3xx are warnings."""

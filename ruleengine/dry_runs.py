@@ -17,12 +17,12 @@ from gpuwarden.ruleengine.settings import EngineSettings
 from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from gpuwarden.ruleengine.cases import Case, Event, Step
     from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.model import Rule, RuleSet
-    from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts, Verdict
+    from gpuwarden.ruleengine.verdicts import FleetFacts, Grade, JobFacts, Verdict
     from gpuwarden.ruleengine.views import Pair
 
 COOL_DOWN_SECONDS: float = EngineSettings.model_fields["cool_down"].default
@@ -70,6 +70,7 @@ class DryRun:
         pair: Pair,
         truth: Truth | None,
         *,
+        grades: Sequence[Grade],
         delta: float,
         time: float,
         user: str = "",
@@ -81,6 +82,7 @@ class DryRun:
             rule: the rule.
             pair: the rule's id and the subject.
             truth: what counts, or None where nothing was judged.
+            grades: of the verdict that counts.
             delta: seconds since the last completed tick.
             time: Unix time.
             user: the job's, if it is known.
@@ -103,6 +105,7 @@ class DryRun:
             case,
             rule,
             truth=truth,
+            grades=grades,
             delta=delta,
             wall=time,
             delivery=self.delivery(pair, case, rule),

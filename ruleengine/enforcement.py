@@ -248,7 +248,7 @@ class Reclaimer:
             body=signed.body,
             signature=signed.signature,
             gpus=gpus,
-            evidence=json.dumps([evidence_record(item) for item in verdict.evidence]),
+            evidence=json.dumps([evidence_record(item) for item in verdict.whole_evidence]),
             grace=grace,
             expires=request.expires,
             created_at=now,

@@ -290,8 +290,8 @@ class Engine:
             trusted=False,
         )
         used = self._trust.get((rule.id, job.job_id), 0.0)
-        truth = cases.budgeted(verdict.truth, plain.truth, spent=used, trust_for=rule.trust_for)
-        return (plain if truth is plain.truth else verdict), truth
+        counts = cases.budgeted(verdict, plain, spent=used, trust_for=rule.trust_for)
+        return counts, counts.truth
 
     def _advance(
         self,
@@ -319,7 +319,15 @@ class Engine:
         if outage:
             case, before = cases.postponed(case, "after an outage everything is judged afresh")
         delivery = self._delivery(stored, rule)
-        step = cases.advance(case, rule, truth=truth, delta=delta, wall=now, delivery=delivery)
+        step = cases.advance(
+            case,
+            rule,
+            truth=truth,
+            grades=verdict.grades,
+            delta=delta,
+            wall=now,
+            delivery=delivery,
+        )
         case, events = step.case, [*before, *step.events]
         if truth is Truth.YES and case.detected_at is not None:
             cause = diagnose(job, verdict, self.rulebook.rules.profiles)
@@ -349,6 +357,7 @@ class Engine:
             case,
             rule,
             truth=None,
+            grades=(),
             delta=delta,
             wall=now,
             delivery=self._delivery(stored, rule),

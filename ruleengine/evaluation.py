@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpuwarden import durations
 from gpuwarden.ruleengine import hours, quantities, signals, whitelists
+from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
@@ -30,7 +31,7 @@ from gpuwarden.ruleengine.conditions import (
 )
 from gpuwarden.ruleengine.model import Target
 from gpuwarden.ruleengine.profiles import expectation, needed_memory
-from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Evidence, Truth, Verdict
+from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Evidence, Grade, Truth, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     _Holds = Callable[[float], bool]
     _Found = tuple[Truth, tuple[Evidence, ...]]
 
-__all__ = ["all_of", "any_of", "applies", "evaluate", "negate", "subjects"]
+__all__ = ["all_of", "any_of", "applies", "evaluate", "listens", "negate", "subjects"]
 
 
 def all_of(truths: Iterable[Truth]) -> Truth:
@@ -93,19 +94,36 @@ def evaluate(
         The verdict. `self_report_only` says that the answer without the job's word would be YES.
     """
     verdict = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted))
-    if not trusted or verdict.truth is Truth.YES or verdict.protected or not _listens(rule):
+    if not trusted or _certain(verdict) or verdict.protected or not listens(rule):
         return verdict
     plain = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted=False))
-    return replace(verdict, self_report_only=plain.truth is Truth.YES)
+    return replace(verdict, self_report_only=_further(plain, verdict))
 
 
-def _listens(rule: Rule) -> bool:
-    """Whether a job's word can delay the rule at all."""
+def listens(rule: Rule) -> bool:
+    """Whether a job's word can delay the rule, or one of its stages, at all."""
     return bool(rule.ignore_phases) or any(
         channel != "cpu"
-        for part in leaves(rule.when)
+        for condition in rule.conditions
+        for part in leaves(condition)
         if isinstance(part, SilentFor)
         for channel in part.signals
+    )
+
+
+def _certain(verdict: Verdict) -> bool:
+    """Whether a job's word could change nothing any more."""
+    return verdict.truth is Truth.YES and all(g.truth is Truth.YES for g in verdict.grades)
+
+
+def _further(plain: Verdict, verdict: Verdict) -> bool:
+    """Whether one verdict is YES somewhere where the other, of the same rule and job, is not."""
+    if plain.truth is Truth.YES and verdict.truth is not Truth.YES:
+        return True
+    return any(
+        grade.truth is Truth.YES
+        for grade in plain.grades
+        if (other := verdict.grade(grade.stage)) is None or other.truth is not Truth.YES
     )
 
 
@@ -187,8 +205,8 @@ def _judge(rule: Rule, job: JobFacts, context: _Context) -> Verdict:
     gate = judge.gate()
     truth, evidence = judge.condition(rule.when)
     if gate is not None:
-        return verdict(Truth.UNKNOWN, gate, *evidence)
-    return verdict(truth, *evidence)
+        truth, evidence = Truth.UNKNOWN, (gate, *evidence)
+    return replace(verdict(truth, *evidence), grades=judge.grades(truth))
 
 
 def _elsewhere(rule: Rule, job: JobFacts, now: float) -> Evidence | None:
@@ -260,6 +278,17 @@ class _Judge:
         return _unknown(text, "phase", f"{measured}, ignored for {durations.render(limit)}")
 
     # -- conditions
+
+    def grades(self, truth: Truth) -> tuple[Grade, ...]:
+        """How far it has come for each stage that has a condition, given the rule's own truth."""
+        if all(stage.when is None for stage in self._rule.stages):
+            return ()
+        found = []
+        for key, stage in stage_keys(self._rule):
+            if stage.when is not None:
+                further, evidence = self.condition(stage.when)
+                found.append(Grade(key, all_of((truth, further)), evidence))
+        return tuple(found)
 
     def condition(self, condition: Condition) -> _Found:
         """The truth of a condition, and one piece of evidence for each one that measures."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.records import Decision, StoredCase
-    from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
+    from gpuwarden.ruleengine.verdicts import Grade, JobFacts, Verdict
 
 JOBS_SCHEMA = "gpuwarden.jobs/v1"
 JOB_SCHEMA = "gpuwarden.job/v1"
@@ -113,6 +113,7 @@ def _rule(
         "protected": "" if verdict is None else verdict.protected,
         "self_report_only": verdict is not None and verdict.self_report_only,
         "evidence": [] if verdict is None else [evidence_record(item) for item in verdict.evidence],
+        "grades": [] if verdict is None else [_grade(grade) for grade in verdict.grades],
         "case": None if stored is None else _case(engine, rule, stored),
         "why_not": [_block(block) for block in _why_not(engine, rule, stored)],
         "next": _next(engine, rule, stored),
@@ -125,6 +126,14 @@ def _next(engine: Engine, rule: Rule, stored: StoredCase | None) -> list[dict[st
     now = engine.clock.wall()
     found = forecasts(stored.case, rule, now=now, kept_until=engine.kept_until(stored.case))
     return [item.document(now) for item in found]
+
+
+def _grade(grade: Grade) -> dict[str, Any]:
+    return {
+        "stage": grade.stage,
+        "truth": grade.truth.name,
+        "evidence": [evidence_record(item) for item in grade.evidence],
+    }
 
 
 def _why_not(engine: Engine, rule: Rule, stored: StoredCase | None) -> list[Blocked]:

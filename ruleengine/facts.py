@@ -64,7 +64,8 @@ def needed_keys(rules: RuleSet) -> set[SignalKey]:
     """Every query that the rules need, and those that tell causes."""
     keys: set[SignalKey] = set()
     for rule in rules.rules:
-        keys |= set(condition_keys(rule.when))
+        for condition in rule.conditions:
+            keys |= set(condition_keys(condition))
         if rule.only_if_waiting is not None:
             keys.add(rule.only_if_waiting.key)
     windows = [key.window_seconds for key in keys if key.window_seconds]

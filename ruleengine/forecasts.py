@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden.ruleengine import cases
 from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.condition_differences import words
 from gpuwarden.ruleengine.messages import about
 from gpuwarden.ruleengine.model import Action, Mode
 
@@ -124,8 +125,10 @@ def _stage(
     kept: float | None,
 ) -> Forecast:
     after = cases.terms(case, stage).after if stage.do is Action.TERMINATE else stage.after
-    seconds = max(0.0, wait + after - case.elapsed)
+    seconds = max(0.0, wait + after - case.elapsed, cases.lacking(case, rule, key, stage))
     kind, condition = stage.do.value, _IF_SO
+    if stage.when is not None and case.clock(key).last != "yes":
+        condition = f"{_IF_SO}, and from now on {words(stage.when)}"
     if stage.do is Action.TERMINATE and rule.mode is Mode.ENFORCE:
         # Before the notice is due, its age cannot begin to count.
         told = min((s.after for s in rule.stages if s.do is Action.NOTIFY), default=0.0)

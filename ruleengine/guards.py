@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
-from gpuwarden.ruleengine.cases import CaseState, Delivery, terms
+from gpuwarden.ruleengine.cases import CaseState, Delivery, final_stage, lacking, terms
 from gpuwarden.ruleengine.verdicts import MAX_DARK_SHARE, MAX_SKEW_SECONDS, Truth
 
 if TYPE_CHECKING:
@@ -236,6 +236,7 @@ def case_blocks(
         *found,
         *_reach(job),
         *_judgement(verdict, truth),
+        *_far_enough(case, rule, verdict),
         *_waiting(situation, rule),
         *_promises(situation, case, stage, delivery=delivery, kept_until=kept_until),
         *_work(situation, job, stage),
@@ -273,6 +274,24 @@ def _judgement(verdict: Verdict, truth: Truth) -> list[Blocked]:
                 f"on fresh facts the rule says {truth.name}" + (f" ({why})" if why else ""),
             )
         )
+    return found
+
+
+def _far_enough(case: Case, rule: Rule, verdict: Verdict) -> list[Blocked]:
+    """Whether the condition of the stage that ends the job holds, and has held for long enough."""
+    final = final_stage(rule)
+    if final is None or final[1].when is None:
+        return []
+    grade, found = verdict.grade(final[0]), []
+    if grade is None or grade.truth is not Truth.YES:
+        says = "is not known" if grade is None else f"says {grade.truth.name}"
+        why = "" if grade is None else ", ".join(sorted({e.reason for e in grade.evidence} - {""}))
+        text = f"on fresh facts the condition of {final[0]} {says}" + (f" ({why})" if why else "")
+        found.append(Blocked("not_confirmed", text))
+    left = lacking(case, rule, *final)
+    if left > 0:
+        text = f"the condition of {final[0]} must hold for another {durations.render(round(left))}"
+        found.append(Blocked("not_far_enough", text))
     return found
 
 

@@ -153,8 +153,21 @@ class _Placed:
 
 
 def _placed(rule: Rule) -> Iterator[_Placed]:
-    """Every condition of a rule."""
-    return _Placed(("when",), rule.when).walk()
+    """Every condition of a rule, those of its stages included."""
+    yield from _Placed(("when",), rule.when).walk()
+    for index, stage in enumerate(rule.stages):
+        if stage.when is not None:
+            yield from _Placed(("stages", index, "when"), stage.when).walk()
+
+
+def _ending(rule: Rule) -> Iterator[_Placed]:
+    """The conditions that must hold where a job is ended."""
+    for placed in _placed(rule):
+        match placed.path:
+            case ("stages", int(index), *_) if rule.stages[index].do is not Action.TERMINATE:
+                pass
+            case _:
+                yield placed
 
 
 def _conditions(rule: Rule, scrape_interval: float) -> Iterator[Finding]:
@@ -316,12 +329,20 @@ def _terminating(rule: Rule) -> Iterator[Finding]:
             yield _error(
                 "GW211", (), f"a rule that terminates has no defaults: {name} must be given", remark
             )
-    yield from _grounding(rule)
-    for placed in _placed(rule):
+    ends = [(i, stage) for i, stage in enumerate(rule.stages) if stage.do is Action.TERMINATE]
+    for _, stage in ends:
+        yield from _grounding(rule, stage)
+    for placed in _ending(rule):
         yield from _traps(placed)
-    for index, stage in enumerate(rule.stages):
-        if stage.do is Action.TERMINATE:
-            yield from _haste(stage, ("stages", index))
+    for index, stage in ends:
+        yield from _haste(stage, ("stages", index))
+    for index, _ in ends[1:]:
+        yield _error(
+            "GW226",
+            ("stages", index),
+            "a job is ended by the first stage that terminates; this one is never reached",
+            "combine what they need by `any` in one `when`, or write a second rule",
+        )
     if rule.mode is Mode.WARN:
         yield _warning("GW307", ("mode",), "in warn the stage that terminates is only recorded")
 
@@ -368,8 +389,11 @@ def _one_idle_card(placed: _Placed) -> bool:
     return low and (condition.gpus is Gpus.ANY) != negated
 
 
-def _grounding(rule: Rule) -> Iterator[Finding]:
+def _grounding(rule: Rule, stage: Stage) -> Iterator[Finding]:
     paths = _paths(rule.when, negated=False)
+    if stage.when is not None:
+        further = _paths(stage.when, negated=False)
+        paths = {first | second for first in paths for second in further}
     if any(path == {"utilization"} for path in paths):
         yield _error(
             "GW210",

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
+from gpuwarden.ruleengine.cases import final_stage
+from gpuwarden.ruleengine.condition_differences import words
 from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
@@ -154,7 +156,7 @@ def notice(
             f"{clock_time(since, zone)}." + (f" {rule.description}." if rule.description else "")
         ).replace("..", "."),
         "seen": "; ".join(_seen(evidence)),
-        "expected": "; ".join(item.expected for item in evidence if item.expected),
+        "expected": "; ".join(dict.fromkeys(e.expected for e in evidence if e.expected)),
         "cause": f"{case.cause}: {case.because}" if case.cause and case.because else case.cause,
         "remedy": case.remedy,
         "next": _next(case, rule, outlook, now=now, zone=zone),
@@ -183,6 +185,9 @@ def _next(case: Case, rule: Rule, outlook: Outlook, *, now: float, zone: str) ->
     moment = clock_time(now + outlook.remaining, zone)
     ladder = f"not before {moment}: SIGTERM, and SIGKILL {about(outlook.grace)} later."
     unless = "If this does not change"
+    final = final_stage(rule)
+    if final is not None and final[1].when is not None:
+        unless += f", and has gone so far as {words(final[1].when)}"
     if rule.only_if_waiting is not None:
         unless += ", and while somebody waits for a GPU"
     if case.run_id is not None:

@@ -157,9 +157,12 @@ class Stage(Strict):
     level: Level
     """light, moderate or severe; severe is the only level that may end a job."""
     after: Seconds
-    """Since the rule's `for` was met."""
+    """Since the rule's `for` was met; of a stage with `when`, by both conditions together."""
     do: Action
     """log, notify or terminate."""
+    when: Condition | None = None
+    """How far it must have come: holds beside the rule's `when`, without a break for the rule's
+    `for` and then `after`. Not known, the stage is not entered."""
     owner_may: OwnerMay | None = None
     """Only with notify: how the owner may move the deadline."""
     notice_delivered_for: Seconds | None = None
@@ -234,6 +237,11 @@ class Rule(Strict):
     """How long, in all, what a job says of itself may delay this rule."""
     stages: Annotated[tuple[Stage, ...], BeforeValidator(some_tuple)]
     """The escalation, in order of `after`."""
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The rule's `when`, and that of each stage that has one."""
+        return (self.when, *(stage.when for stage in self.stages if stage.when is not None))
 
     @property
     def terminates(self) -> bool:

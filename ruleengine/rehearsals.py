@@ -167,11 +167,17 @@ class _Stage:
                     judged = self._judge(rule, job, facts, delta)
                     self.judged[pair] = judged
                     self.run.advance(
-                        rule, pair, judged.truth, delta=delta, time=facts.time, user=job.user
+                        rule,
+                        pair,
+                        judged.truth,
+                        grades=judged.verdict.grades,
+                        delta=delta,
+                        time=facts.time,
+                        user=job.user,
                     )
         gone = [pair for pair in self.run.cases if pair not in self.judged]
         for pair in gone:
-            self.run.advance(self._rule(pair), pair, None, delta=delta, time=facts.time)
+            self.run.advance(self._rule(pair), pair, None, grades=(), delta=delta, time=facts.time)
         self._enforce(facts)
 
     def _rule(self, pair: Pair) -> Rule:
@@ -191,16 +197,12 @@ class _Stage:
             )
             for trusted in (True, False)
         )
-        truth = verdict.truth
         if verdict.self_report_only:
             self.trust[pair] = self.trust.get(pair, 0.0) + delta
             # The time of this tick counts from the next one on, as in the engine.
             spent = self.trust[pair] - delta
-            truth = cases.budgeted(
-                verdict.truth, plain.truth, spent=spent, trust_for=rule.trust_for
-            )
-            verdict = plain if truth is plain.truth else verdict
-        return Judged(verdict, truth)
+            verdict = cases.budgeted(verdict, plain, spent=spent, trust_for=rule.trust_for)
+        return Judged(verdict, verdict.truth)
 
     def _enforce(self, facts: FleetFacts) -> None:
         due = self.run.due()
@@ -236,7 +238,7 @@ class _Stage:
             stage="none" if newest is None else newest.key,
             terminated=pair in self.run.terminated,
             blocks=self.blocks.get(pair, ()),
-            evidence=() if judged is None else judged.verdict.evidence,
+            evidence=() if judged is None else judged.verdict.whole_evidence,
         )
 
 

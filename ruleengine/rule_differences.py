@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden import durations
 from gpuwarden.ruleengine import quantities
 from gpuwarden.ruleengine.cases import stage_keys
-from gpuwarden.ruleengine.condition_differences import condition_changes
+from gpuwarden.ruleengine.condition_differences import condition_changes, words
 from gpuwarden.ruleengine.effects import Change, Effect, flipped, longer, more, overall
 from gpuwarden.ruleengine.model import Action, Mode
 
@@ -159,12 +159,24 @@ def _stages(old: Rule, new: Rule) -> Iterator[Change]:
             effect = Effect.DIFFERENT if warns else more(first is None)
             yield Change(part, effect, _short(first), _short(second))
             continue
-        for change in _stage(first, second):
+        for change in (*_stage(first, second), *_grades(first, second, ends=ends)):
             yield replace(change, part=f"{part}.{change.part}")
 
 
 def _short(stage: Stage | None) -> str:
     return "none" if stage is None else f"{stage.do.value} after {durations.render(stage.after)}"
+
+
+def _grades(old: Stage, new: Stage, *, ends: bool) -> Iterator[Change]:
+    """How far it must have come for a stage."""
+    if old.when is None or new.when is None:
+        if old.when is not new.when:
+            warns = new.do is Action.NOTIFY and ends
+            effect = Effect.DIFFERENT if warns else more(new.when is None)
+            texts = ("none" if s.when is None else words(s.when) for s in (old, new))
+            yield Change("when", effect, *texts)
+        return
+    yield from condition_changes(old.when, new.when)
 
 
 def _stage(old: Stage, new: Stage) -> Iterator[Change]:
@@ -183,7 +195,7 @@ def _stage(old: Stage, new: Stage) -> Iterator[Change]:
     ]
     yield from longer("owner_may.keep", keeps[0][0], keeps[1][0], Effect.LAXER)
     yield from _number("owner_may.times", keeps[0][1], keeps[1][1], Effect.LAXER)
-    known = {"level", "after", "do", "owner_may"}
+    known = {"level", "after", "do", "owner_may", "when"}
     known |= {"notice_delivered_for", "grace", "max_work_lost"}
     yield from _others(old, new, frozenset(known))
 

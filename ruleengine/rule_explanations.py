@@ -19,8 +19,8 @@ from gpuwarden.ruleengine.conditions import (
     Promql,
     Signal,
     SilentFor,
-    leaves,
 )
+from gpuwarden.ruleengine.evaluation import listens
 from gpuwarden.ruleengine.model import Action, Mode, Target
 
 if TYPE_CHECKING:
@@ -88,9 +88,12 @@ def explain_rule(rule: Rule, rules: RuleSet, *, scrape_interval: float) -> dict[
         "when": _condition(rule.when, rule.target, scrape_interval),
         "for": rule.for_,
         "clear_after": rule.clear_after,
-        "trust_for": rule.trust_for if _listens(rule) else None,
+        "trust_for": rule.trust_for if listens(rule) else None,
         "earliest": {"violation": violation, "detected": detected},
-        "stages": [_stage(key, stage, rule, detected) for key, stage in stage_keys(rule)],
+        "stages": [
+            _stage(key, stage, rule, begin=begin, scrape_interval=scrape_interval)
+            for key, stage in stage_keys(rule)
+        ],
         "limits": (
             rules.limits.terminate.model_dump()
             if rules.limits is not None and rule.terminates
@@ -136,19 +139,15 @@ def earliest(condition: Condition, scrape_interval: float, *, negated: bool = Fa
             return signals.window_length(condition.key, scrape_interval)
 
 
-def _listens(rule: Rule) -> bool:
-    """Whether what a job says of itself can delay the rule."""
-    channels = [
-        channel
-        for part in leaves(rule.when)
-        if isinstance(part, SilentFor)
-        for channel in part.signals
-    ]
-    return bool(rule.ignore_phases) or any(channel != "cpu" for channel in channels)
-
-
-def _stage(key: str, stage: Stage, rule: Rule, detected: float) -> dict[str, Any]:
+def _stage(
+    key: str, stage: Stage, rule: Rule, *, begin: float, scrape_interval: float
+) -> dict[str, Any]:
+    detected = begin + earliest(rule.when, scrape_interval) + rule.for_
     at = stage.after
+    if stage.when is not None:
+        # Its own condition is asked for as long as the rule's, from when it can first be known.
+        further = begin + earliest(stage.when, scrape_interval) + rule.for_
+        at += max(0.0, further - detected)
     if stage.do is Action.TERMINATE:
         # The proof of the last notice counts.
         notices = [s.after for s in rule.stages if s.do is Action.NOTIFY and s.after <= stage.after]
@@ -158,6 +157,9 @@ def _stage(key: str, stage: Stage, rule: Rule, detected: float) -> dict[str, Any
         "level": stage.level.value,
         "do": stage.do.value,
         "after": stage.after,
+        "when": (
+            None if stage.when is None else _condition(stage.when, rule.target, scrape_interval)
+        ),
         "earliest": detected + at,
         "owner_may": (
             None
@@ -354,6 +356,10 @@ def _stage_lines(stage: dict[str, Any]) -> Iterator[str]:
     when = "at once" if stage["after"] == 0 else f"after {_time(stage['after'])}"
     only = "" if stage["takes_effect"] else " (the mode only records it)"
     yield f"    {when}: {stage['key']}: {does[stage['do']]}{only}"
+    if stage["when"] is not None:
+        yield "      once this, too, has held for as long as the rule asks (`for`), and then for"
+        yield f"      {_time(stage['after'])}, without a break:"
+        yield from _condition_lines(stage["when"], "      ")
     if stage["owner_may"] is not None:
         may = stage["owner_may"]
         yield f"      who may keep the job for {_time(may['keep'])}, {may['times']} times"

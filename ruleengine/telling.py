@@ -99,7 +99,7 @@ class Teller:
             found += notices.case_alerts(
                 case,
                 rule,
-                evidence=() if verdict is None else verdict.evidence,
+                evidence=() if verdict is None else verdict.whole_evidence,
                 outlook=self.outlook(case, rule, view, now=now),
                 owner=owner,
                 context=context,

@@ -197,6 +197,21 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Grade:
+    """How far it has come for one stage that has a condition of its own.
+
+    Attributes:
+        stage: the stage's key within its rule.
+        truth: the rule's truth and the stage's condition together.
+        evidence: one entry per condition of the stage.
+    """
+
+    stage: str
+    truth: Truth
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What one rule says of one job.
 
@@ -207,8 +222,10 @@ class Verdict:
         evidence: one entry per condition, in the rule's order.
         protected: why the rule does not apply (`whitelist: <reason>`), or an empty string; the
             truth is then NO.
-        self_report_only: the truth would be YES but for what the job says of itself; the time so
-            spent counts against `trust_for`.
+        self_report_only: the truth, or that of a stage, would be YES but for what the job says of
+            itself; the time so spent counts against `trust_for`.
+        grades: of the stages that have a condition of their own; none where the rule is not about
+            the job.
     """
 
     rule_id: str
@@ -217,6 +234,18 @@ class Verdict:
     evidence: tuple[Evidence, ...] = ()
     protected: str = ""
     self_report_only: bool = False
+    grades: tuple[Grade, ...] = ()
+
+    def grade(self, stage: str) -> Grade | None:
+        """What was found for a stage that has a condition of its own, by its key, or None."""
+        return next((grade for grade in self.grades if grade.stage == stage), None)
+
+    @property
+    def whole_evidence(self) -> tuple[Evidence, ...]:
+        """That of the rule and of all its stages, in their order."""
+        if not self.grades:
+            return self.evidence
+        return (*self.evidence, *(item for grade in self.grades for item in grade.evidence))
 
     @property
     def unknown_reasons(self) -> tuple[str, ...]:
