@@ -182,7 +182,10 @@ class DryRun:
             facts=facts,
             ends=self.ends,
             ended_this_tick=ended,
+            ended_rules=[end.rule_id for end in self.ends if end.time == facts.time],
+            groups=self.rules.groups,
             due_owners=owners,
+            due_rules=guards.owners_by_rule(self.cases[each] for each in self.due()),
             killed=False,
             settled_for=self.settled_for,
             settle_after=self.settle_after,
@@ -191,7 +194,7 @@ class DryRun:
         )
         return [
             *guards.fleet_blocks(situation),
-            *guards.limit_blocks(situation, case.user),
+            *guards.limit_blocks(situation, case.user, rule.id),
             *guards.case_blocks(
                 situation,
                 case,
@@ -210,4 +213,4 @@ class DryRun:
         done = cases.authorised(self.cases[pair], rule, "dry-run", wall=time)
         self.cases[pair] = cases.settled(done, CaseState.VERIFIED)
         self.terminated.add(pair)
-        self.ends.append(PastEnd(time, done.user))
+        self.ends.append(PastEnd(time, done.user, rule.id))

@@ -27,7 +27,7 @@ from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
 from gpuwarden.ruleengine.views import Pair, View
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from gpuwarden.agent_api import NodeInfo
@@ -375,7 +375,7 @@ class Engine:
 
     async def _enforce(self, facts: FleetFacts) -> None:
         """Ask the guards for every due case, longest wait first, and act where none objects."""
-        self._halted(guards.fleet_blocks(self._situation(facts, ended=0)))
+        self._halted(guards.fleet_blocks(self._situation(facts)))
         free: list[tuple[StoredCase, JobFacts]] = []
         for stored in sorted(self._due(), key=_waiting_order):
             rule, job = self.rulebook.rule(stored.case.rule_id), facts.jobs.get(stored.case.job_id)
@@ -385,16 +385,18 @@ class Engine:
             else:
                 free.append((stored, job))
         reached = await self._reached([job for _, job in free])
-        ended = 0
+        ended: list[str] = []
         for stored, job in free:
             answer = reached[job.instance]
             blocks = [answer] if isinstance(answer, Blocked) else []
             # What this tick has ended already needs no look at the facts.
-            blocks += guards.limit_blocks(self._situation(facts, ended=ended), stored.case.user)
+            situation = self._situation(facts, ended=ended)
+            blocks += guards.limit_blocks(situation, stored.case.user, stored.case.rule_id)
             if not blocks and not isinstance(answer, Blocked):
                 blocks = await self._end(stored, *answer, ended=ended)
             self._blocked(stored, blocks)
-            ended += not blocks
+            if not blocks:
+                ended.append(stored.case.rule_id)
 
     def _due(self) -> list[StoredCase]:
         return [stored for stored in self.cases.all() if stored.case.state is CaseState.DUE]
@@ -412,7 +414,7 @@ class Engine:
         return dict(zip(nodes, answers, strict=True))
 
     async def _end(
-        self, stored: StoredCase, host: str, info: NodeInfo, *, ended: int
+        self, stored: StoredCase, host: str, info: NodeInfo, *, ended: Sequence[str]
     ) -> list[Blocked]:
         """The last look at one case, and its end if nothing speaks against it."""
         try:
@@ -447,7 +449,7 @@ class Engine:
         )
 
     def objections(
-        self, stored: StoredCase, rule: Rule, facts: FleetFacts, *, ended: int = 0
+        self, stored: StoredCase, rule: Rule, facts: FleetFacts, *, ended: Sequence[str] = ()
     ) -> list[Blocked]:
         """Every reason against ending a case's job now, on these facts."""
         final = cases.final_stage(rule)
@@ -465,7 +467,7 @@ class Engine:
             return [Blocked("rule_failed", "the rule cannot be evaluated: see the engine's log")]
         return [
             *guards.fleet_blocks(situation),
-            *guards.limit_blocks(situation, case.user),
+            *guards.limit_blocks(situation, case.user, rule.id),
             *guards.case_blocks(
                 situation,
                 case,
@@ -484,7 +486,7 @@ class Engine:
         keeps = self.ledger.keeps(case.rule_id, case.job_id, case.run_id)
         return max((keep.until for keep in keeps), default=None)
 
-    def _situation(self, facts: FleetFacts, *, ended: int) -> Situation:
+    def _situation(self, facts: FleetFacts, *, ended: Sequence[str] = ()) -> Situation:
         now, limits = self.clock.wall(), self.rulebook.rules.limits
         ends = self.ledger.ends_since(now - guards.DAY_SECONDS)
         due = [stored.case for stored in self._due()]
@@ -493,9 +495,12 @@ class Engine:
             scrape_interval=self.settings.scrape_interval,
             limits=None if limits is None else limits.terminate,
             facts=facts,
-            ends=[PastEnd(decision.created_at, decision.user) for decision in ends],
-            ended_this_tick=ended,
-            due_owners={guards.owner_key(case.user, case.job_id) for case in due},
+            ends=[PastEnd(item.created_at, item.user, item.rule_id) for item in ends],
+            ended_this_tick=len(ended),
+            ended_rules=ended,
+            groups=self.rulebook.rules.groups,
+            due_owners=guards.owners(due),
+            due_rules=guards.owners_by_rule(due),
             killed=switched_on(self.kill_switch),
             settled_for=self._settled_for,
             settle_after=self.settings.settle_after,

@@ -403,7 +403,7 @@ class _Judge:
     def _deviation(self, condition: ProfileCondition, name: str) -> Evidence:
         deviation, key = condition.profile.entries[name], condition.key(name)
         text = f"{name} over {condition.window} is {deviation} of the expectation"
-        found = expectation(self._job, self._context.profiles)
+        found = expectation(self._job, self._context.profiles, team=self._rule.team)
         target = found.values.get(name)
         if target is None:
             return _unknown(text, found.reason, found.missing)

@@ -6,7 +6,8 @@ an operator sees all of them at once. Whatever could not be read counts as a rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
@@ -14,10 +15,10 @@ from gpuwarden.ruleengine.cases import CaseState, Delivery, final_stage, lacking
 from gpuwarden.ruleengine.verdicts import MAX_DARK_SHARE, MAX_SKEW_SECONDS, Truth
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpuwarden.ruleengine.cases import Case
-    from gpuwarden.ruleengine.model import Rule, Stage, TerminateLimits
+    from gpuwarden.ruleengine.model import LimitGroup, Rule, Stage, TerminateLimits
     from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts, Verdict
 
 DATA_AGE_SCRAPES = 2.0
@@ -45,10 +46,11 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class PastEnd:
-    """A termination that stands: when it was decided (Unix seconds) and whose job it was."""
+    """A termination that stands: when it was decided (Unix seconds), whose job, by which rule."""
 
     time: float
     user: str
+    rule_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,9 @@ class Situation:
         bad_files: why the rule files or the directory in force are not those on disk, or "".
         running: jobs that run on nodes that are not dark, where `facts` holds only some of them.
         paused: who paused enforcement, until when and why, in words, or "".
+        groups: limits of single files, beside those over all.
+        ended_rules: whose those of this tick are.
+        due_rules: rule -> owners, as in `due_owners`, of the jobs that it would end.
     """
 
     now: float
@@ -89,6 +94,9 @@ class Situation:
     bad_files: str = ""
     running: int | None = None
     paused: str = ""
+    groups: Sequence[LimitGroup] = ()
+    ended_rules: Sequence[str] = ()
+    due_rules: Mapping[str, Collection[str]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def fleet_blocks(situation: Situation) -> list[Blocked]:
@@ -141,50 +149,39 @@ def fleet_blocks(situation: Situation) -> list[Blocked]:
 def _share(situation: Situation) -> list[Blocked]:
     if situation.limits is None:
         return [Blocked("no_limits", "the rule files set no limits.terminate")]
+    return _share_of(situation, situation.limits, situation.due_owners)
+
+
+def _share_of(
+    situation: Situation, limits: TerminateLimits, owners: Collection[str], *, of: str = ""
+) -> list[Blocked]:
     # A dark node's jobs are remembered for a while, whether they still run or not.
     running = situation.running
     if running is None:
         running = sum(1 for job in situation.facts.jobs.values() if job.fresh)
-    due = len(set(situation.due_owners))
-    limit = situation.limits.halt_above_share_of_running
+    due = len(set(owners))
+    limit = limits.halt_above_share_of_running
     if running >= HALT_FROM_JOBS and due > limit * running:
         return [
             Blocked(
                 "share_of_running",
-                f"jobs of {due} owners are due at once among {running} running jobs; more than "
+                f"jobs of {due} owners are due at once{of} among {running} running jobs; more than "
                 f"{limit:.0%} is taken for a fault of the data until a person says otherwise",
             )
         ]
     return []
 
 
-def limit_blocks(situation: Situation, user: str) -> list[Blocked]:
-    """Sliding limits: they defer, they never drop."""
+def limit_blocks(situation: Situation, user: str, rule_id: str) -> list[Blocked]:
+    """Sliding limits, over all rules and of the rule's own file: they defer, they never drop."""
     limits, now = situation.limits, situation.now
     if limits is None:
         return []  # fleet_blocks says so
-    found = []
-    if situation.ended_this_tick >= limits.per_tick:
-        found.append(Blocked("limit_per_tick", f"limits.terminate.per_tick is {limits.per_tick}"))
-    hour = sum(1 for end in situation.ends if end.time > now - HOUR_SECONDS)
-    if hour >= limits.per_hour:
-        found.append(
-            Blocked(
-                "limit_per_hour",
-                f"{hour} jobs were ended in the last hour; "
-                f"limits.terminate.per_hour is {limits.per_hour}",
-            )
-        )
+    found = _sliding(limits, situation.ends, situation.ended_this_tick, user=user, now=now)
+    for group in situation.groups:
+        if rule_id in group.rules:
+            found += _of_group(situation, group, user)
     own = [end.time for end in situation.ends if end.user == user]
-    day = sum(1 for time in own if time > now - DAY_SECONDS)
-    if day >= limits.per_user_per_day:
-        found.append(
-            Blocked(
-                "limit_per_user_per_day",
-                f"{day} jobs of this owner were ended in the last 24 hours; "
-                f"limits.terminate.per_user_per_day is {limits.per_user_per_day}",
-            )
-        )
     last = max(own, default=None)
     if last is not None and now - last < situation.cool_down:
         found.append(
@@ -192,6 +189,50 @@ def limit_blocks(situation: Situation, user: str) -> list[Blocked]:
                 "cool_down",
                 f"a job of this owner was ended {durations.render(round(max(0.0, now - last)))} "
                 f"ago; {durations.render(situation.cool_down)} must pass",
+            )
+        )
+    return found
+
+
+def _of_group(situation: Situation, group: LimitGroup, user: str) -> list[Blocked]:
+    """What the limits of one file say: of what its rules have ended, and of whom they would."""
+    ends = [end for end in situation.ends if end.rule_id in group.rules]
+    in_tick = sum(1 for rule_id in situation.ended_rules if rule_id in group.rules)
+    of = f" for the rules of {group.name}"
+    found = _sliding(group.limits, ends, in_tick, user=user, now=situation.now, of=of)
+    due = {owner for rule_id in group.rules for owner in situation.due_rules.get(rule_id, ())}
+    return found + _share_of(situation, group.limits, due, of=of)
+
+
+def _sliding(
+    limits: TerminateLimits,
+    ends: Sequence[PastEnd],
+    in_tick: int,
+    *,
+    user: str,
+    now: float,
+    of: str = "",
+) -> list[Blocked]:
+    found = []
+    if in_tick >= limits.per_tick:
+        text = f"limits.terminate.per_tick{of} is {limits.per_tick}"
+        found.append(Blocked("limit_per_tick", text))
+    hour = sum(1 for end in ends if end.time > now - HOUR_SECONDS)
+    if hour >= limits.per_hour:
+        found.append(
+            Blocked(
+                "limit_per_hour",
+                f"{hour} jobs were ended in the last hour; "
+                f"limits.terminate.per_hour{of} is {limits.per_hour}",
+            )
+        )
+    day = sum(1 for end in ends if end.user == user and end.time > now - DAY_SECONDS)
+    if day >= limits.per_user_per_day:
+        found.append(
+            Blocked(
+                "limit_per_user_per_day",
+                f"{day} jobs of this owner were ended in the last 24 hours; "
+                f"limits.terminate.per_user_per_day{of} is {limits.per_user_per_day}",
             )
         )
     return found
@@ -376,6 +417,19 @@ def _work(situation: Situation, job: JobFacts, stage: Stage) -> list[Blocked]:
             )
         ]
     return []
+
+
+def owners(due: Iterable[Case]) -> set[str]:
+    """One entry for each distinct owner of these cases."""
+    return {owner_key(case.user, case.job_id) for case in due}
+
+
+def owners_by_rule(due: Iterable[Case]) -> dict[str, set[str]]:
+    """Rule -> the owners of its cases among these."""
+    found: dict[str, set[str]] = {}
+    for case in due:
+        found.setdefault(case.rule_id, set()).add(owner_key(case.user, case.job_id))
+    return found
 
 
 def owner_key(user: str, job_id: str) -> str:

@@ -101,8 +101,13 @@ def lint_whitelist(
             yield _warning("GW304", (index, "expires"), "has passed: this protects no more")
 
 
-def lint_profiles(profiles: Sequence[Profile]) -> Iterator[Finding]:
-    """Lint the profiles of all files: two for the same training contradict each other."""
+def lint_profiles(profiles: Sequence[Profile], places: Sequence[str]) -> Iterator[Finding]:
+    """Lint the profiles of all files: two for the same training contradict each other.
+
+    Args:
+        profiles: of all files.
+        places: where each stands, as in `rules.yaml:7`.
+    """
     seen: dict[tuple[Any, ...], int] = {}
     for index, profile in enumerate(profiles):
         key = (
@@ -112,12 +117,14 @@ def lint_profiles(profiles: Sequence[Profile]) -> Iterator[Finding]:
             profile.hardware,
             profile.gpus,
             profile.amp,
+            profile.team,
         )
         if key in seen:
             yield _error(
                 "GW221",
                 (index,),
-                "another profile has the same model, batch, imgsz, hardware, gpus and amp",
+                "another profile has the same model, batch, imgsz, hardware, gpus and amp, at "
+                f"{places[seen[key]]}",
             )
         seen.setdefault(key, index)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwarden.diagnostics import Diagnostic, Severity, render_text
@@ -14,10 +15,12 @@ from gpuwarden.ruleengine.fields import Strict
 from gpuwarden.ruleengine.lints_of_grades import lint_grades
 from gpuwarden.ruleengine.lints_of_tests import lint_tests
 from gpuwarden.ruleengine.model import (
+    LimitGroup,
     Limits,
     Profile,
     Rule,
     RuleSet,
+    Target,
     TerminateLimits,
     WhitelistEntry,
 )
@@ -26,13 +29,13 @@ from gpuwarden.yaml_files import load_located, path_text, validate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from gpuwarden.diagnostics import Span
     from gpuwarden.ruleengine.linting import Finding
     from gpuwarden.yaml_files import Document, Node, Step
 
 _Part = TypeVar("_Part", bound=Strict)
+_Owned = TypeVar("_Owned", Rule, Profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,8 @@ def check_documents(
 
 def rule_set_hash(rules: RuleSet) -> str:
     """A short name of everything that a set says; equal sets have equal hashes."""
-    text = rules.model_dump_json(by_alias=True, exclude={"tests"})
+    groups = [(sorted(group.rules), group.limits.model_dump_json()) for group in rules.groups]
+    text = rules.model_dump_json(by_alias=True, exclude={"tests"}) + (str(groups) if groups else "")
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -233,13 +237,16 @@ def _across(files: Sequence[_File], now: float) -> None:
 def _zones(files: Sequence[_File]) -> None:
     telling = [file for file in files if file.value and _gives(file, "timezone")]
     zones = {file.value.timezone for file in telling if file.value}
+    said = sorted(
+        f"{file.value.timezone} in {file.document.file}" for file in telling if file.value
+    )
     for file in telling if len(zones) > 1 else ():
-        message = f"the files disagree: {', '.join(sorted(zones))}"
+        message = f"the files disagree: {', '.join(said)}"
         file.report(_error("GW222", ("timezone",), message))
 
 
 def _limits(files: Sequence[_File]) -> None:
-    if any(_gives(file, "limits") for file in files):
+    if any(_gives(file, key) for file in files for key in ("limits", "overall_limits")):
         return
     for file in files:
         for index, rule in file.rules:
@@ -248,7 +255,7 @@ def _limits(files: Sequence[_File]) -> None:
                     _error(
                         "GW218",
                         ("rules", index, "mode"),
-                        "enforcing terminate needs limits.terminate in one of the files",
+                        "enforcing terminate needs limits or overall_limits in one of the files",
                         "limits: {terminate: {per_tick: 1, per_hour: 6, per_user_per_day: 3, "
                         "halt_above_share_of_running: 10%}}",
                     )
@@ -260,7 +267,16 @@ def _team(file: _File) -> None:
     team = file.value.team if file.value is not None else ""
     if not team:
         return
+    for key, why in (
+        ("overall_limits", "what holds over all rules is the operators'"),
+        ("timezone", "that of the set is the operators'; people have theirs in the directory"),
+    ):
+        if _gives(file, key):
+            file.report(_error("GW223", (key,), f'this file is of the team "{team}": {why}'))
     for index, rule in file.rules:
+        if rule.target is Target.GPU:
+            message = f'this file is of the team "{team}", and a card belongs to no team'
+            file.report(_error("GW223", ("rules", index, "target"), message))
         if rule.team not in ("", team):
             message = f'this file is of the team "{team}" and rules over no other'
             file.report(_error("GW223", ("rules", index, "team"), message))
@@ -282,8 +298,16 @@ def _whitelists(files: Sequence[_File], rule_ids: Sequence[str], now: float) -> 
 
 
 def _profiles(files: Sequence[_File]) -> None:
-    placed = [(file, index, profile) for file in files for index, profile in file.profiles]
-    for finding in linting.lint_profiles([profile for _, _, profile in placed]):
+    placed = [
+        (file, index, _of_team(profile, file.value.team if file.value is not None else ""))
+        for file in files
+        for index, profile in file.profiles
+    ]
+    spans = [
+        "" if file.document.root is None else str(file.document.root.at(("profiles", index)).span)
+        for file, index, _ in placed
+    ]
+    for finding in linting.lint_profiles([profile for _, _, profile in placed], spans):
         position = finding.path[0]
         file, index, _ = placed[int(position)]
         file.report(_moved(finding, index), ("profiles",))
@@ -308,18 +332,37 @@ def _gives(file: _File, key: str) -> bool:
 def _merged(files: Sequence[_File]) -> RuleSet:
     values = [file.value for file in files if file.value is not None]
     zone = next((value.timezone for value in values if "timezone" in value.model_fields_set), "UTC")
-    return RuleSet(
+    given = [value.limits for value in values if value.limits is not None]
+    overall = [v.overall_limits for v in values if v.overall_limits is not None]
+    limits = _strictest(overall or given)
+    merged = RuleSet(
         version=1,
         timezone=zone,
-        limits=_strictest([value.limits for value in values if value.limits is not None]),
+        limits=limits,
         rules=tuple(_of_team(rule, value.team) for value in values for rule in value.rules),
-        profiles=tuple(profile for value in values for profile in value.profiles),
+        profiles=tuple(_of_team(p, value.team) for value in values for p in value.profiles),
         whitelist=tuple(entry for value in values for entry in value.whitelist),
     )
+    return merged.limited(_groups(files, limits))
 
 
-def _of_team(rule: Rule, team: str) -> Rule:
-    return rule.model_copy(update={"team": team}) if team and not rule.team else rule
+def _groups(files: Sequence[_File], overall: Limits | None) -> list[LimitGroup]:
+    """The limits of files that say more than those over all."""
+    found = []
+    for file in files:
+        own = file.value.limits if file.value is not None else None
+        if own is None or overall is None or not file.rules:
+            continue
+        names = TerminateLimits.model_fields
+        pairs = [(getattr(own.terminate, n), getattr(overall.terminate, n)) for n in names]
+        if any(limit < most for limit, most in pairs):
+            ids = frozenset(rule.id for _, rule in file.rules)
+            found.append(LimitGroup(Path(file.document.file).name, ids, own.terminate))
+    return found
+
+
+def _of_team(part: _Owned, team: str) -> _Owned:
+    return part.model_copy(update={"team": team}) if team and not part.team else part
 
 
 def _strictest(limits: Sequence[Limits]) -> Limits | None:

@@ -7,14 +7,16 @@ Validation here is about one value or one mapping; what follows from several is 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
     AwareDatetime,
     BeforeValidator,
     Field,
+    PrivateAttr,
     StrictBool,
     StrictInt,
     model_validator,
@@ -56,6 +58,9 @@ from gpuwarden.ruleengine.fields import (
 from gpuwarden.ruleengine.hours import Hours
 from gpuwarden.ruleengine.rule_tests import RuleTest
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = [
     "Action",
     "All",
@@ -65,6 +70,7 @@ __all__ = [
     "Gpus",
     "Hours",
     "Level",
+    "LimitGroup",
     "Limits",
     "Mode",
     "NeedsMemory",
@@ -296,6 +302,8 @@ class Profile(Strict):
     """Over all cards, while training."""
     tolerance: Annotated[Ratio, Field(gt=0)] | None = None
     """Known spread of this profile; widens a rule's tolerance, never narrows it."""
+    team: str = ""
+    """If given, only this team's rules go by it; in a team's file it is the file's."""
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -355,6 +363,21 @@ class WhitelistEntry(Strict):
     """With its offset from UTC; from then on it protects no more."""
 
 
+@dataclass(frozen=True, slots=True)
+class LimitGroup:
+    """Rules of one file, and how much they may end together.
+
+    Attributes:
+        name: the file's.
+        rules: ids of its rules.
+        limits: stricter in something than what holds over all files.
+    """
+
+    name: str
+    rules: frozenset[str]
+    limits: TerminateLimits
+
+
 class RuleSet(Strict):
     """One rule file, or several merged."""
 
@@ -365,7 +388,11 @@ class RuleSet(Strict):
     team: str = ""
     """If given, the rules of this file judge only this team's jobs."""
     limits: Limits | None = None
-    """Mandatory where a rule enforces terminate; of several files the strictest count."""
+    """How much the rules of this file may do together. A file must give some where a rule enforces
+    terminate."""
+    overall_limits: Limits | None = None
+    """How much all rules of all files may do together; not in a team's file. Of several the
+    strictest count; where no file gives them, the strictest `limits` of any file hold over all."""
     rules: Annotated[tuple[Rule, ...], BeforeValidator(as_tuple)] = ()
     """The rules."""
     profiles: Annotated[tuple[Profile, ...], BeforeValidator(as_tuple)] = ()
@@ -374,3 +401,19 @@ class RuleSet(Strict):
     """Protections."""
     tests: Annotated[tuple[RuleTest, ...], BeforeValidator(as_tuple)] = ()
     """Histories and what must follow from them; `gpuwarden rules test` runs them."""
+    _groups: tuple[LimitGroup, ...] = PrivateAttr(default=())
+
+    @property
+    def groups(self) -> tuple[LimitGroup, ...]:
+        """Of a merged set: rules that are limited beyond `limits`, which then hold over all."""
+        return self._groups
+
+    def limited(self, groups: Sequence[LimitGroup]) -> Self:
+        """The same set with these limits of single files beside those over all."""
+        found = self.model_copy()
+        found._groups = tuple(groups)  # noqa: SLF001 - of a copy of this very class
+        return found
+
+    def limits_of(self, rule_id: str) -> LimitGroup | None:
+        """What limits a rule beyond `limits`, or None."""
+        return next((group for group in self._groups if rule_id in group.rules), None)

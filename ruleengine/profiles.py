@@ -100,12 +100,13 @@ class Expectation:
     reason: str = "no_profile"
 
 
-def expectation(job: JobFacts, profiles: Iterable[Profile]) -> Expectation:
+def expectation(job: JobFacts, profiles: Iterable[Profile], *, team: str = "") -> Expectation:
     """What a job should show.
 
     Args:
         job: its declared model, batch, image size and AMP, and the cards it holds.
         profiles: all profiles; one that names `amp` is preferred to one that does not.
+        team: whose rule asks; its own profiles go before those of all.
 
     Returns:
         The fitting profile's values, and estimates for what it leaves out; nothing where the job
@@ -118,7 +119,7 @@ def expectation(job: JobFacts, profiles: Iterable[Profile]) -> Expectation:
         return _nothing("run_conflict", f"the run {run.run_id} is claimed twice")
     if not job.gpus:
         return _nothing("no_gpus", "it holds no card")
-    profile = _fitting(job, run, profiles)
+    profile = _fitting(job, run, [p for p in profiles if p.team in ("", team)])
     known = {} if profile is None else _of_profile(profile)
     found = _estimate(job, run)
     if isinstance(found, str):
@@ -142,7 +143,7 @@ def _fitting(job: JobFacts, run: RunFacts, profiles: Iterable[Profile]) -> Profi
         and all(gpu.name == profile.hardware for gpu in job.gpus)
         and (profile.amp is None or profile.amp == run.amp)
     ]
-    return min(fitting, key=lambda profile: profile.amp is None, default=None)
+    return min(fitting, key=lambda profile: (not profile.team, profile.amp is None), default=None)
 
 
 def _of_profile(profile: Profile) -> dict[str, Expected]:

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from gpuwarden.ruleengine.fields import Strict
-    from gpuwarden.ruleengine.model import Profile, Rule, RuleSet, Stage, WhitelistEntry
+    from gpuwarden.ruleengine.model import (
+        LimitGroup,
+        Profile,
+        Rule,
+        RuleSet,
+        Stage,
+        TerminateLimits,
+        WhitelistEntry,
+    )
 
 SCHEMA = "gpuwarden.rule-differences/v1"
 
@@ -66,7 +74,10 @@ def differences(old: RuleSet, new: RuleSet) -> list[Difference]:
         elif rule_id not in after:
             found.append(Difference(rule_id, Fate.GONE))
         else:
-            changes = tuple(_rule(before[rule_id], after[rule_id]))
+            changes = (
+                *_rule(before[rule_id], after[rule_id]),
+                *_group(old.limits_of(rule_id), new.limits_of(rule_id)),
+            )
             if changes:
                 found.append(Difference(rule_id, Fate(overall(changes).value), changes))
     return found
@@ -221,7 +232,8 @@ def _shared(old: RuleSet, new: RuleSet) -> Iterator[Change]:
     yield from _limits(old, new)
     yield from _profiles(old.profiles, new.profiles)
     yield from _whitelists(old.whitelist, new.whitelist)
-    known = {"version", "timezone", "limits", "rules", "profiles", "whitelist", "tests"}
+    known = {"version", "timezone", "limits", "overall_limits"}
+    known |= {"rules", "profiles", "whitelist", "tests"}
     yield from _others(old, new, frozenset(known))
 
 
@@ -233,14 +245,29 @@ def _limits(old: RuleSet, new: RuleSet) -> Iterator[Change]:
             # Without limits nothing may be ended.
             yield Change("limits.terminate", more(old.limits is None), before, after)
         return
+    yield from _ends("limits.terminate", old.limits.terminate, new.limits.terminate)
+
+
+def _group(old: LimitGroup | None, new: LimitGroup | None) -> Iterator[Change]:
+    """The limits of the file that a rule is in, beside those over all."""
+    part = "limits of its file"
+    if old is None or new is None:
+        if old is not new:
+            words_ = ("none", "given") if old is None else ("given", "none")
+            yield Change(part, more(new is None), *words_)
+        return
+    yield from _ends(part, old.limits, new.limits)
+
+
+def _ends(part: str, old: TerminateLimits, new: TerminateLimits) -> Iterator[Change]:
     for name in ("per_tick", "per_hour", "per_user_per_day"):
-        values = (getattr(old.limits.terminate, name), getattr(new.limits.terminate, name))
-        yield from _number(f"limits.terminate.{name}", *values, Effect.STRICTER)
-    shares = [s.terminate.halt_above_share_of_running for s in (old.limits, new.limits)]
+        yield from _number(
+            f"{part}.{name}", getattr(old, name), getattr(new, name), Effect.STRICTER
+        )
+    shares = [limits.halt_above_share_of_running for limits in (old, new)]
     if shares[0] != shares[1]:
         texts = [quantities.render(share, quantities.Unit.RATIO) for share in shares]
-        name = "limits.terminate.halt_above_share_of_running"
-        yield Change(name, more(shares[1] > shares[0]), *texts)
+        yield Change(f"{part}.halt_above_share_of_running", more(shares[1] > shares[0]), *texts)
 
 
 def _profiles(old: Sequence[Profile], new: Sequence[Profile]) -> Iterator[Change]:
@@ -265,9 +292,10 @@ def _profiles(old: Sequence[Profile], new: Sequence[Profile]) -> Iterator[Change
 
 def _training(profile: Profile) -> str:
     amp = "" if profile.amp is None else f", amp {str(profile.amp).lower()}"
+    team = f", team {profile.team}" if profile.team else ""
     return (
         f"{profile.model}, batch {profile.batch}, {profile.imgsz} px, "
-        f"{profile.gpus} x {profile.hardware}{amp}"
+        f"{profile.gpus} x {profile.hardware}{amp}{team}"
     )
 
 

@@ -21,13 +21,13 @@ from gpuwarden.ruleengine.conditions import (
     SilentFor,
 )
 from gpuwarden.ruleengine.evaluation import listens
-from gpuwarden.ruleengine.model import Action, Mode, Target
+from gpuwarden.ruleengine.model import Action, Mode, Target, TerminateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpuwarden.ruleengine.conditions import Condition
-    from gpuwarden.ruleengine.model import Rule, RuleSet, Stage
+    from gpuwarden.ruleengine.model import LimitGroup, Rule, RuleSet, Stage
     from gpuwarden.ruleengine.verdicts import SignalKey
 
 SCHEMA = "gpuwarden.rule-explanations/v1"
@@ -99,6 +99,7 @@ def explain_rule(rule: Rule, rules: RuleSet, *, scrape_interval: float) -> dict[
             if rules.limits is not None and rule.terminates
             else None
         ),
+        "file_limits": _file_limits(rules.limits_of(rule.id) if rule.terminates else None),
         "protected": [
             {
                 "match": entry.match.model_dump(exclude_none=True),
@@ -110,6 +111,13 @@ def explain_rule(rule: Rule, rules: RuleSet, *, scrape_interval: float) -> dict[
             if rule.id in entry.rules
         ],
     }
+
+
+def _file_limits(group: LimitGroup | None) -> dict[str, Any] | None:
+    if group is None:
+        return None
+    names = TerminateLimits.model_fields
+    return {"file": group.name, **{name: getattr(group.limits, name) for name in names}}
 
 
 def earliest(condition: Condition, scrape_interval: float, *, negated: bool = False) -> float:
@@ -310,13 +318,20 @@ def explanation_lines(found: dict[str, Any]) -> Iterator[str]:
     width = max(len(name) for name in times)
     for name, at in times.items():
         yield f"    {name:{width}}  {_time(at)}"
+    if found["file_limits"] is not None:
+        yield from _limit_lines(
+            f"The rules of {found['file_limits']['file']}", found["file_limits"]
+        )
     if found["limits"] is not None:
-        limits = found["limits"]
-        share = quantities.render(limits["halt_above_share_of_running"], quantities.Unit.RATIO)
-        yield ""
-        yield f"  All rules together end at most {limits['per_tick']} jobs in a tick,"
-        yield f"  {limits['per_hour']} in an hour, {limits['per_user_per_day']} of a user in a day,"
-        yield f"  and nothing while jobs of more than {share} of those that run are due at once."
+        yield from _limit_lines("All rules", found["limits"])
+
+
+def _limit_lines(who: str, limits: dict[str, Any]) -> Iterator[str]:
+    share = quantities.render(limits["halt_above_share_of_running"], quantities.Unit.RATIO)
+    yield ""
+    yield f"  {who} together end at most {limits['per_tick']} jobs in a tick,"
+    yield f"  {limits['per_hour']} in an hour, {limits['per_user_per_day']} of a user in a day,"
+    yield f"  and nothing while jobs of more than {share} of those that run are due at once."
 
 
 def _limited_lines(found: dict[str, Any]) -> Iterator[str]:

@@ -91,7 +91,7 @@ def own(
 def test_nothing_speaks_against_an_end_when_all_is_well() -> None:
     """The base of every case below: no guard objects."""
     assert fleet() == []
-    assert guards.limit_blocks(situation(), "alice") == []
+    assert guards.limit_blocks(situation(), "alice", "idle") == []
     assert own() == []
 
 
@@ -165,7 +165,7 @@ def test_the_share_counts_only_jobs_that_are_seen_now() -> None:
 def test_limits_slide(ends: list[tuple[str, float]], tick: int, reasons: list[str]) -> None:
     """They look back from now, and know whose jobs were ended."""
     past = [PastEnd(NOW - ago, user) for user, ago in ends]
-    blocks = guards.limit_blocks(situation(ends=past, ended_this_tick=tick), "alice")
+    blocks = guards.limit_blocks(situation(ends=past, ended_this_tick=tick), "alice", "idle")
     assert [block.reason for block in blocks] == reasons
 
 
@@ -174,7 +174,7 @@ def test_zero_is_none_allowed() -> None:
     none = TerminateLimits(
         per_tick=0, per_hour=0, per_user_per_day=0, halt_above_share_of_running="0%"
     )
-    found = {block.reason for block in guards.limit_blocks(situation(limits=none), "alice")}
+    found = {block.reason for block in guards.limit_blocks(situation(limits=none), "alice", "idle")}
     assert found == {"limit_per_tick", "limit_per_hour", "limit_per_user_per_day"}
     assert fleet(limits=none, facts=facts(20)) == ["share_of_running"]
 
