@@ -22,6 +22,7 @@ from gpuwarden.ruleengine.clients import (
     url_option,
 )
 from gpuwarden.ruleengine.enforcement_cli import enforcement
+from gpuwarden.ruleengine.ledger_cli import ledger
 from gpuwarden.ruleengine.node_cli import nodes
 from gpuwarden.ruleengine.rule_cli import rules
 from gpuwarden.ruleengine.serving import Service, check_files
@@ -31,7 +32,7 @@ from gpuwarden.ruleengine.why_cli import show, why
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.settings import Settings
 
-__all__ = ["enforcement", "engine", "jobs", "keep", "nodes", "rules", "why"]
+__all__ = ["enforcement", "engine", "jobs", "keep", "ledger", "nodes", "rules", "why"]
 
 
 @click.command()

@@ -46,6 +46,8 @@ PROOF_SECONDS = 120.0
 """How long after the grace an agent is asked without a pause; afterwards once in every tick."""
 LAPSE_MARGIN_SECONDS = 5.0
 """After its expiry a request that the agent does not know of can no longer be in flight."""
+STALE_EPOCH = "stale_epoch"
+"""An agent's word for: an engine that was started later has spoken to me."""
 _MAX_SEEN = 4096
 _MAX_CARDS = 256
 
@@ -106,6 +108,10 @@ class Reclaimer:
         clock: for expiries and the record.
         epoch: of this life of the engine.
         poll: seconds between two questions to an agent.
+
+    Attributes:
+        superseded: what the agent that was asked last said of another engine, or an empty string;
+            told, and no more: one agent's word must not keep the engine from all other nodes.
     """
 
     def __init__(
@@ -127,6 +133,7 @@ class Reclaimer:
         self._epoch = epoch
         self._poll = poll
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.superseded = ""
 
     async def aclose(self) -> None:
         """Stop following; what is open stays so in the ledger, for the next life to take up."""
@@ -268,6 +275,12 @@ class Reclaimer:
                 report = await self._agents.send(decision.host, signed)
             except RefusedAction as error:
                 reason = f"{error.reason}: {error}"
+                if error.reason == STALE_EPOCH:
+                    self.superseded = (
+                        f"another engine has spoken to the agent of {decision.host}, by its word "
+                        f"({error}): one engine runs per cluster; stop one of them"
+                    )
+                    log.warning("another engine", node=decision.host, error=str(error))
                 if unclear:
                     # An earlier try may have been taken on: only a report can tell.
                     log.warning("agent refuses a repeat", decision=decision.id, error=reason)
@@ -278,6 +291,7 @@ class Reclaimer:
                 log.warning("agent did not take a decision", decision=decision.id, error=str(error))
                 unclear = True
                 continue
+            self.superseded = ""
             self._take(decision, report)
             return
 

@@ -20,6 +20,7 @@ from gpuwarden.ruleengine.causes import diagnose
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
 from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
+from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.telling import Teller
@@ -116,7 +117,8 @@ class Engine:
         self.clock = clock
         self.ticks = TickCounts()
         self.view = View()
-        self.epoch = ledger.next_epoch()
+        self.superseded = ""
+        self.epoch = ledger.next_epoch(clock.wall())
         self.cases = CaseTable(ledger)
         self.reclaimer = Reclaimer(
             ledger,
@@ -140,6 +142,7 @@ class Engine:
         )
         self.pauses = Pauses(ledger, clock)
         self._trust = ledger.trust_spent()
+        self._upkeep = Upkeep(ledger, settings.retention.audit, clock)
         self._completed_at: float | None = None
         self._settled_for = 0.0
         self._wake = asyncio.Event()
@@ -178,6 +181,8 @@ class Engine:
     async def tick(self) -> None:
         """One round; no error of a server or a rule ends the loop."""
         self.rulebook.refresh()
+        if self._superseded():
+            return
         self.reclaimer.follow()
         try:
             facts = await self._gather()
@@ -189,9 +194,22 @@ class Engine:
         else:
             self._judge(facts)
             await self._enforce(facts)
+            for pair in self._upkeep.run(facts):
+                self._trust.pop(pair, None)
             self.ticks.count("completed")
             self.ticks.last_completed = self.clock.wall()
         await self.teller.tell(self.view)
+
+    def _superseded(self) -> bool:
+        """Whether the ledger is not this engine's own any more; it then does nothing at all."""
+        before, self.superseded = self.superseded, self.ledger.taken(self.epoch)
+        if not self.superseded:
+            return False
+        if self.superseded != before:
+            log.error("another engine; nothing is done", why=self.superseded)
+        self.ticks.count("discarded")
+        self.view.halted = (Blocked("another_engine", self.superseded),)
+        return True
 
     async def _gather(self) -> FleetFacts:
         book = self.rulebook
@@ -566,7 +584,7 @@ class Engine:
     @property
     def problems(self) -> list[str]:
         """Why the engine is not ready, in words; empty if it is."""
-        found = []
+        found = [text for text in (self.superseded, self.reclaimer.superseded) if text]
         last = self.ticks.last_completed
         age = None if last is None else self.clock.wall() - last
         if age is None or age > OUTAGE_TICKS * self.settings.tick + self.ticks.last_seconds:

@@ -8,7 +8,6 @@ that stays on.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
@@ -16,8 +15,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields
 from typing import TYPE_CHECKING, Any, Self
 
-from gpuwarden.errors import PermanentError
 from gpuwarden.ruleengine.cases import Case, Delivery
+from gpuwarden.ruleengine.ledger_counters import Counters
+from gpuwarden.ruleengine.ledger_handles import (
+    LedgerUnusable,
+    connected,
+    exclusive,
+    file_sizes,
+)
 from gpuwarden.ruleengine.ledger_schema import MIGRATIONS
 from gpuwarden.ruleengine.records import Decision, Keep, Node, Notice, StoredCase
 
@@ -28,16 +33,14 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.records import Change, DeliveryKey
 
+__all__ = ["Ledger", "LedgerUnusable"]
+
 OPEN_STATES = ("authorised", "acting")
+MAX_WAL_BYTES = 64 * 1024 * 1024
+"""What a burst made of the log beside the file is cut back to."""
 
 
-class LedgerUnusable(PermanentError):
-    """The ledger cannot be opened: locked by another engine, of a newer version, or damaged."""
-
-    exit_code = 3
-
-
-class Ledger:
+class Ledger(Counters):
     """The engine's memory.
 
     Args:
@@ -49,9 +52,9 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = _exclusive(path)
+        self._lock = exclusive(path)
         try:
-            self._db = _connected(path)
+            self._db = connected(path)
         except LedgerUnusable:
             os.close(self._lock)
             raise
@@ -59,13 +62,16 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA foreign_keys=ON")
+            self._db.execute(f"PRAGMA journal_size_limit={MAX_WAL_BYTES}")
             self._migrate()
-        except sqlite3.DatabaseError as error:
+            found = path.stat()
+        except (OSError, sqlite3.DatabaseError) as error:
             self.close()
             raise LedgerUnusable(f"{path} is not a usable ledger: {error}") from error
         except LedgerUnusable:
             self.close()
             raise
+        self._file = (found.st_dev, found.st_ino)
 
     def __enter__(self) -> Self:
         return self
@@ -116,15 +122,49 @@ class Ledger:
         """The rows of a query; for modules that own tables, and for pages."""
         return self._db.execute(query, tuple(values)).fetchall()
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the file, used and free, and of the log beside it (wal)."""
+        used, free = file_sizes(self._db)
+        log = self.path.with_name(self.path.name + "-wal")
+        return {"used": used, "free": free, "wal": log.stat().st_size if log.exists() else 0}
+
     # -- the engine's own life
 
-    def next_epoch(self) -> int:
-        """Begin a new life of the engine; agents refuse what an earlier one still sends."""
+    def next_epoch(self, now: float = 0.0) -> int:
+        """Begin a new life of the engine; agents refuse what an earlier one still sends.
+
+        Args:
+            now: Unix time; an epoch is not less, so that a ledger that was restored or begun anew
+                does not go back behind what agents have heard.
+        """
         with self._transaction() as db:
-            row = db.execute("SELECT value FROM meta WHERE name='epoch'").fetchone()
-            epoch = int(row[0]) + 1 if row else 1
+            epoch = max(self._epoch() + 1, int(now))
             db.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (str(epoch),))
         return epoch
+
+    def _epoch(self) -> int:
+        row = self._db.execute("SELECT value FROM meta WHERE name='epoch'").fetchone()
+        return int(row[0]) if row else 0
+
+    def taken(self, epoch: int) -> str:
+        """Why this file is not the ledger of that epoch's engine any more, or an empty string.
+
+        The lock keeps another engine out; where it does not hold (some network file systems), or
+        where somebody replaced the file, what is written here might be known to nobody later.
+        """
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            return f"{self.path} is gone ({error.strerror}): put it back, and restart the engine"
+        if (found.st_dev, found.st_ino) != self._file:
+            return f"{self.path} was replaced under the running engine: restart it"
+        newest = self._epoch()
+        if newest > epoch:
+            return (
+                f"another engine (epoch {newest}, this one has {epoch}) writes to {self.path}: "
+                "one engine runs per cluster; stop one of them"
+            )
+        return ""
 
     # -- cases and the audit
 
@@ -196,11 +236,6 @@ class Ledger:
         )
         return [(job_id, run_id) for job_id, run_id, _ in rows]
 
-    def count_events(self, kind: str) -> int:
-        """How many events of a kind there ever were."""
-        (count,) = self._db.execute("SELECT count(*) FROM events WHERE kind=?", (kind,)).fetchone()
-        return int(count)
-
     # -- nodes
 
     def nodes(self) -> list[Node]:
@@ -235,13 +270,12 @@ class Ledger:
         return {(rule, job): spent for rule, job, spent in rows}
 
     def save_trust(self, spent: Mapping[tuple[str, str], float], *, time: float) -> None:
-        """Write budgets that have changed; those untouched for 30 days are dropped."""
+        """Write budgets that have changed."""
         with self._transaction() as db:
             db.executemany(
                 "INSERT OR REPLACE INTO trust VALUES (?, ?, ?, ?)",
                 [(rule, job, seconds, time) for (rule, job), seconds in spent.items()],
             )
-            db.execute("DELETE FROM trust WHERE time < ?", (time - 30 * 86400,))
 
     # -- notices
 
@@ -349,11 +383,6 @@ class Ledger:
             last = latest if last is None else max(last, latest)
         return Delivery(complete=bool(stages), proven_at=last)
 
-    def notice_attempts(self) -> dict[tuple[str, str], int]:
-        """(channel, outcome) -> how often."""
-        rows = self._db.execute("SELECT channel, outcome, count FROM attempts")
-        return {(channel, outcome): count for channel, outcome, count in rows}
-
     # -- decisions
 
     def authorise(self, decision: Decision, change: Change, *, time: float) -> None:
@@ -441,41 +470,6 @@ class Ledger:
             "AND state NOT IN ('refused', 'lapsed') AND created_at >= ? ORDER BY created_at, id",
             (since,),
         )
-
-    def result_counts(self) -> dict[tuple[str, str, str], int]:
-        """(rule, action, result) -> how many decisions; never falls, since a result is final."""
-        rows = self._db.execute(
-            "SELECT rule_id, action, state, count(*) FROM decisions "
-            "WHERE finished_at IS NOT NULL GROUP BY 1, 2, 3"
-        )
-        return {(rule, action, state): count for rule, action, state, count in rows}
-
-    def stage_counts(self) -> dict[tuple[str, str, str, str], int]:
-        """(rule, action, mode, outcome) -> how many stages were entered.
-
-        The outcome is `done`, or `would` where the mode kept the stage from acting.
-        """
-        rows = self._db.execute(
-            "SELECT rule_id, kind, mode, count(*) FROM events WHERE kind IN "
-            "('log', 'notify', 'would_notify', 'would_terminate') GROUP BY 1, 2, 3"
-        )
-        return {
-            (
-                rule,
-                kind.removeprefix("would_"),
-                mode,
-                "would" if kind.startswith("would_") else "done",
-            ): count
-            for rule, kind, mode, count in rows
-        }
-
-    def freed_bytes(self) -> int:
-        """Memory of ended processes over all proven reclaims, as NVML had it."""
-        (total,) = self._db.execute(
-            "SELECT coalesce(sum(json_extract(report, '$.proof.memory_freed')), 0) FROM decisions "
-            "WHERE state='verified'"
-        ).fetchone()
-        return int(total)
 
     def _decisions(self, query: str, values: tuple[object, ...] = ()) -> list[Decision]:
         return [_decision(row) for row in self._db.execute(query, values)]
@@ -568,31 +562,3 @@ def _count_attempt(db: sqlite3.Connection, channel: str, outcome: str) -> None:
         "ON CONFLICT (channel, outcome) DO UPDATE SET count = count + 1",
         (channel, outcome),
     )
-
-
-def _connected(path: Path) -> sqlite3.Connection:
-    """A connection to the file, which is made for its owner's eyes only: it names people."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        return sqlite3.connect(path, isolation_level=None, timeout=5)
-    except (OSError, sqlite3.DatabaseError) as error:
-        raise LedgerUnusable(f"{path} is not a usable ledger: {error}") from error
-
-
-def _exclusive(path: Path) -> int:
-    lock = path.with_name(path.name + ".lock")
-    try:
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise LedgerUnusable(
-            f"{lock} cannot be opened ({error.strerror}): create {path.parent} and give it to the "
-            "engine's user"
-        ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        raise LedgerUnusable(
-            f"{path} is in use by another engine: one engine runs per cluster; stop the other one"
-        ) from error
-    return handle

@@ -133,5 +133,52 @@ MIGRATIONS = (
         ended_at REAL
     ) STRICT;
     """,
+    # Counters outlive what they count, so that old cases can be forgotten; the audit can only lose
+    # what is older than the horizon that was written down first.
+    """
+    CREATE TABLE event_counts (
+        rule_id TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        mode TEXT NOT NULL,
+        count INTEGER NOT NULL,
+        PRIMARY KEY (rule_id, kind, mode)
+    ) STRICT;
+    INSERT INTO event_counts SELECT rule_id, kind, mode, count(*) FROM events GROUP BY 1, 2, 3;
+    CREATE TRIGGER events_are_counted AFTER INSERT ON events BEGIN
+        INSERT INTO event_counts VALUES (NEW.rule_id, NEW.kind, NEW.mode, 1)
+            ON CONFLICT (rule_id, kind, mode) DO UPDATE SET count = count + 1;
+    END;
+    CREATE TABLE result_counts (
+        rule_id TEXT NOT NULL,
+        action TEXT NOT NULL,
+        state TEXT NOT NULL,
+        count INTEGER NOT NULL,
+        freed INTEGER NOT NULL,
+        PRIMARY KEY (rule_id, action, state)
+    ) STRICT;
+    INSERT INTO result_counts
+        SELECT rule_id, action, state, count(*),
+            CAST(coalesce(sum(json_extract(report, '$.proof.memory_freed')), 0) AS INTEGER)
+        FROM decisions WHERE finished_at IS NOT NULL GROUP BY 1, 2, 3;
+    CREATE TRIGGER results_are_counted AFTER UPDATE OF finished_at ON decisions
+        WHEN OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL BEGIN
+        INSERT INTO result_counts VALUES (NEW.rule_id, NEW.action, NEW.state, 1,
+            CAST(coalesce(json_extract(NEW.report, '$.proof.memory_freed'), 0) AS INTEGER))
+            ON CONFLICT (rule_id, action, state)
+            DO UPDATE SET count = count + 1, freed = freed + excluded.freed;
+    END;
+    DROP TRIGGER events_are_kept;
+    CREATE TRIGGER events_are_kept BEFORE DELETE ON events
+        WHEN OLD.time >= coalesce(
+            (SELECT CAST(value AS REAL) FROM meta WHERE name = 'audit_kept_from'), 0)
+        BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END;
+    CREATE INDEX events_case ON events (case_id);
+    CREATE INDEX cases_closed ON cases (closed_at) WHERE closed_at IS NOT NULL;
+    CREATE INDEX decisions_case ON decisions (case_id);
+    CREATE INDEX decisions_job ON decisions (job_id);
+    CREATE INDEX decisions_state ON decisions (state);
+    CREATE INDEX decisions_finished ON decisions (finished_at);
+    CREATE INDEX deliveries_time ON deliveries (time);
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

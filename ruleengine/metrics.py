@@ -73,6 +73,10 @@ class EngineCollector(Collector):
         paused = engine.pauses.current() is not None
         yield "gpuwarden_engine_enforcement_paused", [((), float(paused))]
         yield "gpuwarden_engine_nodes", self._nodes()
+        yield (
+            "gpuwarden_ledger_size_bytes",
+            [((part,), float(size)) for part, size in engine.ledger.sizes().items()],
+        )
         yield from self._directory()
         yield from self._cases()
         yield from self._decisions()

@@ -178,6 +178,15 @@ class NoticeSettings(Strict):
     """Operators are told when a notice that precedes an end is not proven after this long."""
 
 
+class RetentionSettings(Strict):
+    """How long the ledger remembers."""
+
+    audit: Annotated[Seconds, Field(ge=7 * 86400)] = 365 * 86400.0
+    """Closed cases with their events, notices, proofs, decisions and keeps; counters stay for ever.
+    At least a week: limits look back a day. What runs, is open or is not proven is never
+    forgotten."""
+
+
 class EngineSettings(Strict):
     """engine.yaml."""
 
@@ -201,6 +210,8 @@ class EngineSettings(Strict):
     """Users, teams and addresses; read again when it changes."""
     ledger: File = "/var/lib/gpuwarden/ledger.sqlite"
     """What the engine knows for certain. Back it up; losing it forgets limits and keeps."""
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
+    """How long the ledger remembers."""
     alertmanagers: Annotated[tuple[Url, ...], BeforeValidator(as_tuple)] = ()
     """Every replica of one cluster, not a load balancer."""
     notices: NoticeSettings = Field(default_factory=NoticeSettings)

@@ -619,6 +619,13 @@ _ENGINE = (
     _engine(
         "gpuwarden_engine_enforcement_paused", _G, "", "1 while a person has paused every end."
     ),
+    _engine(
+        "gpuwarden_ledger_size_bytes",
+        _G,
+        "bytes",
+        "Of the ledger's file, used and free, and of the log beside it (wal).",
+        "part",
+    ),
     _engine("gpuwarden_rules_reload_success", _G, "", "1 if the last reload was accepted."),
     _engine("gpuwarden_rules_info", _G, "", "Hash of the rule set in force; 1.", "hash"),
     _engine("gpuwarden_engine_build_info", _G, "", "Version of the engine; 1.", "version"),

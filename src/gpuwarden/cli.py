@@ -75,6 +75,9 @@ _COMPONENTS = {
     "nodes": _Component(
         "gpuwarden.ruleengine.cli", "nodes", "ruleengine", "Say which nodes there are."
     ),
+    "ledger": _Component(
+        "gpuwarden.ruleengine.cli", "ledger", "ruleengine", "Back up what the engine knows."
+    ),
     "keep": _Component(
         "gpuwarden.ruleengine.cli", "keep", "ruleengine", "Ask the engine to leave a job alone."
     ),

@@ -1,0 +1,57 @@
+"""What the ledger has counted: it survives restarts, and the cases that it was counted from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlite3
+
+
+class Counters:
+    """Counters of a ledger; triggers of the file keep them, so that none can be forgotten."""
+
+    _db: sqlite3.Connection
+
+    def count_events(self, kind: str) -> int:
+        """How many events of a kind there ever were."""
+        (count,) = self._db.execute(
+            "SELECT coalesce(sum(count), 0) FROM event_counts WHERE kind=?", (kind,)
+        ).fetchone()
+        return int(count)
+
+    def notice_attempts(self) -> dict[tuple[str, str], int]:
+        """(channel, outcome) -> how often."""
+        rows = self._db.execute("SELECT channel, outcome, count FROM attempts")
+        return {(channel, outcome): count for channel, outcome, count in rows}
+
+    def result_counts(self) -> dict[tuple[str, str, str], int]:
+        """(rule, action, result) -> how many decisions; never falls, since a result is final."""
+        rows = self._db.execute("SELECT rule_id, action, state, count FROM result_counts")
+        return {(rule, action, state): count for rule, action, state, count in rows}
+
+    def stage_counts(self) -> dict[tuple[str, str, str, str], int]:
+        """(rule, action, mode, outcome) -> how many stages were entered.
+
+        The outcome is `done`, or `would` where the mode kept the stage from acting.
+        """
+        rows = self._db.execute(
+            "SELECT rule_id, kind, mode, count FROM event_counts WHERE kind IN "
+            "('log', 'notify', 'would_notify', 'would_terminate')"
+        )
+        return {
+            (
+                rule,
+                kind.removeprefix("would_"),
+                mode,
+                "would" if kind.startswith("would_") else "done",
+            ): count
+            for rule, kind, mode, count in rows
+        }
+
+    def freed_bytes(self) -> int:
+        """Memory of ended processes over all proven reclaims, as NVML had it."""
+        (total,) = self._db.execute(
+            "SELECT coalesce(sum(freed), 0) FROM result_counts WHERE state='verified'"
+        ).fetchone()
+        return int(total)
