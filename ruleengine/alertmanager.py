@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import structlog
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.exchanges import Answer, exchange
@@ -23,7 +24,12 @@ BATCH = 100
 """Alerts in one request: a refused batch spoils no more than these."""
 _TIMEOUT = httpx.Timeout(10.0, connect=5.0)
 _WHOLE_SECONDS = 15.0
+MAX_REFUSED = 5
+"""More single alerts than this that a replica refuses are a fault of the whole post."""
+_OK, _BAD_REQUEST = 200, 400
 _JSON = {"Content-Type": "application/json"}
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +81,15 @@ class AlertmanagerClient:
         self._client = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)
         self.skew: float = 0.0
         """Largest distance in seconds between this clock and a replica's, at the last post."""
+        self.replicas: dict[str, str] = {}
+        """Base address -> why it did not take the last post, or an empty string if it did."""
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
     async def post(self, alerts: Sequence[Alert]) -> int:
-        """Send alerts to every replica.
+        """Send alerts to every replica; none at all asks only whether they take any.
 
         Returns:
             How many replicas took all of them.
@@ -89,10 +97,11 @@ class AlertmanagerClient:
         Raises:
             ServiceUnavailable: no replica took all of them; the text names each failure.
         """
-        if not alerts or not self._urls:
+        if not self._urls:
             return 0
         results = await asyncio.gather(*(self._post_one(url, alerts) for url in self._urls))
-        failures = [failure for failure, _ in results if failure]
+        self.replicas = dict(zip(self._urls, (failure for failure, _ in results), strict=True))
+        failures = [failure for failure in self.replicas.values() if failure]
         self.skew = max((skew for _, skew in results), default=0.0)
         if len(failures) == len(self._urls):
             raise ServiceUnavailable("; ".join(failures))
@@ -100,25 +109,37 @@ class AlertmanagerClient:
 
     async def _post_one(self, url: str, alerts: Sequence[Alert]) -> tuple[str, float]:
         """Failure in words, or an empty string; and the distance of the clocks in seconds."""
-        skew = 0.0
-        for start in range(0, len(alerts), BATCH):
-            batch = [alert.body() for alert in alerts[start : start + BATCH]]
+        skew, refused = 0.0, []
+        batches = [alerts[start : start + BATCH] for start in range(0, len(alerts), BATCH)] or [()]
+        while batches:
+            batch = batches.pop(0)
             try:
                 answer = await exchange(
                     self._client,
                     "POST",
                     f"{url}/api/v2/alerts",
                     seconds=_WHOLE_SECONDS,
-                    content=json.dumps(batch).encode(),
+                    content=json.dumps([alert.body() for alert in batch]).encode(),
                     headers=_JSON,
                 )
             except ServiceUnavailable as error:
                 return f"{url} does not answer: {error}", skew
             skew = max(skew, self._skew(answer))
-            if answer.status != 200:
-                # Valid alerts of a refused batch are stored all the same; the next resend, which
-                # carries every alert again, is as good as a repair.
+            if answer.status == _BAD_REQUEST and len(batch) > 1:
+                # One that it cannot take must not cost the others; what it has stored of them
+                # already, it takes again.
+                half = len(batch) // 2
+                batches[:0] = [batch[:half], batch[half:]]
+            elif answer.status == _BAD_REQUEST and batch:
+                name = batch[0].labels.get("alertname", "?")
+                refused.append(f"{name} of job {batch[0].labels.get('job_id', '?')}")
+                log.error("alert refused", server=url, alert=refused[-1], answer=answer.excerpt())
+                if len(refused) > MAX_REFUSED:
+                    break
+            elif answer.status != _OK:
                 return f"{url}: HTTP {answer.status} {answer.excerpt()}", skew
+        if refused:
+            return f"{url}: HTTP 400, it refuses {', '.join(refused[:MAX_REFUSED])}", skew
         return "", skew
 
     def _skew(self, answer: Answer) -> float:

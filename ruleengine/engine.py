@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from dataclasses import dataclass, field
+import sqlite3
 from typing import TYPE_CHECKING
 
 import structlog
@@ -20,10 +20,12 @@ from gpuwarden.ruleengine.causes import diagnose
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
 from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
+from gpuwarden.ruleengine.ledger import Ledger, LedgerUnusable
 from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.telling import Teller
+from gpuwarden.ruleengine.ticks import TickCounts
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
 from gpuwarden.ruleengine.views import Pair, View
 
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
     from gpuwarden.ruleengine.cases import Case
-    from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.nodes import Nodes
     from gpuwarden.ruleengine.prometheus import Source
@@ -52,28 +53,6 @@ IDLE = "idle"
 _NO_RULE = Blocked("rule_gone", "no rule that is in force ends the job")
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class TickCounts:
-    """What ticks came to, since the start."""
-
-    outcomes: dict[str, int] = field(default_factory=dict)
-    unknown: dict[tuple[str, str], int] = field(default_factory=dict)
-    last_completed: float | None = None
-    last_seconds: float = 0.0
-
-    def count(self, outcome: str) -> None:
-        """One more tick of this outcome: completed, discarded, failed_rule or overrun."""
-        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
-
-    def count_unknown(self, verdict: Verdict) -> None:
-        """One more verdict that could not be reached, under each of its reasons."""
-        if verdict.truth is not Truth.UNKNOWN:
-            return
-        for reason in verdict.unknown_reasons or ("unknown",):
-            key = (verdict.rule_id, reason)
-            self.unknown[key] = self.unknown.get(key, 0) + 1
 
 
 class Engine:
@@ -115,6 +94,7 @@ class Engine:
         self.ledger = ledger
         self.nodes = nodes
         self.clock = clock
+        self.started_at = clock.wall()
         self.ticks = TickCounts()
         self.view = View()
         self.superseded = ""
@@ -153,7 +133,7 @@ class Engine:
         try:
             while not self._stopped:
                 begun = self.clock.monotonic()
-                await self.tick()
+                await self._tick_or_end()
                 spent = self.clock.monotonic() - begun
                 self.ticks.last_seconds = spent
                 if spent > self.settings.tick:
@@ -163,6 +143,14 @@ class Engine:
                 await self._pause(max(0.0, self.settings.tick - spent))
         finally:
             await self.reclaimer.aclose()
+
+    async def _tick_or_end(self) -> None:
+        try:
+            await self.tick()
+        except sqlite3.ProgrammingError:
+            raise  # our own mistake, not the file's
+        except sqlite3.DatabaseError as error:
+            raise self.ledger.unreadable(error) from error
 
     def stop(self) -> None:
         """End `run` after the tick in progress, whatever becomes of a cancellation meanwhile."""
@@ -257,19 +245,21 @@ class Engine:
                     pair = (rule.id, job.job_id)
                     judged.add(pair)
                     view.verdicts[pair] = verdict
-                    self.ticks.count_unknown(verdict)
+                    self.ticks.count_verdict(verdict)
                     change = self._advance(
                         rule, job, verdict, truth=truth, delta=delta, now=now, outage=outage
                     )
                     if change is not None:
                         changes.append(change)
+            except (sqlite3.DatabaseError, LedgerUnusable):
+                raise  # not the rule is broken
             except Exception:
                 # One broken rule must not stop the others, nor lose what it had.
                 log.exception("rule failed; its cases stay as they are", rule=rule.id)
                 broken.add(rule.id)
                 self.ticks.count("failed_rule")
         left = [s for s in self.cases.all() if _pair(s) not in judged]
-        changes += [c for s in left if (c := self._absent(s, delta, now)) is not None]
+        changes += [c for s in left if (c := self._absent(s, facts, delta, now)) is not None]
         # What a broken rule said before it broke is half a picture.
         whole = [change for change in changes if change.case.rule_id not in broken]
         self.cases.save(whole, time=now)
@@ -360,7 +350,9 @@ class Engine:
         number = None if stored is None else stored.id
         return Change(number, case, rule.mode.value, tuple(events), closed)
 
-    def _absent(self, stored: StoredCase, delta: float, now: float) -> Change | None:
+    def _absent(
+        self, stored: StoredCase, facts: FleetFacts, delta: float, now: float
+    ) -> Change | None:
         """A case that nothing was judged for: its rule or its job is gone, or they parted."""
         case, rule = stored.case, self.rulebook.rule(stored.case.rule_id)
         if case.state in cases.OPEN_DECISION:
@@ -370,11 +362,12 @@ class Engine:
             known = events if case.detected_at is not None else ()
             return Change(stored.id, case, "", known, CloseReason.RULE_GONE.value)
         # Missing, or no longer what the rule is about: labels come and go for a scrape or two, so
-        # both count only after a while.
+        # both count only after a while. Of a node that is not lit nothing is known: a Prometheus
+        # that has lost its data does not know that the job has ended.
         step = cases.advance(
             case,
             rule,
-            truth=None,
+            truth=None if case.instance in facts.lit_names else Truth.UNKNOWN,
             grades=(),
             delta=delta,
             wall=now,
@@ -523,12 +516,13 @@ class Engine:
             settled_for=self._settled_for,
             settle_after=self.settings.settle_after,
             cool_down=self.settings.cool_down,
-            incomplete_cards=self._unproven_cards(facts),
+            incomplete_cards=self.unproven_cards(facts),
+            notices_skew=self.teller.skew,
             bad_files=self.rulebook.problem,
             paused=self.pauses.sentence,
         )
 
-    def _unproven_cards(self, facts: FleetFacts) -> set[str]:
+    def unproven_cards(self, facts: FleetFacts) -> set[str]:
         """Cards that a reclaim, running or unproven, may still hold."""
         held = {gpu for d in self.ledger.open_decisions() for gpu in d.gpus}
         for decision in self.ledger.incomplete_decisions():

@@ -71,6 +71,8 @@ class Situation:
         settle_after: seconds of those that must have passed.
         cool_down: seconds between two terminations of one owner's jobs.
         incomplete_cards: UUIDs of cards that an unproven reclaim may still hold.
+        notices_skew: seconds between this clock and Alertmanager's, by which a notice may be over
+            before anybody has it.
         bad_files: why the rule files or the directory in force are not those on disk, or "".
         running: jobs that run on nodes that are not dark, where `facts` holds only some of them.
         paused: who paused enforcement, until when and why, in words, or "".
@@ -91,6 +93,7 @@ class Situation:
     settle_after: float
     cool_down: float
     incomplete_cards: Collection[str] = ()
+    notices_skew: float = 0.0
     bad_files: str = ""
     running: int | None = None
     paused: str = ""
@@ -118,12 +121,12 @@ def fleet_blocks(situation: Situation) -> list[Blocked]:
                 f"at most {MAX_DARK_SHARE:.0%} may be",
             )
         )
-    if facts.clock_skew_seconds > MAX_SKEW_SECONDS:
+    skew = max(facts.clock_skew_seconds, situation.notices_skew)
+    if skew > MAX_SKEW_SECONDS:
         found.append(
             Blocked(
                 "clock_skew",
-                f"clocks are {facts.clock_skew_seconds:.1f} s apart; "
-                f"at most {MAX_SKEW_SECONDS:.0f} s may be",
+                f"clocks are {skew:.1f} s apart; at most {MAX_SKEW_SECONDS:.0f} s may be",
             )
         )
     if situation.killed is None:

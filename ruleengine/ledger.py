@@ -63,6 +63,7 @@ class Ledger(Counters):
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA foreign_keys=ON")
             self._db.execute(f"PRAGMA journal_size_limit={MAX_WAL_BYTES}")
+            self._check()
             self._migrate()
             found = path.stat()
         except (OSError, sqlite3.DatabaseError) as error:
@@ -83,6 +84,22 @@ class Ledger(Counters):
         """Release the file and its lock."""
         self._db.close()
         os.close(self._lock)
+
+    def unreadable(self, error: sqlite3.DatabaseError) -> LedgerUnusable:
+        """What to raise where the file could not be read."""
+        return LedgerUnusable(
+            f"{self.path} cannot be read ({error}): nothing is done without what it knows. Mend "
+            "its disk; a damaged file is replaced by its newest backup"
+        )
+
+    def _check(self) -> None:
+        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise LedgerUnusable(
+                f"{self.path} is damaged ({found}): replace it by its newest backup. Without one, "
+                "move it away: limits, keeps and deadlines begin anew, and agents still know which "
+                "attempts were ended"
+            )
 
     def _migrate(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()

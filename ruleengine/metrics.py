@@ -1,6 +1,6 @@
 """The engine's own page of metrics: names and help from the catalogue, counters from the ledger.
 
-What the ledger counts survives restarts; only ticks and unknown verdicts count from the start.
+What the ledger counts survives restarts; only ticks and verdicts count from the start.
 Counters count what is never taken back: events of the audit, and decisions that have their result.
 """
 
@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from gpuwarden import __version__
 from gpuwarden.catalogue import CATALOGUE, MetricType, Source
+from gpuwarden.ruleengine import health
 from gpuwarden.ruleengine.nodes import NodeState
 from gpuwarden.ruleengine.profiles import expectation
 
@@ -77,6 +78,7 @@ class EngineCollector(Collector):
             "gpuwarden_ledger_size_bytes",
             [((part,), float(size)) for part, size in engine.ledger.sizes().items()],
         )
+        yield from health.rows(engine)
         yield from self._directory()
         yield from self._cases()
         yield from self._decisions()

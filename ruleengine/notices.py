@@ -296,13 +296,17 @@ class AlertBook:
             if key not in fresh and now - alert.ends_at < RESOLVED_SECONDS
         }
 
-    def pending(self, now: float) -> list[Alert]:
-        """What must be posted now, resolved ones first.
+    def due(self, now: float) -> bool:
+        """Whether something has changed, or everything must be repeated: also that there is none.
 
-        Empty while nothing has changed and nothing is due to be repeated.
+        So an Alertmanager that is down is known before the first notice needs it.
         """
-        due = self._sent_at is None or now - self._sent_at >= self._resend or now < self._sent_at
-        if not self._changed and not due:
+        again = self._sent_at is None or now - self._sent_at >= self._resend or now < self._sent_at
+        return self._changed or again
+
+    def pending(self, now: float) -> list[Alert]:
+        """What must be posted now, resolved ones first; empty unless it is due."""
+        if not self.due(now):
             return []
         ends = now + LIFETIMES * self._resend
         firing = [dataclasses.replace(alert, ends_at=ends) for alert in self._firing.values()]

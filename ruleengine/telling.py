@@ -13,6 +13,8 @@ from gpuwarden.ruleengine.notices import AlertBook, Context
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.alertmanager import Alert, AlertmanagerClient
     from gpuwarden.ruleengine.cases import Case
@@ -61,16 +63,27 @@ class Teller:
         self._book = AlertBook(settings.notices.resend)
         self.problem = ""
         """Why owners may not be told what stands, or an empty string."""
+        self.undeliverable = 0
+        """Cases that wait for ever, since their owner cannot be told."""
+
+    @property
+    def skew(self) -> float:
+        """Seconds between this clock and the Alertmanager's that is furthest off, as last seen."""
+        return self._alertmanager.skew
+
+    @property
+    def replicas(self) -> Mapping[str, str]:
+        """Address of every Alertmanager -> why it took nothing, or an empty string."""
+        return self._alertmanager.replicas
 
     async def tell(self, view: View) -> None:
         """Post what has changed or is due to be repeated; what fails is tried in the next tick."""
         now = self._clock.wall()
         self._book.update(self._alerts(view, now), now)
-        pending = self._book.pending(now)
-        if not pending:
+        if not self._book.due(now):
             return
         try:
-            await self._alertmanager.post(pending)
+            await self._alertmanager.post(self._book.pending(now))
         except ServiceUnavailable as error:
             log.warning("alerts not taken; tried again in the next tick", error=str(error))
             self.problem = f"no Alertmanager takes the alerts: {error}"
@@ -90,6 +103,7 @@ class Teller:
         context = Context(now, self._rulebook.rules.timezone, self._settings.external_url)
         directory = self._rulebook.directory
         found: list[Alert] = []
+        waiting = 0
         for stored in self._cases.all():
             case, rule = stored.case, self._rulebook.rule(stored.case.rule_id)
             if rule is None or case.detected_at is None:
@@ -104,7 +118,7 @@ class Teller:
                 owner=owner,
                 context=context,
             )
-            found += notices.undeliverable_alerts(
+            undeliverable = notices.undeliverable_alerts(
                 case,
                 rule,
                 self._ledger.notices(stored.id),
@@ -112,6 +126,9 @@ class Teller:
                 owner=owner,
                 context=context,
             )
+            waiting += bool(undeliverable)
+            found += undeliverable
+        self.undeliverable = waiting
         for decision in self._ledger.finished_since(now - notices.ENDED_SECONDS):
             owner = directory.user(decision.user)
             found += notices.decision_alerts(

@@ -28,6 +28,7 @@ from gpuwarden.ruleengine.channels import SlackChannel
 from gpuwarden.ruleengine.deliveries import LastHop
 from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.ledger import Ledger
+from gpuwarden.ruleengine.metrics import EngineCollector, render
 from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.settings import SlackSettings, load_settings
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuwarden.ruleengine.app import EngineApp
-    from gpuwarden.ruleengine.cases import CaseState
+    from gpuwarden.ruleengine.cases import Case, CaseState
+    from gpuwarden.ruleengine.prometheus import Source
 
 TICK = 15.0
 RULES = """
@@ -93,6 +95,9 @@ class World:
     hop: LastHop
     close: Callable[[], Any]
     forwarding: bool = True
+    source: Source | None = None
+    """What the engine asks instead of the fleet itself, such as a client of a server before it."""
+    open_ledger: Callable[[Path], Ledger] = Ledger
 
     def rules(self, mode: str = "enforce", whitelist: str = "") -> None:
         """Write the rule file."""
@@ -149,6 +154,18 @@ class World:
         blocks = self.engine.view.blocks.get(("idle-held", job), ())
         return {block.reason for block in blocks}
 
+    def case(self, job: str = "proc-1") -> Case:
+        """A job's case, which must be open."""
+        stored = self.engine.cases.get("idle-held", job)
+        assert stored is not None
+        return stored.case
+
+    def told(self) -> dict[str, float]:
+        """What the engine's page of metrics says: series -> value."""
+        body, _ = render(EngineCollector(self.engine), "")
+        lines = (line for line in body.decode().splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
     def kinds(self, job: str = "proc-1") -> list[str]:
         """The audit of a job."""
         return [str(event["kind"]) for event in self.engine.ledger.events(job)]
@@ -163,7 +180,7 @@ def _build(world: World) -> None:
     )
     settings = load_settings(world.folder / "engine.yaml")
     book = RuleBook(settings)
-    ledger = Ledger(settings.path(settings.values.ledger))
+    ledger = world.open_ledger(settings.path(settings.values.ledger))
     poster = AlertmanagerClient([world.alerts.url], world.clock)
     agents = AgentClient(world.agent_url)
     world.engine = Engine(
@@ -171,7 +188,7 @@ def _build(world: World) -> None:
         settings.path("halt"),
         rulebook=book,
         ledger=ledger,
-        source=world.fleet,
+        source=world.source or world.fleet,
         alertmanager=poster,
         agents=agents,
         signer=Signer.load(world.keys.file),

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 KEY = b"k" * 32
-SINCE_START = ("gpuwarden_engine_ticks_total", "gpuwarden_unknown_total")
+SINCE_START = (
+    "gpuwarden_engine_ticks_total",
+    "gpuwarden_unknown_total",
+    "gpuwarden_verdicts_total",
+)
 NOTIFY = {"Authorization": "Bearer notify"}
 OPERATOR = {"Authorization": "Bearer operator"}
 
@@ -144,7 +148,7 @@ def test_what_running_jobs_should_show_is_on_the_page(servers: World) -> None:
 def test_no_counter_ever_falls(servers: World) -> None:
     """Over a refusal, a decision in flight, its result and a restart: `increase()` sees no reset.
 
-    Ticks and unknown verdicts count from the engine's start.
+    Ticks and verdicts count from the engine's start.
     """
     highest: dict[str, float] = {}
 

@@ -1,0 +1,51 @@
+"""What tells that the engine is stuck, blind or unheard: rows for its page of metrics.
+
+alerting/rules/health.yml has an alert for each of them, docs/runbooks/ what to do then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gpuwarden.ruleengine.engine import Engine
+    from gpuwarden.ruleengine.metrics import Row
+
+
+def rows(engine: Engine) -> Iterator[tuple[str, Iterable[Row]]]:
+    """Names of families and their rows; what is not known has none.
+
+    Args:
+        engine: read, never changed.
+    """
+    yield "gpuwarden_engine_start_timestamp_seconds", [((), engine.started_at)]
+    replicas = engine.teller.replicas
+    yield (
+        "gpuwarden_engine_alertmanager_up",
+        [((url,), 0.0 if failure else 1.0) for url, failure in replicas.items()],
+    )
+    yield "gpuwarden_engine_clock_skew_seconds", _skews(engine)
+    yield "gpuwarden_engine_notices_undeliverable", [((), float(engine.teller.undeliverable))]
+    facts = engine.view.facts
+    if facts is not None:
+        unproven = engine.unproven_cards(facts)
+        yield "gpuwarden_engine_unproven_cards", [((), float(len(unproven)))]
+    waiting = engine.ledger.open_decisions()
+    yield (
+        "gpuwarden_engine_oldest_open_decision_timestamp_seconds",
+        [((), waiting[0].created_at)] if waiting else [],
+    )
+    yield (
+        "gpuwarden_verdicts_total",
+        [(key, float(count)) for key, count in sorted(engine.ticks.verdicts.items())],
+    )
+
+
+def _skews(engine: Engine) -> Iterator[Row]:
+    facts = engine.view.facts
+    if facts is not None:
+        yield ("fleet",), facts.clock_skew_seconds
+    if engine.teller.replicas:
+        yield ("alertmanager",), engine.teller.skew

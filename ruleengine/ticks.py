@@ -1,0 +1,36 @@
+"""What the ticks of one life of the engine came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpuwarden.ruleengine.verdicts import Truth
+
+if TYPE_CHECKING:
+    from gpuwarden.ruleengine.verdicts import Verdict
+
+
+@dataclass(slots=True)
+class TickCounts:
+    """What ticks came to, since the start."""
+
+    outcomes: dict[str, int] = field(default_factory=dict)
+    unknown: dict[tuple[str, str], int] = field(default_factory=dict)
+    verdicts: dict[tuple[str, str], int] = field(default_factory=dict)
+    last_completed: float | None = None
+    last_seconds: float = 0.0
+
+    def count(self, outcome: str) -> None:
+        """One more tick of this outcome: completed, discarded, failed_rule or overrun."""
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    def count_verdict(self, verdict: Verdict) -> None:
+        """One more verdict; one that could not be reached also under each of its reasons."""
+        pair = (verdict.rule_id, verdict.truth.name.lower())
+        self.verdicts[pair] = self.verdicts.get(pair, 0) + 1
+        if verdict.truth is not Truth.UNKNOWN:
+            return
+        for reason in verdict.unknown_reasons or ("unknown",):
+            key = (verdict.rule_id, reason)
+            self.unknown[key] = self.unknown.get(key, 0) + 1
