@@ -42,9 +42,15 @@ class MortalLedger(Ledger):
     """A ledger whose process dies, or whose disk is full, at one of its writes and ever after."""
 
     def __init__(self, path: Path, *, at: int, how: str) -> None:
-        self.writes, self.dead = 0, False
+        self.writes, self.dead, self.closed = 0, False, False
         self._at, self._how = at, how
         super().__init__(path)
+
+    def close(self) -> None:
+        """Let go, as the end of the process would; again is nothing."""
+        if not self.closed:
+            self.closed = True
+            super().close()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -79,6 +85,7 @@ async def _lives(world: World, *, at: int = sys.maxsize, how: str = "before") ->
                 if world.agent.requests and not world.engine.ledger.open_decisions():
                     break
                 await asyncio.sleep(0)
+    made[-1].close()
     return made[-1].writes
 
 
