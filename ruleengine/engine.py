@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.ruleengine import cases, evaluation, guards, notices
+from gpuwarden.ruleengine import cases, evaluation, guards, health, notices
 from gpuwarden.ruleengine.cases import CaseState, CloseReason, Delivery, Event
 from gpuwarden.ruleengine.causes import diagnose
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
@@ -25,7 +25,7 @@ from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.telling import Teller
-from gpuwarden.ruleengine.ticks import TickCounts
+from gpuwarden.ruleengine.ticks import OUTAGE_TICKS, TickCounts
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
 from gpuwarden.ruleengine.views import Pair, View
 
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.settings import EngineSettings
     from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
 
-OUTAGE_TICKS = 3
-"""More than this many ticks without a completed one is an outage; time in it does not count."""
 IDLE = "idle"
 """Name of the cause that `gpu_idle_detected_total` counts."""
 _NO_RULE = Blocked("rule_gone", "no rule that is in force ends the job")
@@ -578,16 +576,7 @@ class Engine:
     @property
     def problems(self) -> list[str]:
         """Why the engine is not ready, in words; empty if it is."""
-        found = [text for text in (self.superseded, self.reclaimer.superseded) if text]
-        last = self.ticks.last_completed
-        age = None if last is None else self.clock.wall() - last
-        if age is None or age > OUTAGE_TICKS * self.settings.tick + self.ticks.last_seconds:
-            found.append("no tick has been completed lately: is Prometheus up?")
-        if self.rulebook.problem:
-            found.append(self.rulebook.problem)
-        if self.teller.problem:
-            found.append(self.teller.problem)
-        return found
+        return health.problems(self)
 
 
 def switched_on(path: Path) -> bool | None:

@@ -1,4 +1,4 @@
-"""What tells that the engine is stuck, blind or unheard: rows for its page of metrics.
+"""What tells that the engine is stuck, blind or unheard: in words, and for its page of metrics.
 
 alerting/rules/health.yml has an alert for each of them, docs/runbooks/ what to do then.
 """
@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwarden.ruleengine.ticks import OUTAGE_TICKS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.metrics import Row
+
+
+def problems(engine: Engine) -> list[str]:
+    """Why the engine is not ready, in words; empty if it is."""
+    found = [text for text in (engine.superseded, engine.reclaimer.superseded) if text]
+    ticks, last = engine.ticks, engine.ticks.last_completed
+    age = None if last is None else engine.clock.wall() - last
+    if age is None or age > OUTAGE_TICKS * engine.settings.tick + ticks.last_seconds:
+        found.append("no tick has been completed lately: is Prometheus up?")
+    return [*found, *(text for text in (engine.rulebook.problem, engine.teller.problem) if text)]
 
 
 def rows(engine: Engine) -> Iterator[tuple[str, Iterable[Row]]]:

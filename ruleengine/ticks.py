@@ -10,6 +10,9 @@ from gpuwarden.ruleengine.verdicts import Truth
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.verdicts import Verdict
 
+OUTAGE_TICKS = 3
+"""More than this many ticks without a completed one is an outage; time in it does not count."""
+
 
 @dataclass(slots=True)
 class TickCounts:
