@@ -84,6 +84,10 @@ class CaseTable:
         """The open case of a rule and a job, or None."""
         return self._open.get((rule_id, job_id))
 
+    def jobs_of(self, rule_id: str) -> set[str]:
+        """Jobs with which a rule has an open case."""
+        return {job_id for rule, job_id in self._open if rule == rule_id}
+
     def save(self, changes: list[Change], *, time: float) -> None:
         """Write changes, then take them over."""
         kept = self._ledger.save(changes, time=time)

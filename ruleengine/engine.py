@@ -14,29 +14,29 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.ruleengine import cases, evaluation, guards, health, notices
-from gpuwarden.ruleengine.cases import CaseState, CloseReason, Delivery, Event
-from gpuwarden.ruleengine.causes import diagnose
+from gpuwarden.ruleengine import cases, guards, health
+from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
 from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
-from gpuwarden.ruleengine.ledger import Ledger, LedgerUnusable
+from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.telling import Teller
-from gpuwarden.ruleengine.ticks import OUTAGE_TICKS, TickCounts
+from gpuwarden.ruleengine.ticks import TickCounts
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
-from gpuwarden.ruleengine.views import Pair, View
+from gpuwarden.ruleengine.views import View, pair_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from gpuwarden.agent_api import NodeInfo
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
     from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.nodes import Nodes
     from gpuwarden.ruleengine.prometheus import Source
@@ -44,10 +44,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.rulebooks import RuleBook
     from gpuwarden.ruleengine.settings import EngineSettings
-    from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
+    from gpuwarden.ruleengine.verdicts import JobFacts
 
-IDLE = "idle"
-"""Name of the cause that `gpu_idle_detected_total` counts."""
 _NO_RULE = Blocked("rule_gone", "no rule that is in force ends the job")
 
 log = structlog.get_logger(__name__)
@@ -119,10 +117,10 @@ class Engine:
             ticket_key=ticket_key,
         )
         self.pauses = Pauses(ledger, clock)
-        self._trust = ledger.trust_spent()
+        self._judgements = Judgements(
+            settings, rulebook, ledger=ledger, table=self.cases, ticks=self.ticks, clock=clock
+        )
         self._upkeep = Upkeep(ledger, settings.retention.audit, clock)
-        self._completed_at: float | None = None
-        self._settled_for = 0.0
         self._wake = asyncio.Event()
         self._stopped = False
 
@@ -176,12 +174,14 @@ class Engine:
             self.ticks.count("discarded")
             log.warning("tick discarded; nothing changes", error=str(error))
             why = (Blocked("no_facts", f"too little is known now: {error}"),)
-            self.view.blocks = {_pair(stored): why for stored in self._due()}
+            self.view.blocks = {pair_of(stored): why for stored in self._due()}
         else:
-            self._judge(facts)
+            view = self._judgements.judge(facts)
+            view.halted_since = self.view.halted_since
+            self.view = view
             await self._enforce(facts)
             for pair in self._upkeep.run(facts):
-                self._trust.pop(pair, None)
+                self._judgements.forget(pair)
             self.ticks.count("completed")
             self.ticks.last_completed = self.clock.wall()
         await self.teller.tell(self.view)
@@ -217,169 +217,6 @@ class Engine:
             names.update(node.address for node in self.nodes.present())
         return Expectation(names=frozenset(names), query=settings.promql)
 
-    # -- judging
-
-    def _elapsed(self) -> tuple[float, bool]:
-        """Seconds that count since the last completed tick, and whether there was an outage."""
-        now, last = self.clock.monotonic(), self._completed_at
-        self._completed_at = now
-        longest = OUTAGE_TICKS * self.settings.tick
-        if last is None:
-            return 0.0, True
-        return min(now - last, longest), now - last > longest
-
-    def _judge(self, facts: FleetFacts) -> None:
-        delta, outage = self._elapsed()
-        self._settled_for = 0.0 if outage else self._settled_for + delta
-        now = self.clock.wall()
-        view = View(facts=facts, halted_since=self.view.halted_since)
-        changes: list[Change] = []
-        judged: set[Pair] = set()
-        broken: set[str] = set()
-        spent: dict[Pair, float] = {}
-        for rule in self.rulebook.rules.rules:
-            try:
-                for job, verdict, truth in self._verdicts(rule, facts, delta, spent):
-                    pair = (rule.id, job.job_id)
-                    judged.add(pair)
-                    view.verdicts[pair] = verdict
-                    self.ticks.count_verdict(verdict)
-                    change = self._advance(
-                        rule, job, verdict, truth=truth, delta=delta, now=now, outage=outage
-                    )
-                    if change is not None:
-                        changes.append(change)
-            except (sqlite3.DatabaseError, LedgerUnusable):
-                raise  # not the rule is broken
-            except Exception:
-                # One broken rule must not stop the others, nor lose what it had.
-                log.exception("rule failed; its cases stay as they are", rule=rule.id)
-                broken.add(rule.id)
-                self.ticks.count("failed_rule")
-        left = [s for s in self.cases.all() if _pair(s) not in judged]
-        changes += [c for s in left if (c := self._absent(s, facts, delta, now)) is not None]
-        # What a broken rule said before it broke is half a picture.
-        whole = [change for change in changes if change.case.rule_id not in broken]
-        self.cases.save(whole, time=now)
-        if spent:
-            self.ledger.save_trust(spent, time=now)
-            self._trust.update(spent)
-        self.view = view
-
-    def _verdicts(
-        self, rule: Rule, facts: FleetFacts, delta: float, spent: dict[Pair, float]
-    ) -> Iterator[tuple[JobFacts, Verdict, Truth]]:
-        for job_id, job in evaluation.subjects(rule, facts).items():
-            if evaluation.applies(rule, job) is Truth.NO:
-                continue
-            verdict, truth = self._verdict(rule, job, facts)
-            if verdict.self_report_only and delta > 0:
-                pair = (rule.id, job_id)
-                spent[pair] = self._trust.get(pair, 0.0) + delta
-            yield job, verdict, truth
-
-    def _verdict(self, rule: Rule, job: JobFacts, facts: FleetFacts) -> tuple[Verdict, Truth]:
-        """The verdict that counts, after the budget for what the job says of itself."""
-        rules = self.rulebook.rules
-        verdict = evaluation.evaluate(
-            rule, job, facts, profiles=rules.profiles, whitelist=rules.whitelist, now=facts.time
-        )
-        if not verdict.self_report_only:
-            return verdict, verdict.truth
-        plain = evaluation.evaluate(
-            rule,
-            job,
-            facts,
-            profiles=rules.profiles,
-            whitelist=rules.whitelist,
-            now=facts.time,
-            trusted=False,
-        )
-        used = self._trust.get((rule.id, job.job_id), 0.0)
-        counts = cases.budgeted(verdict, plain, spent=used, trust_for=rule.trust_for)
-        return counts, counts.truth
-
-    def _advance(
-        self,
-        rule: Rule,
-        job: JobFacts,
-        verdict: Verdict,
-        *,
-        truth: Truth,
-        delta: float,
-        now: float,
-        outage: bool,
-    ) -> Change | None:
-        stored = self.cases.get(rule.id, job.job_id)
-        if stored is None:
-            if truth is not Truth.YES:
-                return None
-            case, delta = cases.opened(rule, job.job_id, wall=now), 0.0
-        else:
-            case = stored.case
-        run_id = job.run.run_id if job.run is not None and not job.run.conflict else case.run_id
-        case = dataclasses.replace(
-            case, user=job.user or case.user, run_id=run_id, instance=job.instance or case.instance
-        )
-        before: list[Event] = []
-        if outage:
-            case, before = cases.postponed(case, "after an outage everything is judged afresh")
-        delivery = self._delivery(stored, rule)
-        step = cases.advance(
-            case,
-            rule,
-            truth=truth,
-            grades=verdict.grades,
-            delta=delta,
-            wall=now,
-            delivery=delivery,
-        )
-        case, events = step.case, [*before, *step.events]
-        if truth is Truth.YES and case.detected_at is not None:
-            cause = diagnose(job, verdict, self.rulebook.rules.profiles)
-            case = dataclasses.replace(
-                case, cause=cause.name, because=cause.because, remedy=cause.remedy
-            )
-            if any(event.kind == "detected" for event in step.events) and cause.name == IDLE:
-                events.append(Event("idle_detected"))
-        for event in events:
-            log.info("case", rule=rule.id, job=job.job_id, kind=event.kind, **event.detail)
-        closed = None if step.closed is None else step.closed.value
-        number = None if stored is None else stored.id
-        return Change(number, case, rule.mode.value, tuple(events), closed)
-
-    def _absent(
-        self, stored: StoredCase, facts: FleetFacts, delta: float, now: float
-    ) -> Change | None:
-        """A case that nothing was judged for: its rule or its job is gone, or they parted."""
-        case, rule = stored.case, self.rulebook.rule(stored.case.rule_id)
-        if case.state in cases.OPEN_DECISION:
-            return None  # the agent's answer comes first
-        if rule is None:
-            events = (Event("closed", {"reason": CloseReason.RULE_GONE.value}),)
-            known = events if case.detected_at is not None else ()
-            return Change(stored.id, case, "", known, CloseReason.RULE_GONE.value)
-        # Missing, or no longer what the rule is about: labels come and go for a scrape or two, so
-        # both count only after a while. Of a node that is not lit nothing is known: a Prometheus
-        # that has lost its data does not know that the job has ended.
-        step = cases.advance(
-            case,
-            rule,
-            truth=None if case.instance in facts.lit_names else Truth.UNKNOWN,
-            grades=(),
-            delta=delta,
-            wall=now,
-            delivery=self._delivery(stored, rule),
-        )
-        closed = None if step.closed is None else step.closed.value
-        return Change(stored.id, step.case, rule.mode.value, step.events, closed)
-
-    def _delivery(self, stored: StoredCase | None, rule: Rule) -> Delivery:
-        if stored is None:
-            return Delivery()
-        marks = notices.told_marks(stored.case, rule)
-        return self.ledger.delivery(stored.id, [notices.notice_stage(mark) for mark in marks])
-
     # -- acting
 
     async def _enforce(self, facts: FleetFacts) -> None:
@@ -412,7 +249,7 @@ class Engine:
 
     def _blocked(self, stored: StoredCase, blocks: list[Blocked]) -> None:
         if blocks:
-            self.view.blocks[_pair(stored)] = tuple(blocks)
+            self.view.blocks[pair_of(stored)] = tuple(blocks)
             case, why = stored.case, [block.reason for block in blocks]
             log.info("not ended", rule=case.rule_id, job=case.job_id, why=why)
 
@@ -434,7 +271,7 @@ class Engine:
         # on disk: files, keeps, notices and the kill switch.
         self.rulebook.refresh()
         rule = self.rulebook.rule(stored.case.rule_id)
-        stored = self.cases.get(*_pair(stored)) or stored
+        stored = self.cases.get(*pair_of(stored)) or stored
         final = None if rule is None else cases.final_stage(rule)
         if rule is None or final is None:
             return [_NO_RULE]
@@ -443,7 +280,7 @@ class Engine:
         if blocks or job is None:
             self._postpone(stored, rule, blocks)
             return blocks
-        verdict, _ = self._verdict(rule, job, fresh)
+        verdict, _ = self._judgements.verdict(rule, job, fresh)
         refused = await self.reclaimer.end(
             stored, rule, final[1], job=job, verdict=verdict, host=host, info=info
         )
@@ -470,7 +307,7 @@ class Engine:
         verdict, truth = None, Truth.UNKNOWN
         try:
             if job is not None:
-                verdict, truth = self._verdict(rule, job, facts)
+                verdict, truth = self._judgements.verdict(rule, job, facts)
         except Exception:
             log.exception("rule failed; it ends nothing", rule=rule.id, job=case.job_id)
             return [Blocked("rule_failed", "the rule cannot be evaluated: see the engine's log")]
@@ -485,7 +322,7 @@ class Engine:
                 job=job,
                 verdict=verdict,
                 truth=truth,
-                delivery=self._delivery(stored, rule),
+                delivery=self._judgements.delivery(stored, rule),
                 kept_until=self.kept_until(case),
             ),
         ]
@@ -511,7 +348,7 @@ class Engine:
             due_owners=guards.owners(due),
             due_rules=guards.owners_by_rule(due),
             killed=switched_on(self.kill_switch),
-            settled_for=self._settled_for,
+            settled_for=self._judgements.settled_for,
             settle_after=self.settings.settle_after,
             cool_down=self.settings.cool_down,
             incomplete_cards=self.unproven_cards(facts),
@@ -592,7 +429,3 @@ def switched_on(path: Path) -> bool | None:
 
 def _waiting_order(stored: StoredCase) -> tuple[float, float, str]:
     return (-stored.case.due_for, stored.case.opened_at, stored.case.job_id)
-
-
-def _pair(stored: StoredCase) -> Pair:
-    return (stored.case.rule_id, stored.case.job_id)

@@ -45,7 +45,17 @@ if TYPE_CHECKING:
     _Holds = Callable[[float], bool]
     _Found = tuple[Truth, tuple[Evidence, ...]]
 
-__all__ = ["all_of", "any_of", "applies", "evaluate", "listens", "negate", "subjects"]
+__all__ = [
+    "all_of",
+    "any_of",
+    "applies",
+    "evaluate",
+    "labels",
+    "listens",
+    "measured",
+    "negate",
+    "subjects",
+]
 
 
 def all_of(truths: Iterable[Truth]) -> Truth:
@@ -127,6 +137,35 @@ def _further(plain: Verdict, verdict: Verdict) -> bool:
     )
 
 
+def measured(
+    condition: Condition,
+    rule: Rule,
+    job: JobFacts,
+    fleet: FleetFacts,
+    *,
+    profiles: Sequence[Profile],
+    now: float,
+    trusted: bool,
+) -> tuple[Truth, tuple[str, ...]]:
+    """What one condition of a rule says of a job, before cold start, phases and whitelist.
+
+    Args:
+        condition: one of the rule's.
+        rule: the rule.
+        job: one of `subjects(rule, fleet)`.
+        fleet: the facts that the job belongs to.
+        profiles: expectations.
+        now: Unix time to which the facts belong.
+        trusted: whether the job's word counts.
+
+    Returns:
+        Its truth, and the reasons of whatever could not be decided in it.
+    """
+    context = _Context(fleet, profiles, None, now, trusted)
+    truth, evidence = _Judge(rule, job, context).condition(condition)
+    return truth, tuple(item.reason for item in evidence if item.reason)
+
+
 def applies(rule: Rule, job: JobFacts) -> Truth:
     """Whether a job is one of those that the rule is about: its team and all of `match`.
 
@@ -138,12 +177,12 @@ def applies(rule: Rule, job: JobFacts) -> Truth:
     if rule.team:
         truths.append(_matched(re.escape(rule.team), job.team, missing))
     for key, pattern in rule.match.items():
-        texts = _labels(key, job)
-        truths.append(all_of(_matched(pattern, text, missing) for text in texts or ("",)))
+        texts = labels(key, job) or ("",)
+        truths.append(all_of(_matched(pattern, text, missing) for text in texts))
     return all_of(truths)
 
 
-def _labels(key: str, job: JobFacts) -> Sequence[str]:
+def labels(key: str, job: JobFacts) -> Sequence[str]:
     """The texts that a `match` key is compared with; all of them must match."""
     if key == "gpu":
         return [gpu.name for gpu in job.gpus]

@@ -112,11 +112,7 @@ class EngineCollector(Collector):
 
     def _protected(self) -> set[tuple[str, str, str]]:
         engine = self._engine
-        found = {
-            (rule, job, "whitelist")
-            for (rule, job), verdict in engine.view.verdicts.items()
-            if verdict.protected
-        }
+        found = {(rule, job, "whitelist") for rule, job in engine.view.protected}
         for (rule, job), blocks in engine.view.blocks.items():
             found |= {(rule, job, block.reason) for block in blocks}
         now = engine.clock.wall()

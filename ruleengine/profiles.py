@@ -18,7 +18,7 @@ from gpuwarden.ruleengine import quantities
 from gpuwarden.ruleengine.quantities import Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpuwarden.ruleengine.model import Profile
     from gpuwarden.ruleengine.quantities import Deviation
@@ -128,6 +128,32 @@ def expectation(job: JobFacts, profiles: Iterable[Profile], *, team: str = "") -
     return Expectation(
         MappingProxyType(estimated | known), "no profile says it, and the formula does not"
     )
+
+
+class Expectations:
+    """`expectation` for a whole fleet: jobs that declare the same on the same cards share it.
+
+    Args:
+        profiles: all profiles.
+    """
+
+    def __init__(self, profiles: Sequence[Profile]) -> None:
+        self.profiles = profiles
+        self._known: dict[object, Expectation] = {}
+
+    def of(self, job: JobFacts) -> Expectation:
+        """What a job should show."""
+        run = job.run
+        if run is None or run.conflict:
+            return expectation(job, self.profiles)
+        cards = tuple([(gpu.name, gpu.memory_total_bytes) for gpu in job.gpus])
+        declared = (run.model, run.batch, run.imgsz, run.amp, len(set(job.instances)) > 1, cards)
+        found = self._known.get(declared)
+        if found is None:
+            if len(self._known) >= REMEMBERED_ESTIMATES:
+                self._known.clear()
+            found = self._known[declared] = expectation(job, self.profiles)
+        return found
 
 
 def _nothing(reason: str, missing: str) -> Expectation:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
-    from gpuwarden.ruleengine.verdicts import Verdict
+    from collections.abc import Iterable
 
 OUTAGE_TICKS = 3
 """More than this many ticks without a completed one is an outage; time in it does not count."""
@@ -28,12 +28,14 @@ class TickCounts:
         """One more tick of this outcome: completed, discarded, failed_rule or overrun."""
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
-    def count_verdict(self, verdict: Verdict) -> None:
-        """One more verdict; one that could not be reached also under each of its reasons."""
-        pair = (verdict.rule_id, verdict.truth.name.lower())
-        self.verdicts[pair] = self.verdicts.get(pair, 0) + 1
-        if verdict.truth is not Truth.UNKNOWN:
+    def count_verdicts(
+        self, rule_id: str, truth: Truth, reasons: Iterable[str] = (), *, times: int = 1
+    ) -> None:
+        """More verdicts of a rule; those that could not be reached also under each reason."""
+        pair = (rule_id, truth.name.lower())
+        self.verdicts[pair] = self.verdicts.get(pair, 0) + times
+        if truth is not Truth.UNKNOWN:
             return
-        for reason in verdict.unknown_reasons or ("unknown",):
-            key = (verdict.rule_id, reason)
-            self.unknown[key] = self.unknown.get(key, 0) + 1
+        for reason in tuple(reasons) or ("unknown",):
+            key = (rule_id, reason)
+            self.unknown[key] = self.unknown.get(key, 0) + times
