@@ -285,21 +285,42 @@ class Promql(Comparing):
         return SignalKey("promql", "last", promql=self.promql)
 
 
+class SlurmWaiting(Strict):
+    """Jobs that wait for a GPU in Slurm's queue, by the engine's own `squeue`."""
+
+    partition: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
+    """Only those that may start in this partition; not given, in any."""
+
+
 class Waiting(Comparing):
     """Somebody waits for a GPU: one number for the whole cluster against a limit."""
 
-    promql: Annotated[str, Field(min_length=1, max_length=4000)]
+    promql: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
     """PromQL that gives exactly one row; no row, or several, is not known."""
+    slurm: SlurmWaiting | None = None
+    """Instead: how many jobs ask for a GPU in Slurm and wait for nothing but room or their turn."""
 
     @model_validator(mode="after")
-    def _plain_number(self) -> Self:
+    def _one_plain_number(self) -> Self:
+        if (self.promql is None) == (self.slurm is None):
+            raise PydanticCustomError("GW111", "needs exactly one of promql and slurm", {})
         self._check_plain()
         return self
 
     @property
     def key(self) -> SignalKey:
-        """The query that measures it."""
-        return SignalKey("waiting", "last", promql=self.promql)
+        """What measures it."""
+        if self.slurm is not None:
+            return SignalKey(f"slurm_waiting:{self.slurm.partition or ''}", "last")
+        return SignalKey("waiting", "last", promql=self.promql or "")
+
+    def __str__(self) -> str:
+        """What is compared with what, in words."""
+        what = self.promql
+        if self.slurm is not None:
+            place = f" in its partition {self.slurm.partition}" if self.slurm.partition else ""
+            what = f"the number of jobs that wait for a GPU in Slurm{place} is"
+        return f"{what} {self.comparison_text}"
 
 
 class All(Strict):

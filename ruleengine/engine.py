@@ -23,6 +23,7 @@ from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
+from gpuwarden.ruleengine.slurm_queues import with_queue
 from gpuwarden.ruleengine.telling import Teller
 from gpuwarden.ruleengine.ticks import TickCounts
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.rulebooks import RuleBook
     from gpuwarden.ruleengine.settings import EngineSettings
+    from gpuwarden.ruleengine.slurm_queues import SlurmQueue
     from gpuwarden.ruleengine.verdicts import JobFacts
 
 _NO_RULE = Blocked("rule_gone", "no rule that is in force ends the job")
@@ -66,6 +68,7 @@ class Engine:
         clock: wall and monotonic time.
         ticket_key: secret that owners' tickets are made with, or None.
         nodes: those that register, or None: none can.
+        queue: Slurm's, for rules that ask it, or None.
         poll: seconds between two questions to an agent.
     """
 
@@ -83,6 +86,7 @@ class Engine:
         clock: Clock,
         ticket_key: bytes | None = None,
         nodes: Nodes | None = None,
+        queue: SlurmQueue | None = None,
         poll: float = 1.0,
     ) -> None:
         self.settings = settings
@@ -107,6 +111,7 @@ class Engine:
         )
         self.kill_switch = kill_switch
         self._source = source
+        self._queue = queue
         self.teller = Teller(
             settings,
             rulebook,
@@ -199,7 +204,7 @@ class Engine:
 
     async def _gather(self) -> FleetFacts:
         book = self.rulebook
-        return await gather(
+        facts = gather(
             self._source,
             book.rules,
             time=self.clock.wall(),
@@ -207,6 +212,7 @@ class Engine:
             expected_nodes=self._expectation(),
             teams={name: user.team for name, user in book.directory.users.items()},
         )
+        return await with_queue(facts, book.rules, self._queue)
 
     def _expectation(self) -> Expectation:
         settings = self.settings.nodes

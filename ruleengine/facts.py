@@ -66,7 +66,7 @@ def needed_keys(rules: RuleSet) -> set[SignalKey]:
     for rule in rules.rules:
         for condition in rule.conditions:
             keys |= set(condition_keys(condition))
-        if rule.only_if_waiting is not None:
+        if rule.only_if_waiting is not None and rule.only_if_waiting.promql is not None:
             keys.add(rule.only_if_waiting.key)
     windows = [key.window_seconds for key in keys if key.window_seconds]
     # Rules with short windows would be explained too late by a long one.

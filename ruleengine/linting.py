@@ -263,7 +263,8 @@ def _waiting(rule: Rule) -> Iterator[Finding]:
         yield _error(
             "GW203", ("only_if_waiting",), "it holds back an end, and no stage here terminates"
         )
-    for item in expressions.check(rule.only_if_waiting.promql, per_job=False):
+    promql = rule.only_if_waiting.promql
+    for item in () if promql is None else expressions.check(promql, per_job=False):
         place = ("only_if_waiting", "promql")
         yield Finding(item.code, item.severity, place, item.message, item.hint)
 

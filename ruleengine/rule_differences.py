@@ -93,6 +93,7 @@ _COMPARED = frozenset(
         "team",
         "match",
         "only_during",
+        "only_if_waiting",
         "cold_start",
         "ignore_phases",
         "when",
@@ -118,6 +119,12 @@ def _rule(old: Rule, new: Rule) -> Iterator[Change]:
             effect = more(not new.only_during)
         texts = ("; ".join(map(str, rule.only_during)) or "always" for rule in (old, new))
         yield Change("only_during", effect, *texts)
+    if old.only_if_waiting != new.only_if_waiting:
+        effect = Effect.DIFFERENT
+        if old.only_if_waiting is None or new.only_if_waiting is None:
+            effect = more(new.only_if_waiting is None)
+        texts = (str(rule.only_if_waiting or "whether or not") for rule in (old, new))
+        yield Change("only_if_waiting", effect, *texts)
     yield from longer("cold_start", old.cold_start, new.cold_start, Effect.LAXER)
     for phase in sorted(old.ignore_phases.keys() | new.ignore_phases.keys()):
         limits = (old.ignore_phases.get(phase, 0.0), new.ignore_phases.get(phase, 0.0))

@@ -78,11 +78,7 @@ def explain_rule(rule: Rule, rules: RuleSet, *, scrape_interval: float) -> dict[
         "team": rule.team,
         "match": dict(rule.match),
         "only_during": [str(hours) for hours in rule.only_during],
-        "only_if_waiting": (
-            None
-            if rule.only_if_waiting is None
-            else f"{rule.only_if_waiting.promql} {rule.only_if_waiting.comparison_text}"
-        ),
+        "only_if_waiting": (None if rule.only_if_waiting is None else str(rule.only_if_waiting)),
         "cold_start": rule.cold_start,
         "ignore_phases": dict(rule.ignore_phases),
         "when": _condition(rule.when, rule.target, scrape_interval),

@@ -27,6 +27,7 @@ from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.sign_ins import Token
+from gpuwarden.ruleengine.slurm_queues import SlurmQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,6 +144,15 @@ def _nodes(settings: Settings, ledger: Ledger, clock: Clock) -> Nodes | None:
     )
 
 
+def _queue(settings: Settings) -> SlurmQueue | None:
+    chosen = settings.values.slurm
+    if chosen is None:
+        return None
+    return SlurmQueue(
+        settings.path(chosen.squeue), _optional(settings, chosen.config), chosen.timeout
+    )
+
+
 def _optional(settings: Settings, name: str | None) -> Path | None:
     return None if name is None else settings.path(name)
 
@@ -190,6 +200,7 @@ class Service:
             clock=clock,
             ticket_key=ticket_key,
             nodes=self._nodes,
+            queue=_queue(settings),
         )
         last_hop = LastHop(
             self.ledger, self._channels, directory=lambda: rulebook.directory, clock=clock

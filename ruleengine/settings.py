@@ -187,6 +187,17 @@ class RetentionSettings(Strict):
     forgotten."""
 
 
+class SlurmSettings(Strict):
+    """How Slurm's queue is asked, for rules with `only_if_waiting: {slurm: ...}`."""
+
+    squeue: File = "/usr/bin/squeue"
+    """Slurm's command; the engine's user must be allowed to see the jobs of all users."""
+    config: File | None = None
+    """slurm.conf; where Slurm looks for it by default."""
+    timeout: Annotated[Seconds, Field(gt=0, le=60)] = 5.0
+    """For one question. Until it is answered a tick waits; not answered, nothing is ended."""
+
+
 class EngineSettings(Strict):
     """engine.yaml."""
 
@@ -224,6 +235,8 @@ class EngineSettings(Strict):
     """The mail server; without it no mail is sent."""
     slack: SlackSettings | None = None
     """Slack; without it no message is sent."""
+    slurm: SlurmSettings | None = None
+    """Slurm, for rules that end jobs only while somebody waits there; not asked for any other."""
     kill_switch: File = "/run/gpuwarden/halt"
     """While this file exists nothing is ended."""
     external_url: Url = f"http://{DEFAULT_LISTEN}"

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.app import EngineApp
     from gpuwarden.ruleengine.cases import Case, CaseState
     from gpuwarden.ruleengine.prometheus import Source
+    from gpuwarden.ruleengine.slurm_queues import SlurmQueue
 
 TICK = 15.0
 RULES = """
@@ -98,6 +99,7 @@ class World:
     source: Source | None = None
     """What the engine asks instead of the fleet itself, such as a client of a server before it."""
     open_ledger: Callable[[Path], Ledger] = Ledger
+    queue: SlurmQueue | None = None
 
     def rules(self, mode: str = "enforce", whitelist: str = "") -> None:
         """Write the rule file."""
@@ -194,6 +196,7 @@ def _build(world: World) -> None:
         signer=Signer.load(world.keys.file),
         clock=world.clock,
         ticket_key=b"k" * 32,
+        queue=world.queue,
         poll=0.01,
     )
     channel = SlackChannel(SlackSettings(url=world.slack.url, token_file="t"), "xoxb-test")
