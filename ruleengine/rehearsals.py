@@ -96,7 +96,7 @@ async def rehearse(test: RuleTest, rules: RuleSet, source: Source) -> list[Misma
         ServiceUnavailable: Prometheus fails.
         QueryRefused: a query of our own is refused, say because its series are ambiguous.
     """
-    stage = _Stage.of(test, enforced(rules, test.rules))
+    stage = Stage.of(test, enforced(rules, test.rules))
     times = tick_times(test)
     begin = times[0]
     teams = {job.user: job.team for job in test.jobs if job.team}
@@ -141,7 +141,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 @dataclass
-class _Stage:
+class Stage:
     """The engine's state while a test is judged."""
 
     test: RuleTest

@@ -11,6 +11,13 @@ import click
 
 from gpuwarden import durations
 from gpuwarden.diagnostics import did_you_mean, render_json
+from gpuwarden.ruleengine.attack_reports import (
+    report_json,
+    report_lines,
+    report_markdown,
+    summary_lines,
+)
+from gpuwarden.ruleengine.attack_runs import attack_until_told
 from gpuwarden.ruleengine.loading import CheckedFiles, check_rule_files, rule_set_hash
 from gpuwarden.ruleengine.references import rule_reference
 from gpuwarden.ruleengine.rehearsal_runs import (
@@ -41,6 +48,7 @@ Examples:
   gpuwarden rules check rules.d/*.yaml
   gpuwarden rules test rules.d/*.yaml
   gpuwarden rules explain --rule idle-held rules.d/*.yaml
+  gpuwarden rules attack --rule idle-held rules.d/*.yaml
   gpuwarden rules diff /etc/gpuwarden/rules rules.d
   gpuwarden rules schema > rules.schema.json"""
 _MODELINE = """\b
@@ -217,11 +225,7 @@ def explain(
     Exit status: 0 explained; 2 the files are not usable, or there is no such rule.
     """
     usable = _usable(files, output, scrape_interval=scrape_interval)
-    known = [rule.id for rule in usable.rules]
-    for rule_id in wanted:
-        if rule_id not in known:
-            hint = did_you_mean(rule_id, known) or f"there are {', '.join(known)}"
-            raise click.BadParameter(f'there is no rule "{rule_id}"; {hint}', param_hint="--rule")
+    _known(wanted, usable)
     found = [rule for rule in usable.rules if not wanted or rule.id in wanted]
     if output == "json":
         click.echo(explain_rules(usable, found, scrape_interval=scrape_interval))
@@ -229,6 +233,77 @@ def explain(
     for number, rule in enumerate(found):
         explained = explain_rule(rule, usable, scrape_interval=scrape_interval)
         click.echo("\n" * bool(number) + "\n".join(explanation_lines(explained)))
+
+
+def _known(wanted: tuple[str, ...], usable: RuleSet) -> None:
+    """Refuse ids that no rule has."""
+    known = [rule.id for rule in usable.rules]
+    for rule_id in wanted:
+        if rule_id not in known:
+            hint = did_you_mean(rule_id, known) or f"there are {', '.join(known)}"
+            raise click.BadParameter(f'there is no rule "{rule_id}"; {hint}', param_hint="--rule")
+
+
+@rules.command()
+@_files
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "markdown"]),
+    default="table",
+    show_default=True,
+    help="table: for people; json: one versioned document, for CI; markdown: for a page.",
+)
+@click.option(
+    "--rule",
+    "wanted",
+    multiple=True,
+    metavar="ID",
+    help="Only this rule; may be given several times. The others still may find what escapes it.",
+)
+@click.pass_context
+def attack(
+    context: click.Context, files: tuple[Path, ...], output: str, *, wanted: tuple[str, ...]
+) -> None:
+    r"""Play the tricks by which jobs escape on rules, and say which succeed and for how long.
+
+    A made-up job breaks each rule openly, and then again with each trick: a log touched in a loop,
+    a fake heartbeat, phases that never end, future times, a forged throughput, lies about model
+    and batch, another's run, a protected name, restarts, splitting, a trickle of kernels, a
+    spinning CPU, keeps. All is judged on a temporary Prometheus as the live engine would, every
+    rule as if its mode were enforce; nothing real is asked, told or ended.
+
+    \b
+    held       it changes nothing
+    delayed    later by at most the rule's trust_for
+    elsewhere  another rule of the set tells its owner
+    told       its owner is told each time; only the end is escaped
+    granted    by what the operator promised: keeps, or max_work_lost
+    obeys      it gives up what the rule is about
+    advice     the rule rests on the job's word, and ends nobody
+    escapes    for longer than trust_for; the last lines say what would find it
+
+    Needs the program `prometheus` on this machine, and up to a minute for each rule.
+
+    Exit status: 0 every trick is bounded; 1 one escapes; 2 the files are not usable, or there is
+    no such rule; 3 there is no Prometheus.
+    """
+    usable = _usable(files, "json" if output == "json" else "text", scrape_interval=5.0)
+    _known(wanted, usable)
+    try:
+        found = asyncio.run(
+            attack_until_told(usable, wanted, tell=lambda text: click.echo(text, err=True))
+        )
+    except asyncio.CancelledError:
+        context.exit(128 + signal.SIGTERM)
+    if output == "json":
+        click.echo(report_json(found))
+    elif output == "markdown":
+        click.echo(report_markdown(found), nl=False)
+    else:
+        click.echo("\n".join([*report_lines(found), "", *summary_lines(found)]))
+    if any(item.escapes for item in found):
+        context.exit(1)
 
 
 @rules.command()

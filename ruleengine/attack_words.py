@@ -1,0 +1,226 @@
+"""Tricks of a job's own word: what it says of itself, and what it is called. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden import estimate_tables, estimates
+from gpuwarden.ruleengine.attack_offenders import job_rows
+from gpuwarden.ruleengine.attacks import (
+    HASTE,
+    Play,
+    card_memory,
+    changed,
+    held_memory,
+    merged,
+    run_of,
+)
+from gpuwarden.ruleengine.conditions import NeedsMemory, ProfileCondition, leaves
+from gpuwarden.ruleengine.notations import SeriesName, sorted_labels
+from gpuwarden.ruleengine.rule_tests import ConductChange, DeclaredJob
+
+if TYPE_CHECKING:
+    from gpuwarden.ruleengine.attacks import Target
+    from gpuwarden.ruleengine.histories import History
+    from gpuwarden.ruleengine.model import IgnorablePhase, Rule
+    from gpuwarden.ruleengine.rule_tests import DeclaredRun
+
+FUTURE_SECONDS = 3600.0
+"""How far ahead forged times lie."""
+MAX_CHANGES = 2000
+_PHASES: dict[IgnorablePhase, float] = {"validate": 300.0, "checkpoint": 300.0}
+"""For a rule that ignores none: what its job may change between."""
+
+
+# -- what it says
+
+
+def touch_log(target: Target) -> Play:
+    """It touches its log."""
+    return Play((changed(target.job, log=True),))
+
+
+def heartbeat(target: Target) -> Play:
+    """Its trainer writes a heartbeat, and nothing else happens."""
+    return Play((changed(target.job, heartbeat=True, run=run_of(target.job)),))
+
+
+def _longest_phase(rule: Rule) -> str:
+    return max(rule.ignore_phases, key=lambda name: rule.ignore_phases[name], default="validate")
+
+
+def frozen(target: Target) -> Play:
+    """It stays in the phase that is ignored for the longest."""
+    return Play((changed(target.job, phase=_longest_phase(target.rule), run=run_of(target.job)),))
+
+
+def alternating(target: Target) -> Play:
+    """It changes its phase before the limit of each is over."""
+    return Play((changed(target.job, run=run_of(target.job), **_changing(target)),))
+
+
+def _changing(target: Target) -> dict[str, Any]:
+    """Phases, none of which lasts until its limit is over."""
+    ignored = target.rule.ignore_phases or _PHASES
+    limits = {str(name): limit for name, limit in ignored.items()}
+    names = sorted(limits, key=lambda name: -limits[name])[:2]
+    if len(names) == 1:
+        names.append("train")
+    step = max(HASTE * min(limits.get(name, 300.0) for name in names), 2 * target.interval)
+    count = min(int(target.length / step), MAX_CHANGES)
+    then = [
+        ConductChange.model_construct(at=target.job.begins + number * step, phase=names[number % 2])
+        for number in range(1, count + 1)
+    ]
+    return {"phase": names[0], "then": merged(target.job.then, then)}
+
+
+def everything(target: Target) -> Play:
+    """It says all that a living training says, but for what is measured."""
+    run = run_of(target.job).model_copy(update={"saves_every": 600.0})
+    change = _changing(target)
+    return Play((changed(target.job, log=True, heartbeat=True, run=run, **change),))
+
+
+def future(target: Target) -> Play:
+    """Its times lie ahead."""
+    job = changed(
+        target.job,
+        log=True,
+        heartbeat=True,
+        run=run_of(target.job),
+        phase=_longest_phase(target.rule),
+    )
+    return Play((job,), forge=_ahead)
+
+
+def _ahead(history: History, job: DeclaredJob) -> None:
+    times = (
+        "yolo_phase_start_timestamp_seconds",
+        "yolo_checkpoint_timestamp_seconds",
+        "yolo_checkpoint_durable_timestamp_seconds",
+        "gpu_job_activity_timestamp_seconds",
+    )
+    for metric in times:
+        for labels, numbers in job_rows(history, metric, job):
+            # The CPU's activity is the node's own word.
+            if labels.get("signal") != "cpu":
+                row = history.series[SeriesName(metric, sorted_labels(labels))]
+                row |= {time: time / 1000 + FUTURE_SECONDS for time in numbers}
+
+
+def forged(target: Target) -> Play:
+    """The throughput that is expected, no waiting, and steps that advance."""
+    job = target.job
+    found = _expected(job, run_of(job))
+    pace = found.throughput.expected if isinstance(found, estimates.Expectation) else 100.0
+    word = {"phase": "train", "throughput": pace, "data_wait": 0.0, "heartbeat": True}
+    return Play((changed(job, run=run_of(job), **word),))
+
+
+def _expected(job: DeclaredJob, run: DeclaredRun) -> estimates.Expectation | estimates.Unknown:
+    return estimate_tables.expected(
+        run.model,
+        run.batch,
+        imgsz=run.imgsz,
+        amp=run.amp,
+        hardware=job.hardware,
+        gpus=len(job.card_names),
+        gpu_memory=card_memory(job),
+    )
+
+
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def large_lie(target: Target) -> Play | None:
+    """The slowest training whose memory would look like what the job holds."""
+    if not _expects(target.rule):
+        return None
+    job, held = target.job, held_memory(target.job)
+    lies = [
+        run_of(job).model_copy(update={"model": model, "batch": batch, "imgsz": imgsz})
+        for model in estimate_tables.tables().models
+        for batch in _BATCHES
+        for imgsz in (640, 1280)
+    ]
+    fitting: list[tuple[float, DeclaredRun]] = []
+    for lie in lies:
+        found = _expected(job, lie)
+        if isinstance(found, estimates.Unknown):
+            continue
+        if found.gpu_memory.low <= held <= found.gpu_memory.high:
+            fitting.append((found.throughput.expected, lie))
+    if not fitting:
+        return None
+    return Play((changed(job, run=min(fitting, key=lambda item: item[0])[1]),))
+
+
+def small_lie(target: Target) -> Play | None:
+    """It declares a training that needs next to nothing."""
+    if not _expects(target.rule):
+        return None
+    lie = run_of(target.job).model_copy(update={"model": "yolov8n", "batch": 1})
+    return Play((changed(target.job, run=lie),))
+
+
+def _expects(rule: Rule) -> bool:
+    return any(isinstance(leaf, (ProfileCondition, NeedsMemory)) for leaf in leaves(rule.when))
+
+
+def silent(target: Target) -> Play | None:
+    """Its trainer says nothing any more."""
+    if target.job.run is None:
+        return None
+    return Play((changed(target.job, run=None),))
+
+
+def unsaved(target: Target) -> Play | None:
+    """Worked before the test for longer than the rule would destroy, and says it saved nothing."""
+    limit = max((stage.max_work_lost or 0.0 for stage in target.rule.stages), default=0.0)
+    if not target.rule.terminates:
+        return None
+    run = target.job.run and target.job.run.model_copy(update={"saves_every": None})
+    return Play((changed(target.job, run=run, age=max(limit, target.job.age)),))
+
+
+# -- what it is called
+
+
+def disguise(target: Target) -> Play:
+    """A name like that of a protected program, and that program beside it on the card."""
+    allowed = [
+        entry.match.executable for entry in target.whitelist if entry.match.executable is not None
+    ] or ["/usr/bin/tensorboard"]
+    name = allowed[0].rpartition("/")[2]
+    job = changed(target.job, executable=f"/home/{target.job.user}/bin/{name}")
+
+    def helper(history: History, made: DeclaredJob) -> None:
+        metric = "gpu_job_executable"
+        for labels, numbers in list(job_rows(history, metric, made)):
+            twin = SeriesName(metric, sorted_labels(labels | {"executable": allowed[0]}))
+            history.series[twin] = dict(numbers)
+
+    return Play((job,), forge=helper)
+
+
+def claim(target: Target) -> Play:
+    """It claims the run of a healthy job on another node."""
+    run = run_of(target.job).model_copy(update={"id": "run-of-another"})
+    victim = DeclaredJob.model_validate(
+        {"job": "proc-robbed", "user": "ana", "node": "n9:9835", "run": {"id": "run-of-another"}}
+    )
+    return Play((changed(target.job, run=run),), (victim,))
+
+
+def renamed(target: Target) -> Play:
+    """It chooses its own names."""
+    run = target.job.run and target.job.run.model_copy(
+        update={"id": "an-honest-run", "project": "a-very-important-one", "model": "nas-best"}
+    )
+    return Play((changed(target.job, framework="tensorboard", run=run),))
+
+
+def unlabelled(target: Target) -> Play:
+    """It loses every label that it can influence."""
+    return Play((changed(target.job, framework="", run=None, interactive=False, source="process"),))
