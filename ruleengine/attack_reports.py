@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden import durations
 from gpuwarden.ruleengine.attack_runs import Outcome
+from gpuwarden.ruleengine.attacks import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -142,6 +143,8 @@ def _bound(item: Attacked, result: Result) -> str:
             text = "its owner is told; max_work_lost, the operator's word, spares it"
         case Outcome.ADVICE:
             text = "the rule rests on the job's word, and ends nobody"
+            if trick.kind is Kind.ATTEMPT:
+                text = "the rule ends nobody: it helps who wants its help"
         case Outcome.ESCAPES:
             text = f"nothing: {trick.hint}"
     return text

@@ -343,7 +343,21 @@ async def _honest(rule: Rule, rules: RuleSet, interval: float) -> _Honest | str:
     ]
     if not found:
         return "none of the made-up offenders breaks it"
-    return min(found, key=lambda item: (not item.ended, item.reached.last or 0.0))
+    # One that needs no other name, and whose age alone no other rule finds, shows most.
+    return min(
+        found,
+        key=lambda item: (
+            not item.ended,
+            item.offender.lasting,
+            not _as_it_is(item),
+            item.reached.last or 0.0,
+        ),
+    )
+
+
+def _as_it_is(item: _Honest) -> bool:
+    """Whether a rule finds an offender without calling it otherwise."""
+    return item.job.model_copy(update={"job": item.offender.job.job}) == item.offender.job
 
 
 # -- tricks
@@ -437,7 +451,7 @@ def _judged(target: Target, trick: Trick, watch: _Watch, *, begin: float, ended:
     outcome = Outcome.ESCAPES
     if trick.name == "just-under" or (target.offender.lasting and trick.kind is Kind.ATTEMPT):
         outcome = Outcome.OBEYS
-    elif rests_on_word(rule.when) and not rule.terminates:
+    elif not rule.terminates and (rests_on_word(rule.when) or trick.kind is Kind.ATTEMPT):
         outcome = Outcome.ADVICE
     return Result(trick, outcome, later, held_by=held_by)
 

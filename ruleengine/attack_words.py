@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING
 
 from gpuwarden import estimate_tables, estimates
 from gpuwarden.ruleengine.attack_offenders import job_rows
@@ -12,14 +13,14 @@ from gpuwarden.ruleengine.attacks import (
     card_memory,
     changed,
     held_memory,
-    merged,
     run_of,
 )
 from gpuwarden.ruleengine.conditions import NeedsMemory, ProfileCondition, leaves
 from gpuwarden.ruleengine.notations import SeriesName, sorted_labels
-from gpuwarden.ruleengine.rule_tests import ConductChange, DeclaredJob
+from gpuwarden.ruleengine.rule_tests import DeclaredJob
 
 if TYPE_CHECKING:
+    from gpuwarden.ruleengine.attack_offenders import Forge
     from gpuwarden.ruleengine.attacks import Target
     from gpuwarden.ruleengine.histories import History
     from gpuwarden.ruleengine.model import IgnorablePhase, Rule
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 FUTURE_SECONDS = 3600.0
 """How far ahead forged times lie."""
-MAX_CHANGES = 2000
 _PHASES: dict[IgnorablePhase, float] = {"validate": 300.0, "checkpoint": 300.0}
 """For a rule that ignores none: what its job may change between."""
 
@@ -51,47 +51,65 @@ def _longest_phase(rule: Rule) -> str:
 
 def frozen(target: Target) -> Play:
     """It stays in the phase that is ignored for the longest."""
-    return Play((changed(target.job, phase=_longest_phase(target.rule), run=run_of(target.job)),))
+    return Play((changed(target.job, run=run_of(target.job)),), forge=_phases(target, frozen=True))
 
 
 def alternating(target: Target) -> Play:
     """It changes its phase before the limit of each is over."""
-    return Play((changed(target.job, run=run_of(target.job), **_changing(target)),))
+    return Play((changed(target.job, run=run_of(target.job)),), forge=_phases(target))
 
 
-def _changing(target: Target) -> dict[str, Any]:
-    """Phases, none of which lasts until its limit is over."""
+def _phases(target: Target, *, frozen: bool = False) -> Forge:
+    """What a trainer says of its phase, while the job goes on as it did.
+
+    Args:
+        target: whose rule ignores phases.
+        frozen: one phase for ever; else two, none of which lasts until its limit is over.
+    """
     ignored = target.rule.ignore_phases or _PHASES
     limits = {str(name): limit for name, limit in ignored.items()}
-    names = sorted(limits, key=lambda name: -limits[name])[:2]
-    if len(names) == 1:
+    names = sorted(limits, key=lambda name: -limits[name])[: 1 if frozen else 2]
+    if len(names) == 1 and not frozen:
         names.append("train")
-    step = max(HASTE * min(limits.get(name, 300.0) for name in names), 2 * target.interval)
-    count = min(int(target.length / step), MAX_CHANGES)
-    then = [
-        ConductChange.model_construct(at=target.job.begins + number * step, phase=names[number % 2])
-        for number in range(1, count + 1)
-    ]
-    return {"phase": names[0], "then": merged(target.job.then, then)}
+    shortest = min(limits.get(name, math.inf) for name in names)
+    step = math.inf if frozen else max(HASTE * shortest, 2 * target.interval)
+
+    def forge(history: History, job: DeclaredJob) -> None:
+        metric = "yolo_phase"
+        for labels, numbers in list(job_rows(history, metric, job)):
+            row = history.series[SeriesName(metric, sorted_labels(labels))]
+            begin = min(numbers, default=0) / 1000
+            for time in numbers:
+                name = names[int((time / 1000 - begin) // step) % len(names)]
+                row[time] = float(labels["phase"] == name)
+        metric = "yolo_phase_start_timestamp_seconds"
+        for labels, numbers in list(job_rows(history, metric, job)):
+            row = history.series[SeriesName(metric, sorted_labels(labels))]
+            begin = min(numbers, default=0) / 1000
+            for time in numbers:
+                since = time / 1000 - begin
+                row[time] = begin if frozen else begin + since // step * step
+
+    return forge
 
 
 def everything(target: Target) -> Play:
     """It says all that a living training says, but for what is measured."""
     run = run_of(target.job).model_copy(update={"saves_every": 600.0})
-    change = _changing(target)
-    return Play((changed(target.job, log=True, heartbeat=True, run=run, **change),))
+    job = changed(target.job, log=True, heartbeat=True, run=run)
+    return Play((job,), forge=_phases(target))
 
 
 def future(target: Target) -> Play:
     """Its times lie ahead."""
-    job = changed(
-        target.job,
-        log=True,
-        heartbeat=True,
-        run=run_of(target.job),
-        phase=_longest_phase(target.rule),
-    )
-    return Play((job,), forge=_ahead)
+    job = changed(target.job, log=True, heartbeat=True, run=run_of(target.job))
+    still = _phases(target, frozen=True)
+
+    def forge(history: History, made: DeclaredJob) -> None:
+        still(history, made)
+        _ahead(history, made)
+
+    return Play((job,), forge=forge)
 
 
 def _ahead(history: History, job: DeclaredJob) -> None:
@@ -112,10 +130,23 @@ def _ahead(history: History, job: DeclaredJob) -> None:
 def forged(target: Target) -> Play:
     """The throughput that is expected, no waiting, and steps that advance."""
     job = target.job
-    found = _expected(job, run_of(job))
+    run = run_of(job)
+    found = _expected(job, run)
     pace = found.throughput.expected if isinstance(found, estimates.Expectation) else 100.0
-    word = {"phase": "train", "throughput": pace, "data_wait": 0.0, "heartbeat": True}
-    return Play((changed(job, run=run_of(job), **word),))
+
+    def forge(history: History, made: DeclaredJob) -> None:
+        paces = {
+            "yolo_images_total": pace,
+            "yolo_steps_total": pace / run.batch,
+            "yolo_data_wait_seconds_total": 0.0,
+        }
+        for metric, per_second in paces.items():
+            for labels, numbers in list(job_rows(history, metric, made)):
+                begin = min(numbers, default=0)
+                row = history.series[SeriesName(metric, sorted_labels(labels))]
+                row |= {time: per_second * (time - begin) / 1000 for time in numbers}
+
+    return Play((changed(job, run=run, heartbeat=True),), forge=forge)
 
 
 def _expected(job: DeclaredJob, run: DeclaredRun) -> estimates.Expectation | estimates.Unknown:
