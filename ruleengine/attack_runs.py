@@ -477,7 +477,7 @@ class _Watch:
     ) -> None:
         self._play = play
         self._rules = enforced(rules, frozenset(ids))
-        self._stage = Stage(scene, self._rules)
+        self._stage = Stage.of(scene, self._rules)
         self._ending = ending
         self._jobs = [job.job for job in play.jobs]
         self._names = frozenset(job.job for job in (*play.jobs, *play.bystanders))
@@ -500,7 +500,7 @@ class _Watch:
     @property
     def ended(self) -> bool:
         """Whether the first job was ended."""
-        return any(pair[1] == self._jobs[0] for pair in self._stage.terminated)
+        return any(pair[1] == self._jobs[0] for pair in self._stage.run.terminated)
 
     @property
     def dealt_with(self) -> float | None:
@@ -547,9 +547,9 @@ class _Watch:
     def _look(self, rule: Rule, job: str, now: float) -> None:
         pair = (rule.id, job)
         seen = self._seen.setdefault(pair, _Seen())
-        if pair in self._stage.terminated:
+        if pair in self._stage.run.terminated:
             seen.last = seen.last if seen.last is not None else now
-        case = self._stage.cases.get(pair)
+        case = self._stage.run.cases.get(pair)
         if case is None or case.detected_at is None:
             return
         seen.found = seen.found if seen.found is not None else case.detected_at
@@ -565,13 +565,13 @@ class _Watch:
     def _keep(self, rule: Rule, job: str) -> None:
         """The owner keeps the job in the last moment, as often as the rule allows."""
         pair = (rule.id, job)
-        case = self._stage.cases.get(pair)
+        case = self._stage.run.cases.get(pair)
         granted = [s.owner_may for s in rule.stages if s.owner_may is not None]
         if case is None or not granted or not self._keeps_left[rule.id] or case.notified_at is None:
             return
         left = cases.remaining(case, rule)
         if left is not None and left <= 2 * self._stage.test.interval:
-            self._stage.cases[pair], _ = cases.kept(case, rule, granted[0].keep)
+            self._stage.run.cases[pair], _ = cases.kept(case, rule, granted[0].keep)
             self._keeps_left[rule.id] -= 1
 
 

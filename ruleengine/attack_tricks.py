@@ -152,7 +152,7 @@ TRICKS = (
         Kind.ATTEMPT,
         "begins anew before it is found, again and again",
         "each attempt gives its cards back",
-        "look at the user's use of the card over hours (idle-again), or shorten cold_start and for",
+        "ask of the user and the card, over attempts (barely-used, full-and-slow)",
         attack_deeds.restarts,
     ),
     Trick(
@@ -160,7 +160,7 @@ TRICKS = (
         Kind.ATTEMPT,
         "begins anew before its word counts no more",
         "trust_for is spent by user and card, over attempts",
-        "look at the user's use of the card over hours (idle-again)",
+        "ask of the user and the card, over attempts (barely-used, full-and-slow)",
         attack_deeds.believed,
     ),
     Trick(

@@ -87,7 +87,7 @@ def outcomes(attacked: dict[str, Any]) -> dict[str, str]:
 
 
 def test_what_a_job_says_delays_a_sound_rule_by_no_more_than_it_is_trusted(tmp_path: Path) -> None:
-    """Log, heartbeat, phases and future times: later by trust_for; names and helpers: not at all."""
+    """Log, heartbeat, phases, future times: later by trust_for; names and helpers: not at all."""
     status, document = played(tmp_path, SOUND)
     (attacked,) = document["rules"]
     found = outcomes(attacked)
@@ -113,7 +113,7 @@ def test_what_a_job_says_delays_a_sound_rule_by_no_more_than_it_is_trusted(tmp_p
     assert found["keep-abuse"] == "granted"
     # What really changes on card and CPU, and who never stays, needs another rule: it is named.
     escaped = {item["trick"] for item in attacked["tricks"] if item["hint"]}
-    assert escaped == {"restart", "trickle", "cpu-spin"}
+    assert escaped == {"restart", "restart-believed", "trickle", "cpu-spin"}
     assert found["just-under"] == "obeys"
     assert status == 1
 
@@ -124,9 +124,9 @@ def test_a_rule_that_only_listens_is_dodged_for_good_and_the_command_fails(tmp_p
     silent, hot = document["rules"]
     found = outcomes(silent)
     assert status == 1
-    assert {found[name] for name in ("fake-heartbeat", "say-everything", "no-labels", "renamed")} == {
-        "escapes"
-    }
+    assert {
+        found[name] for name in ("fake-heartbeat", "say-everything", "no-labels", "renamed")
+    } == {"escapes"}
     assert found["touch-log"] == "held"
     assert hot["skipped"] == "it judges cards, which say nothing of themselves"
     assert hot["tricks"] == []

@@ -53,6 +53,8 @@ CULPRITS = {
     "idle-sibling": {"hung", "half"},
     "allocated-unused": {"unused"},
     "zombie": {"crashed", "defunct"},
+    "barely-used": {"crashed", "notebook", "defunct", "hung", "half", "unused"},
+    "full-and-slow": {"hoarder"},
     "memory-runs-out": {"leaking"},
     "will-not-fit": {"too-large"},
     "loss-broken": {"not-a-number", "diverging"},
@@ -126,6 +128,7 @@ class _World:
             add("gpu_job_holds_gpu", 1, **held)
             add("gpu_job_memory_bytes", memory, **held)
             add("gpu_job_utilization_ratio", value, **held)
+            add("gpu_utilization_ratio", value, gpu=str(self._cards - 1), uuid=uuid)
         add("gpu_job_start_time_seconds", END - age, **names)
         add("gpu_job_first_gpu_use_timestamp_seconds", END - age, **names)
         for signal in ("log", "cpu"):
@@ -181,6 +184,7 @@ def _history() -> str:
     world.job("pressed", 0.3, io_pressure=0.6)
     world.job("half", 0.9, 0.0)
     world.job("unused", 0.0, memory=0)
+    world.job("hoarder", 0.3, memory=38 * GIB)
     world.job("leaking", 0.9, memory=lambda time: (20 + 16 * (time - BEGIN) / 6000) * GIB)
     world.job("too-large", 0.5)
     world.run("too-large", batch=512)
