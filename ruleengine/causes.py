@@ -69,18 +69,21 @@ class _Facts:
         return None if unsure else False
 
 
-def diagnose(job: JobFacts, verdict: Verdict, profiles: Iterable[Profile]) -> Cause:
+def diagnose(
+    job: JobFacts, verdict: Verdict, profiles: Iterable[Profile], *, team: str = ""
+) -> Cause:
     """Name the probable cause of a violation.
 
     Args:
         job: the job's facts.
         verdict: the violation; its evidence is quoted where no cause can be told.
         profiles: expectations.
+        team: whose rule it is, or an empty string.
 
     Returns:
         The cause with the figures that speak for it, and what the owner could do.
     """
-    facts = _facts(job, expectation(job, profiles).values)
+    facts = _facts(job, expectation(job, profiles, team=team).values)
     found = (
         _hyperparameters(facts)
         or _data_loading(facts)

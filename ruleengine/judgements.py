@@ -226,7 +226,8 @@ class Judgements:
         )
         case, events = step.case, [*before, *step.events]
         if truth is Truth.YES and case.detected_at is not None:
-            cause = diagnose(job, verdict, self._rulebook.rules.profiles)
+            profiles = self._rulebook.rules.profiles
+            cause = diagnose(job, verdict, profiles, team=rule.team)
             case = dataclasses.replace(
                 case, cause=cause.name, because=cause.because, remedy=cause.remedy
             )

@@ -98,7 +98,8 @@ def leaf_programs(
         moment: at which they will be asked.
     """
     if isinstance(leaf, ProfileCondition) and all(key in layout for key in leaf.keys):
-        return tuple(_Deviation(leaf, name, layout, moment) for name in leaf.profile.entries)
+        names = leaf.profile.entries
+        return tuple(_Deviation(leaf, name, layout, moment, team=rule.team) for name in names)
     return (_single(leaf, rule, layout, moment),)
 
 
@@ -288,7 +289,10 @@ class _Deviation:
 
     cost = 16
 
-    def __init__(self, leaf: ProfileCondition, name: str, layout: Layout, moment: Moment) -> None:
+    def __init__(
+        self, leaf: ProfileCondition, name: str, layout: Layout, moment: Moment, *, team: str
+    ) -> None:
+        self._team = team
         self._leaf, self._name, self._layout, self._moment = leaf, name, layout, moment
         self._deviation, self._key = leaf.profile.entries[name], leaf.key(name)
         self._per_card = self._key in layout.cards
@@ -318,7 +322,7 @@ class _Deviation:
         return _missing_or_early(numbers[self._at], self._horizon, warm)
 
     def _found(self, job: JobFacts) -> Expectation:
-        return self._moment.expectations.of(job)
+        return self._moment.expectations.of(job, self._team)
 
     def _shared(self, job: JobFacts) -> bool:
         return self._alone and any(gpu.tenants > 1 for gpu in job.gpus)

@@ -141,18 +141,26 @@ class Expectations:
         self.profiles = profiles
         self._known: dict[object, Expectation] = {}
 
-    def of(self, job: JobFacts) -> Expectation:
-        """What a job should show."""
+    def of(self, job: JobFacts, team: str) -> Expectation:
+        """What a job should show, asked by a rule of this team or by one of all."""
         run = job.run
         if run is None or run.conflict:
-            return expectation(job, self.profiles)
+            return expectation(job, self.profiles, team=team)
         cards = tuple([(gpu.name, gpu.memory_total_bytes) for gpu in job.gpus])
-        declared = (run.model, run.batch, run.imgsz, run.amp, len(set(job.instances)) > 1, cards)
+        declared = (
+            team,
+            run.model,
+            run.batch,
+            run.imgsz,
+            run.amp,
+            len(set(job.instances)) > 1,
+            cards,
+        )
         found = self._known.get(declared)
         if found is None:
             if len(self._known) >= REMEMBERED_ESTIMATES:
                 self._known.clear()
-            found = self._known[declared] = expectation(job, self.profiles)
+            found = self._known[declared] = expectation(job, self.profiles, team=team)
         return found
 
 

@@ -221,7 +221,8 @@ def test_a_sweep_says_what_evaluation_says(
         jobs = [_laid_out(job, layout) for job in jobs]
     broken = {key: "refused" for key in _KEYS if failed and "(b)" in key.promql}
     fleet = fleet_of(*jobs, failed=broken)
-    profiles = [a_profile()]
+    own = a_profile(throughput="20 img/s", gpu_memory="2GiB").model_copy(update={"team": "vision"})
+    profiles = [own, a_profile()]
     sweeper = Sweeper(
         fleet, rules, expectations=Expectations(profiles), whitelist=whitelist, now=NOW_FACTS
     )
@@ -229,6 +230,19 @@ def test_a_sweep_says_what_evaluation_says(
         wanted = [_spelled_out(rule, job, fleet, profiles, whitelist) for job in jobs]
         found = list(sweeper.findings(rule))
         assert found == [each for each in wanted if each is not None]
+
+
+def test_each_rule_is_swept_by_the_profiles_of_its_team() -> None:
+    """What is slow for everybody is as expected by the team's own profile, for its rules alone."""
+    own = a_profile(throughput="20 img/s").model_copy(update={"team": "vision"})
+    slow = {"profile": {"throughput": "below 15%"}, "window": "5m"}
+    rules = [a_rule(slow, id="all"), a_rule(slow, id="own", team="vision")]
+    (key,) = condition_keys(rules[0].when)
+    job = a_job({key: {"": 20.0}}, team="vision", run=a_run())
+    expectations = Expectations([own, a_profile()])
+    sweeper = Sweeper(fleet_of(job), rules, expectations=expectations, whitelist=[], now=NOW_FACTS)
+    found = [[item.truth for item in sweeper.findings(rule)] for rule in rules]
+    assert found == [[Truth.YES], []]
 
 
 def test_a_sweep_leaves_out_what_it_is_told_to_skip() -> None:
