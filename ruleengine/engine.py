@@ -23,6 +23,7 @@ from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
+from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.slurm_queues import with_queue
 from gpuwarden.ruleengine.telling import Teller
 from gpuwarden.ruleengine.ticks import TickCounts
@@ -61,7 +62,7 @@ class Engine:
         kill_switch: file that stops every end while it exists.
         rulebook: rules and directory in force.
         ledger: what is certain.
-        source: Prometheus.
+        source: Prometheus, or all the servers.
         alertmanager: every replica.
         agents: client of the nodes' agents, or None.
         signer: the engine's key, or None.
@@ -79,7 +80,7 @@ class Engine:
         *,
         rulebook: RuleBook,
         ledger: Ledger,
-        source: Source,
+        source: Source | Servers,
         alertmanager: AlertmanagerClient,
         agents: AgentClient | None,
         signer: Signer | None,
@@ -110,8 +111,16 @@ class Engine:
             poll=poll,
         )
         self.kill_switch = kill_switch
-        self._source = source
         self._queue = queue
+        self.servers = (
+            source
+            if isinstance(source, Servers)
+            else Servers(
+                [[Replica("prometheus", source)]],
+                wall=clock.wall,
+                scrape_interval=settings.scrape_interval,
+            )
+        )
         self.teller = Teller(
             settings,
             rulebook,
@@ -202,10 +211,14 @@ class Engine:
         self.view.halted = (Blocked("another_engine", self.superseded),)
         return True
 
-    async def _gather(self) -> FleetFacts:
+    async def _gather(self, *, again: bool = False) -> FleetFacts:
+        """Facts of now; `again` from the replica that this tick's came from."""
+        return await self.servers.ask(self._gathered, again=again)
+
+    async def _gathered(self, source: Source) -> FleetFacts:
         book = self.rulebook
         facts = gather(
-            self._source,
+            source,
             book.rules,
             time=self.clock.wall(),
             scrape_interval=self.settings.scrape_interval,
@@ -270,7 +283,7 @@ class Engine:
     ) -> list[Blocked]:
         """The last look at one case, and its end if nothing speaks against it."""
         try:
-            fresh = await self._gather()
+            fresh = await self._gather(again=True)
         except GpuwardenError as error:
             return [Blocked("not_confirmed", f"the last look failed: {error}")]
         # Everything else is read again after that, with nothing to wait for until the decision is

@@ -75,6 +75,10 @@ class EngineCollector(Collector):
         yield "gpuwarden_engine_enforcement_paused", [((), float(paused))]
         yield "gpuwarden_engine_nodes", self._nodes()
         yield (
+            "gpuwarden_engine_prometheus",
+            [(pair, 1.0) for pair in sorted(engine.servers.states().items())],
+        )
+        yield (
             "gpuwarden_ledger_size_bytes",
             [((part,), float(size)) for part, size in engine.ledger.sizes().items()],
         )

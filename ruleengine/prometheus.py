@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 from urllib.parse import urlencode
 
 import httpx
@@ -14,12 +14,22 @@ from gpuwarden.errors import PermanentError, ServiceUnavailable
 from gpuwarden.ruleengine.exchanges import exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.exchanges import Answer
 
+WHOLE: Final = {
+    # Thanos: an error rather than what some of its stores have; replicas folded into one.
+    "partial_response": "false",
+    "dedup": "true",
+    # VictoriaMetrics: likewise; and as of the time that was asked for, not up to 30 s before it
+    # (-search.latencyOffset).
+    "deny_partial_response": "1",
+    "nocache": "1",
+}
+"""Asked of every server: those that do not know a parameter pass it over."""
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """10,000 cards answer in 1.5 MB; an answer beyond this is a mistaken query."""
 
@@ -61,6 +71,7 @@ class PrometheusClient:
         timeout: float = 10.0,
         client: httpx.AsyncClient | None = None,
         clock: Clock | None = None,
+        replica_labels: Sequence[str] = (),
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -70,9 +81,11 @@ class PrometheusClient:
                 the whole takes at most twice as long.
             client: a client with credentials or TLS settings of its own; it is closed with this.
             clock: this machine's clock.
+            replica_labels: by which the server tells replicas apart; dropped from rows.
         """
         self._url = url.rstrip("/")
         self._timeout = timeout
+        self._replica_labels = tuple(replica_labels)
         self._clock = clock or SystemClock()
         self._client = client or httpx.AsyncClient(timeout=timeout, follow_redirects=False)
 
@@ -124,13 +137,22 @@ class PrometheusClient:
         return min(0.0, theirs - before)
 
     async def _query(self, query: str, extra: Mapping[str, str]) -> list[Sample]:
-        form = {"query": query, "timeout": f"{self._timeout:g}s", **extra}
+        form: dict[str, str | Sequence[str]] = {
+            "query": query,
+            "timeout": f"{self._timeout:g}s",
+            **WHOLE,
+            **extra,
+        }
+        if self._replica_labels:
+            form["replicaLabels[]"] = self._replica_labels
         reply = await self._post(form)
         status = reply.status
         try:
             answer = reply.json()
         except ValueError as error:
             message = f"{self._url} answered {status} with something that is not JSON"
+            if status in (401, 403):
+                message += ": see bearer_token_file, username and tenant under prometheus"
             raise ServiceUnavailable(message) from error
         if not isinstance(answer, dict):
             raise ServiceUnavailable(f"{self._url} answered {status} with something unexpected")
@@ -142,14 +164,14 @@ class PrometheusClient:
         self._refuse_partial(answer)
         return self._rows(answer.get("data"))
 
-    async def _post(self, form: Mapping[str, str]) -> Answer:
+    async def _post(self, form: Mapping[str, str | Sequence[str]]) -> Answer:
         try:
             return await exchange(
                 self._client,
                 "POST",
                 f"{self._url}/api/v1/query",
                 seconds=2 * self._timeout,
-                content=urlencode(form).encode(),
+                content=urlencode(form, doseq=True).encode(),
                 headers={"Content-Type": "application/x-www-form-urlencoded"},
                 limit=MAX_ANSWER_BYTES,
             )
@@ -174,9 +196,29 @@ class PrometheusClient:
         try:
             if kind == "scalar":
                 return [Sample({}, float(result[1]))]
-            return [_sample(row) for row in result]
+            return self._folded([_sample(row) for row in result])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ServiceUnavailable(f"{self._url} gave an unexpected answer: {error}") from error
+
+    def _folded(self, rows: list[Sample]) -> list[Sample]:
+        """Rows without the labels of replicas; those of one series must not contradict each other.
+
+        A global view adds such a label to all rows or to none.
+        """
+        names = set(self._replica_labels)
+        if not rows or names.isdisjoint((*rows[0].labels, *rows[-1].labels)):
+            return rows
+        folded: dict[frozenset[tuple[str, str]], Sample] = {}
+        for row in rows:
+            labels = {name: text for name, text in row.labels.items() if name not in names}
+            key = frozenset(labels.items())
+            if key in folded and folded[key].value != row.value:
+                raise ServiceUnavailable(
+                    f"{self._url}: replicas differ in {labels}: let the server fold them "
+                    f"(its replica labels), or name the replicas themselves under prometheus"
+                )
+            folded[key] = Sample(labels, row.value)
+        return list(folded.values())
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:

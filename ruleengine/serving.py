@@ -23,7 +23,9 @@ from gpuwarden.ruleengine.files import read_secret
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.nodes import Nodes
 from gpuwarden.ruleengine.prometheus import PrometheusClient
+from gpuwarden.ruleengine.prometheus_settings import client_of
 from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.sign_ins import Token
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import httpx
     from starlette.applications import Starlette
 
     from gpuwarden.clock import Clock
@@ -113,6 +116,7 @@ def check_files(settings: Settings) -> RuleBook:
     """
     book = RuleBook(settings)
     read_secrets(settings)
+    client_of(settings.values.prometheus, settings.path)
     return book
 
 
@@ -129,6 +133,29 @@ def _channels(settings: Settings, secrets: Secrets, clock: Clock) -> dict[str, C
     if slack is not None and secrets.slack_token is not None:
         found["slack"] = SlackChannel(slack, secrets.slack_token)
     return found
+
+
+def _prometheus(
+    settings: Settings, client: httpx.AsyncClient, clock: Clock
+) -> list[list[tuple[str, PrometheusClient]]]:
+    """Address and client of every server, by shards."""
+    chosen = settings.values.prometheus
+    return [
+        [
+            (
+                url,
+                PrometheusClient(
+                    url,
+                    timeout=chosen.timeout,
+                    client=client,
+                    clock=clock,
+                    replica_labels=chosen.replica_labels,
+                ),
+            )
+            for url in shard
+        ]
+        for shard in chosen.groups
+    ]
 
 
 def _nodes(settings: Settings, ledger: Ledger, clock: Clock) -> Nodes | None:
@@ -181,10 +208,16 @@ class Service:
         if secrets.notify_token is not None:
             ticket_key = tickets.key_from(secrets.notify_token)
         self._channels = _channels(settings, secrets, clock)
+        self._client = client_of(values.prometheus, settings.path)
         self.ledger = Ledger(settings.path(values.ledger))
         self._nodes = _nodes(settings, self.ledger, clock)
-        self._prometheus = PrometheusClient(
-            values.prometheus.url, timeout=values.prometheus.timeout, clock=clock
+        self._servers = Servers(
+            [
+                [Replica(url, client) for url, client in shard]
+                for shard in _prometheus(settings, self._client, clock)
+            ],
+            wall=clock.wall,
+            scrape_interval=values.scrape_interval,
         )
         self._alertmanager = AlertmanagerClient(values.alertmanagers, clock)
         self._agents = agents
@@ -193,7 +226,7 @@ class Service:
             settings.path(values.kill_switch),
             rulebook=rulebook,
             ledger=self.ledger,
-            source=self._prometheus,
+            source=self._servers,
             alertmanager=self._alertmanager,
             agents=agents,
             signer=secrets.signer,
@@ -219,7 +252,7 @@ class Service:
     async def aclose(self) -> None:
         """Release everything."""
         await self.engine.reclaimer.aclose()
-        await self._prometheus.aclose()
+        await self._client.aclose()
         await self._alertmanager.aclose()
         if self._agents is not None:
             await self._agents.aclose()

@@ -17,25 +17,13 @@ from gpuwarden.errors import InvalidInput
 from gpuwarden.node_api import RegistrationRefused, Target
 from gpuwarden.ruleengine.directories import Email
 from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
+from gpuwarden.ruleengine.prometheus_settings import URL, PrometheusSettings, Url
 from gpuwarden.ruleengine.web_settings import DEFAULT_LISTEN, File, WebSettings
 from gpuwarden.yaml_files import load_file
 
-_URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
-
-
-def _url(text: str) -> str:
-    if _URL.fullmatch(text) is None:
-        raise PydanticCustomError(
-            "GW107",
-            "{text} is not a base address: write it like http://prometheus:9090, "
-            "without user, query or fragment",
-            {"text": repr(text)},
-        )
-    return text.rstrip("/")
-
 
 def _template(text: str) -> str:
-    if text.count("{host}") != 1 or _URL.fullmatch(text.replace("{host}", "node")) is None:
+    if text.count("{host}") != 1 or URL.fullmatch(text.replace("{host}", "node")) is None:
         raise PydanticCustomError(
             "GW107",
             "{text} is not an agent's address: write it like {example}",
@@ -63,19 +51,6 @@ def _allowed(text: str) -> str:
                 {"text": repr(text)},
             ) from None
         return text
-
-
-Url = Annotated[str, AfterValidator(_url)]
-"""Base address of a server, without a trailing slash."""
-
-
-class PrometheusSettings(Strict):
-    """Where every fact comes from."""
-
-    url: Url
-    """Base address, such as http://127.0.0.1:9090."""
-    timeout: Annotated[Seconds, Field(gt=0)] = 10.0
-    """For one query; with 10,000 cards one takes about a second."""
 
 
 class AgentSettings(Strict):
@@ -252,6 +227,10 @@ class EngineSettings(Strict):
         if self.expected_nodes is not None and self.nodes is not None:
             raise PydanticCustomError(
                 "GW111", "expected_nodes and nodes exclude each other: by number, or by name", {}
+            )
+        if self.prometheus.shards and self.expected_nodes is None and self.nodes is None:
+            raise PydanticCustomError(
+                "GW111", "with prometheus.shards, say which nodes there should be: nodes", {}
             )
         return self
 

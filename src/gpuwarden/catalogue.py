@@ -620,6 +620,15 @@ _ENGINE = (
         "gpuwarden_engine_enforcement_paused", _G, "", "1 while a person has paused every end."
     ),
     _engine(
+        "gpuwarden_engine_prometheus",
+        _G,
+        "",
+        "Servers of facts by what they are to the engine: used, spare (a replica that could be), "
+        "failed when last asked; 1.",
+        "server",
+        "state",
+    ),
+    _engine(
         "gpuwarden_ledger_size_bytes",
         _G,
         "bytes",

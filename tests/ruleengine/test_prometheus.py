@@ -10,15 +10,22 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import pytest
 from tests.servers import Server, prometheus
 
-from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine.prometheus import PrometheusClient, QueryRefused, Sample
+from gpuwarden.errors import InvalidInput, ServiceUnavailable
+from gpuwarden.ruleengine.prometheus import WHOLE, PrometheusClient, QueryRefused, Sample
+from gpuwarden.ruleengine.prometheus_settings import PrometheusSettings, client_of
 
-Answer = tuple[int, object]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADERS = ("Authorization", "X-Scope-OrgID")
+"""What the test's server tells beside the form."""
+Answer = tuple[int, Any]
 Serve = Callable[[dict[str, str]], Answer]
 
 
@@ -33,6 +40,7 @@ def _serving(answer: Serve) -> Iterator[str]:
                 name: values[0]
                 for name, values in parse_qs(self.rfile.read(length).decode()).items()
             }
+            form |= {name: self.headers[name] for name in HEADERS if name in self.headers}
             status, body = answer(form)
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
@@ -54,9 +62,9 @@ def _serving(answer: Serve) -> Iterator[str]:
         server.server_close()
 
 
-def _ask(url: str, query: str = "up") -> list[Sample]:
+def _ask(url: str, query: str = "up", replica_labels: tuple[str, ...] = ()) -> list[Sample]:
     async def once() -> list[Sample]:
-        async with PrometheusClient(url, timeout=5) as client:
+        async with PrometheusClient(url, timeout=5, replica_labels=replica_labels) as client:
             return await client.instant(query, 1000.25)
 
     return asyncio.run(once())
@@ -88,7 +96,7 @@ def test_the_time_is_sent_with_its_fraction() -> None:
 
     with _serving(answer) as url:
         assert _ask(url) == []
-    assert forms == [{"query": "up", "time": "1000.250", "timeout": "5s"}]
+    assert forms == [{"query": "up", "time": "1000.250", "timeout": "5s", **WHOLE}]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +119,125 @@ def test_everything_but_a_whole_answer_is_worth_another_try(answer: Answer) -> N
     """The tick is discarded, and nothing changes."""
     with _serving(lambda _: answer) as url, pytest.raises(ServiceUnavailable):
         _ask(url)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        # Thanos with partial_response=true, as it would answer if it passed our parameter over.
+        _vector(ROW, warnings=["No StoreAPIs matched for this query"]),
+        _vector(ROW, warnings=["receive series from Addr: 10.0.0.7:10901: Unavailable"]),
+        # Thanos with partial_response=false.
+        (422, {"status": "error", "errorType": "execution", "error": "fetch series for store"}),
+        # vmselect, of which a vmstorage is away.
+        (200, {"status": "success", "isPartial": True, "data": _vector(ROW)[1]["data"]}),
+        (503, {"status": "error", "errorType": "503", "error": "cannot fetch: vmstorage"}),
+        # Mimir: no tenant, too many queries, and an ingester too few.
+        (401, b"no org id"),
+        (429, {"status": "error", "errorType": "too_many_requests", "error": "per-user limit"}),
+        (
+            500,
+            {"status": "error", "errorType": "internal", "error": "too many unhealthy instances"},
+        ),
+    ],
+)
+def test_what_compatible_servers_say_when_they_have_not_everything(answer: Answer) -> None:
+    """By their documentation and source: no rows of such an answer are ever used."""
+    with (
+        _serving(lambda _: answer) as url,
+        pytest.raises((ServiceUnavailable, QueryRefused)),
+    ):
+        _ask(url)
+
+
+def test_labels_of_replicas_are_dropped_and_thanos_is_asked_to_fold_them() -> None:
+    """One row of two replicas that agree; rows of different series stay apart."""
+    forms: list[dict[str, str]] = []
+
+    def answer(form: dict[str, str]) -> Answer:
+        forms.append(form)
+        return _vector(
+            {"metric": {"job": "x", "replica": "a"}, "value": [1, "1"]},
+            {"metric": {"job": "x", "replica": "b"}, "value": [1, "1"]},
+            {"metric": {"job": "y", "replica": "b"}, "value": [1, "2"]},
+        )
+
+    with _serving(answer) as url:
+        rows = _ask(url, replica_labels=("replica",))
+    assert rows == [Sample({"job": "x"}, 1.0), Sample({"job": "y"}, 2.0)]
+    assert forms[0]["replicaLabels[]"] == "replica"
+
+
+def test_replicas_that_contradict_each_other_are_no_answer() -> None:
+    """Which of them is right nobody knows."""
+    answer = _vector(
+        {"metric": {"job": "x", "replica": "a"}, "value": [1, "1"]},
+        {"metric": {"job": "x", "replica": "b"}, "value": [1, "2"]},
+    )
+    with (
+        _serving(lambda _: answer) as url,
+        pytest.raises(ServiceUnavailable, match="let the server fold them"),
+    ):
+        _ask(url, replica_labels=("replica",))
+
+
+def test_credentials_come_from_files_and_change_with_them(tmp_path: Path) -> None:
+    """A token is renewed without a restart; the tenant goes along; a lost file is told."""
+    seen: list[dict[str, str]] = []
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    settings = PrometheusSettings.model_validate(
+        {"url": "http://prometheus", "bearer_token_file": "token", "tenant": "team-a"}
+    )
+
+    def answer(form: dict[str, str]) -> Answer:
+        seen.append(form)
+        return _vector()
+
+    async def story(url: str) -> None:
+        http = client_of(settings, lambda name: tmp_path / name)
+        async with PrometheusClient(url, client=http) as client:
+            await client.instant("up", 1.0)
+            token.write_text("second-token\n")
+            await client.instant("up", 1.0)
+            token.unlink()
+            with pytest.raises(ServiceUnavailable, match="bearer_token_file"):
+                await client.instant("up", 1.0)
+
+    with _serving(answer) as url:
+        asyncio.run(story(url))
+    assert [form["Authorization"] for form in seen] == ["Bearer first", "Bearer second-token"]
+    assert {form["X-Scope-OrgID"] for form in seen} == {"team-a"}
+
+
+def test_a_password_is_sent_as_basic_authentication(tmp_path: Path) -> None:
+    """Name and password as RFC 7617 has them."""
+    seen: list[str] = []
+    (tmp_path / "password").write_text("open sesame")
+    settings = PrometheusSettings.model_validate(
+        {"url": "http://prometheus", "username": "aladdin", "password_file": "password"}
+    )
+
+    def answer(form: dict[str, str]) -> Answer:
+        seen.append(form["Authorization"])
+        return _vector()
+
+    async def story(url: str) -> None:
+        http = client_of(settings, lambda name: tmp_path / name)
+        async with PrometheusClient(url, client=http) as client:
+            await client.instant("up", 1.0)
+
+    with _serving(answer) as url:
+        asyncio.run(story(url))
+    assert seen == ["Basic YWxhZGRpbjpvcGVuIHNlc2FtZQ=="]
+
+
+@pytest.mark.parametrize("name", ["bearer_token_file", "ca_file"])
+def test_a_file_that_is_missing_is_told_at_the_start(tmp_path: Path, name: str) -> None:
+    """By the setting that names it."""
+    settings = PrometheusSettings.model_validate({"url": "http://prometheus", name: "none"})
+    with pytest.raises(InvalidInput, match=f"prometheus.{name}"):
+        client_of(settings, lambda file: tmp_path / file)
 
 
 def test_remarks_on_the_query_are_no_partial_answer() -> None:

@@ -193,3 +193,43 @@ def test_a_reload_is_all_or_nothing(tmp_path: Path) -> None:
     assert book.hash != before
     assert book.problem == ""
     assert not book.refresh()
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("url: http://a/prometheus/", (("http://a/prometheus",),)),
+        ("replicas: [http://a, http://b]", (("http://a", "http://b"),)),
+        ("shards: [http://a, [http://b1, http://b2]]", (("http://a",), ("http://b1", "http://b2"))),
+    ],
+)
+def test_servers_are_one_replicas_or_shards(
+    tmp_path: Path, text: str, groups: tuple[tuple[str, ...], ...]
+) -> None:
+    """However they are written, they are shards of replicas."""
+    path = write(
+        tmp_path,
+        f"version: 1\nprometheus: {{{text}}}\nexpected_nodes: 2\nrules: [r.yaml]\n",
+    )
+    assert load_settings(path).values.prometheus.groups == groups
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{timeout: 5s}", "exactly one of url, replicas and shards"),
+        ("{url: http://a, replicas: [http://b]}", "exactly one of url, replicas and shards"),
+        ("{replicas: [http://a, http://a/]}", "a server is named twice"),
+        ("{shards: [http://a, []]}", "shards"),
+        ("{shards: [http://a, http://b]}", "say which nodes there should be"),
+        ("{url: http://a, username: u}", "together or not at all"),
+        ("{url: 'http://u:p@a'}", "not a base address"),
+        ("{url: http://a, tenant: 'a b'}", "tenant"),
+        ("{url: http://a, bearer_token_file: t, username: u, password_file: p}", "exclude"),
+    ],
+)
+def test_servers_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, why: str) -> None:
+    """Before anything is asked of a server."""
+    path = write(tmp_path, f"version: 1\nprometheus: {text}\nrules: [r.yaml]\n")
+    with pytest.raises(InvalidInput, match=why):
+        load_settings(path)

@@ -1,0 +1,210 @@
+"""Several servers in the place of one: replicas that hold the same, shards that hold parts.
+
+One question, such as the facts of a tick, is answered by one replica of each shard and by no other:
+where that fails, everything is asked anew of the next. Rows of shards are put together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gpuwarden.errors import GpuwardenError, ServiceUnavailable
+from gpuwarden.ruleengine.prometheus import QueryRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from gpuwarden.ruleengine.prometheus import Sample, Source
+    from gpuwarden.ruleengine.verdicts import FleetFacts
+
+FRESH_SCRAPES = 2.0
+PROBE_SECONDS = 3.0
+"""A replica that hangs holds up no tick: it is asked last."""
+
+log = structlog.get_logger(__name__)
+
+
+class Replica:
+    """One server.
+
+    Args:
+        name: its address.
+        source: how it is asked.
+    """
+
+    def __init__(self, name: str, source: Source) -> None:
+        self.name = name
+        self.failed: GpuwardenError | None = None
+        self._source = source
+
+    async def instant(self, query: str, time: float) -> list[Sample]:
+        """Ask; it is remembered if that fails."""
+        try:
+            return await self._source.instant(query, time)
+        except (ServiceUnavailable, QueryRefused) as error:
+            # Thanos refuses a query as such when one of its stores is away.
+            self.failed = error
+            raise
+
+    async def clock_skew(self) -> float:
+        """Ask; it is remembered if that fails."""
+        try:
+            return await self._source.clock_skew()
+        except ServiceUnavailable as error:
+            self.failed = error
+            raise
+
+
+class Servers:
+    """Every server of engine.yaml.
+
+    Args:
+        groups: shards, each with its replicas in order of preference.
+        wall: Unix time.
+        scrape_interval: of the nodes, in seconds.
+        probe: seconds in which a replica must say how many nodes it sees.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[Replica]],
+        *,
+        wall: Callable[[], float],
+        scrape_interval: float,
+        probe: float = PROBE_SECONDS,
+    ) -> None:
+        self._groups = [list(group) for group in groups]
+        self._wall = wall
+        self._interval = scrape_interval
+        self._probe = probe
+        self._used = [group[0] for group in self._groups]
+
+    def states(self) -> dict[str, str]:
+        """Address -> used, spare or failed (when it was last asked)."""
+        return {
+            replica.name: "failed"
+            if replica.failed is not None
+            else "used"
+            if replica in self._used
+            else "spare"
+            for group in self._groups
+            for replica in group
+        }
+
+    async def ask(
+        self, question: Callable[[Source], Awaitable[FleetFacts]], *, again: bool = False
+    ) -> FleetFacts:
+        """Have a question answered by one replica of each shard.
+
+        Args:
+            question: asked anew, from its beginning, for every choice of replicas.
+            again: about what was just answered: only those that answered then are asked.
+
+        Raises:
+            ServiceUnavailable: no replica of some shard answers, or the question has none.
+            QueryRefused: no replica of some shard accepts its queries.
+        """
+        if again:
+            return await question(self._source(self._used))
+        orders = await asyncio.gather(*(self._order(group) for group in self._groups))
+        while True:
+            chosen = [order[0] for order in orders]
+            for replica in chosen:
+                replica.failed = None
+            try:
+                answer = await question(self._source(chosen))
+            except (ServiceUnavailable, QueryRefused) as error:
+                failed = [order for order in orders if order[0].failed is not None]
+                for order in failed:
+                    order.pop(0)
+                # Not a server failed but the question, or a shard has no replica left.
+                if not failed or not all(orders):
+                    raise
+                log.warning(
+                    "the next replica is asked everything anew",
+                    failed=[r.name for r in chosen if r.failed is not None],
+                    error=str(error),
+                )
+                continue
+            for replica in chosen:
+                replica.failed = None  # what failed was a custom expression, which is told itself
+            if chosen != self._used:
+                log.warning("another replica is used", used=[r.name for r in chosen])
+                self._used = chosen
+            return answer
+
+    def _source(self, chosen: Sequence[Replica]) -> Source:
+        return chosen[0] if len(chosen) == 1 else Shards(chosen)
+
+    async def _order(self, group: list[Replica]) -> list[Replica]:
+        """Replicas as they are to be tried: those that see more nodes first."""
+        if len(group) == 1:
+            return list(group)
+        seen = await asyncio.gather(*(self._lit(replica) for replica in group))
+        lit = dict(zip(group, seen, strict=True))
+        return sorted(group, key=lambda r: (-lit[r], r not in self._used))
+
+    async def _lit(self, replica: Replica) -> float:
+        """How many nodes a replica sees now; below 0 if it does not answer."""
+        limit = FRESH_SCRAPES * self._interval
+        query = (
+            "count(timestamp(gpuwarden_snapshot_timestamp_seconds) "
+            f">= time() - {limit:g}) or vector(0)"
+        )
+        try:
+            async with asyncio.timeout(self._probe):
+                rows = await replica.instant(query, self._wall())
+        except TimeoutError:
+            replica.failed = ServiceUnavailable(f"no answer within {self._probe:g} s")
+            return -1.0
+        except GpuwardenError:
+            return -1.0
+        replica.failed = None
+        return max((row.value for row in rows), default=0.0)
+
+
+class Shards:
+    """A `Source` of several that hold different nodes.
+
+    Args:
+        parts: one of each shard.
+    """
+
+    def __init__(self, parts: Sequence[Replica]) -> None:
+        self._parts = parts
+
+    async def instant(self, query: str, time: float) -> list[Sample]:
+        """The rows of all shards.
+
+        What two shards say with the same labels cannot be put together: an aggregate over part of
+        the nodes, say of a job on nodes of both, is left out, and so UNKNOWN.
+
+        Raises:
+            ServiceUnavailable: a shard does not answer, or two of them scrape the same node.
+        """
+        answers = await asyncio.gather(*(part.instant(query, time) for part in self._parts))
+        found: dict[frozenset[tuple[str, str]], Sample] = {}
+        twice: set[frozenset[tuple[str, str]]] = set()
+        for answer in answers:
+            own: dict[frozenset[tuple[str, str]], Sample] = {}
+            for row in answer:
+                own[frozenset(row.labels.items())] = row
+            twice |= own.keys() & found.keys()
+            found |= own
+        for key in twice:
+            instance = found.pop(key).labels.get("instance")
+            if instance is not None:
+                names = ", ".join(part.name for part in self._parts)
+                raise ServiceUnavailable(
+                    f"{instance} is scraped by two of the shards {names}: each node belongs to "
+                    "one; servers that scrape the same nodes are `replicas`"
+                )
+        return list(found.values())
+
+    async def clock_skew(self) -> float:
+        """That of the clock which is furthest from ours."""
+        found = await asyncio.gather(*(part.clock_skew() for part in self._parts))
+        return max(found, key=abs)
