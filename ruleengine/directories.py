@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.ruleengine.fields import Strict, as_tuple, known_zone
@@ -29,6 +39,11 @@ def _address(text: str) -> str:
     return text
 
 
+def _one_or_some(value: object) -> object:
+    """A single text stands for a list of one."""
+    return (value,) if isinstance(value, str) else as_tuple(value)
+
+
 Email = Annotated[str, AfterValidator(_address)]
 """One bare address."""
 SlackTarget = Annotated[
@@ -39,6 +54,51 @@ Zone = Annotated[str, AfterValidator(known_zone)]
 """IANA name of a time zone."""
 UserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.][A-Za-z0-9_.@+-]{0,62}\$?$")]
 """User name on the nodes."""
+
+
+_BUDGET = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) GPU-hours? per (day|week|month)")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many GPU-hours a team may hold in any day, week (7 days) or month (30 days)."""
+
+    gpu_hours: float
+    period: str
+
+
+def _budget(value: object) -> Budget:
+    found = _BUDGET.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise PydanticCustomError(
+            "GW107",
+            "{value} is not a budget: write it like 500 GPU-hours per month (or day, or week)",
+            {"value": repr(value)},
+        )
+    return Budget(float(found[1]), found[2])
+
+
+BudgetText = Annotated[
+    Budget,
+    PlainValidator(_budget),
+    WithJsonSchema({"type": "string", "examples": ["500 GPU-hours per month"]}),
+]
+"""Such as `500 GPU-hours per month`; periods slide, a month is 30 days."""
+
+
+class Team(Strict):
+    """What holds for a team."""
+
+    budget: Annotated[tuple[BudgetText, ...], BeforeValidator(_one_or_some)] = ()
+    """GPU time that its jobs may hold together, one or several; exported, and compared by the
+    default rule over-budget."""
+
+    @model_validator(mode="after")
+    def _each_period_once(self) -> Team:
+        periods = [budget.period for budget in self.budget]
+        if len(set(periods)) < len(periods):
+            raise PydanticCustomError("GW111", "needs at most one budget for each period", {})
+        return self
 
 
 class User(Strict):
@@ -84,6 +144,10 @@ class Directory(Strict):
     """Who receives alerts of the level `page`, where Alertmanager routes them to the engine."""
     users: Mapping[UserName, User] = Field(default_factory=lambda: MappingProxyType({}))
     """User name on the nodes -> the person."""
+    teams: Mapping[Annotated[str, StringConstraints(min_length=1, max_length=63)], Team] = Field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """Team, as users name it -> what holds for it."""
 
     def user(self, name: str) -> User:
         """The person of a user name; one without addresses if the directory has none."""

@@ -26,7 +26,8 @@ from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.slurm_queues import with_queue
 from gpuwarden.ruleengine.telling import Teller
-from gpuwarden.ruleengine.ticks import TickCounts
+from gpuwarden.ruleengine.ticks import OUTAGE_TICKS, TickCounts
+from gpuwarden.ruleengine.usages import Usage
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
 from gpuwarden.ruleengine.views import View, pair_of
 
@@ -121,6 +122,7 @@ class Engine:
                 scrape_interval=settings.scrape_interval,
             )
         )
+        self.usage = Usage(OUTAGE_TICKS * settings.tick)
         self.teller = Teller(
             settings,
             rulebook,
@@ -193,6 +195,7 @@ class Engine:
             view = self._judgements.judge(facts)
             view.halted_since = self.view.halted_since
             self.view = view
+            self.usage.add(facts, self.clock.monotonic())
             await self._enforce(facts)
             for pair in self._upkeep.run(facts):
                 self._judgements.forget(pair)

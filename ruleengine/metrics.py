@@ -99,8 +99,20 @@ class EngineCollector(Collector):
                 yield (state.value,), float(states.count(state))
 
     def _directory(self) -> Iterator[tuple[str, Iterable[Row]]]:
-        users = self._engine.rulebook.directory.users
+        directory = self._engine.rulebook.directory
+        users = directory.users
         yield "gpuwarden_user_info", [((name, user.team), 1.0) for name, user in users.items()]
+        budgets = [(name, each) for name, team in directory.teams.items() for each in team.budget]
+        yield (
+            "gpuwarden_budget_gpu_hours",
+            [((name, each.period), each.gpu_hours) for name, each in budgets],
+        )
+        teams = {user.team for user in users.values()} | directory.teams.keys()
+        used = self._engine.usage.seconds(teams)
+        yield (
+            "gpuwarden_team_gpu_seconds_total",
+            _counted(((team,), seconds) for team, seconds in used.items()),
+        )
 
     def _cases(self) -> Iterator[tuple[str, Iterable[Row]]]:
         found = [s.case for s in self._engine.cases.all() if s.case.detected_at is not None]
@@ -168,7 +180,7 @@ class EngineCollector(Collector):
         yield from found.items()
 
 
-def _counted(counts: Iterable[tuple[tuple[str, ...], int]]) -> list[Row]:
+def _counted(counts: Iterable[tuple[tuple[str, ...], float]]) -> list[Row]:
     return [(labels, float(count)) for labels, count in sorted(counts)]
 
 

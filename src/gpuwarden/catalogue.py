@@ -601,6 +601,13 @@ _ENGINE = (
     _engine(
         "gpuwarden_budget_gpu_hours", _G, "", "Budget of a team in GPU hours.", "team", "period"
     ),
+    _engine(
+        "gpuwarden_team_gpu_seconds_total",
+        _C,
+        "seconds",
+        "GPU time that a team's jobs held, as the engine saw it; a shared card is shared out.",
+        "team",
+    ),
     _engine("gpuwarden_booking_gpus", _G, "", "GPUs booked by a team now.", "team"),
     _engine(
         "gpuwarden_engine_nodes",

@@ -28,6 +28,7 @@ SINCE_START = (
     "gpuwarden_engine_ticks_total",
     "gpuwarden_unknown_total",
     "gpuwarden_verdicts_total",
+    "gpuwarden_team_gpu_seconds_total",
 )
 NOTIFY = {"Authorization": "Bearer notify"}
 OPERATOR = {"Authorization": "Bearer operator"}
@@ -148,7 +149,7 @@ def test_what_running_jobs_should_show_is_on_the_page(servers: World) -> None:
 def test_no_counter_ever_falls(servers: World) -> None:
     """Over a refusal, a decision in flight, its result and a restart: `increase()` sees no reset.
 
-    Ticks and verdicts count from the engine's start.
+    Ticks, verdicts and the teams' GPU time count from the engine's start.
     """
     highest: dict[str, float] = {}
 

@@ -60,6 +60,7 @@ CULPRITS = {
     "loss-broken": {"not-a-number", "diverging"},
     "learning-rate-suspect": {"swinging"},
     "overdue": {"old"},
+    "over-budget": {"spender"},
     "throttled-card": {"hot"},
     "orphaned-memory": {"orphan"},
     "hot-card": {"hot"},
@@ -112,6 +113,7 @@ class _World:
         *utilization: float | Curve,
         memory: float | Curve = 3.5 * GIB,
         silent: float = 3,
+        user: str = "ana",
         interactive: str = "false",
         age: float = 2 * 3600,
         zombies: float = 0,
@@ -119,7 +121,7 @@ class _World:
     ) -> None:
         """A job that its platform gave one card for each utilization."""
         add, names = self.history.add, {"job_id": job_id}
-        kind = {"user": "ana", "source": "process", "framework": "torch"}
+        kind = {"user": user, "source": "process", "framework": "torch"}
         add("gpu_job_info", 1, **names, **kind, interactive=interactive)
         for index, value in enumerate(utilization):
             uuid = f"{job_id}-{index}"
@@ -195,6 +197,11 @@ def _history() -> str:
     world.job("swinging", _swinging(0.3, 0.9))
     world.run("swinging", loss=_swinging(1.0, 5.0))
     world.job("old", 0.9, age=8 * DAY)
+    world.job("spender", 0.9, user="eve")
+    for user, team, hours in (("ana", "vision", 10.0), ("eve", "speech", 1.0)):
+        world.history.add("gpuwarden_user_info", 1, user=user, team=team)
+        world.history.add("gpuwarden_budget_gpu_hours", hours, team=team, period="week")
+        world.history.add("gpuwarden_team_gpu_seconds_total", _growing(1.0), team=team)
     return world.history.text()
 
 
@@ -260,7 +267,15 @@ def test_no_rule_does_anything_before_an_operator_says_so(rule_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule_id", ["idle-sibling", "pseudo-efficient", "data-starved", "memory-runs-out", "overdue"]
+    "rule_id",
+    [
+        "idle-sibling",
+        "pseudo-efficient",
+        "data-starved",
+        "memory-runs-out",
+        "overdue",
+        "over-budget",
+    ],
 )
 def test_what_one_card_a_trainer_or_a_guess_says_never_ends_a_job(rule_id: str) -> None:
     """Whatever mode an operator gives it."""
