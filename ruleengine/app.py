@@ -1,24 +1,31 @@
-"""The engine's HTTP side: metrics, health, the last hop of notices, jobs and their pages, keeps."""
+"""The engine's HTTP side put together: metrics, health, the last hop of notices, API and pages."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
 from starlette.applications import Starlette
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from gpuwarden.ruleengine import explain, lookups, tickets
+from gpuwarden.ruleengine import openapi
 from gpuwarden.ruleengine.access import Access, SignInNeeded
-from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, read_object, seconds, word
+from gpuwarden.ruleengine.api import Api
+from gpuwarden.ruleengine.api_models import Delivered
 from gpuwarden.ruleengine.deliveries import MalformedMessage
 from gpuwarden.ruleengine.enforcement_routes import EnforcementRoutes
+from gpuwarden.ruleengine.job_histories import JobHistories
 from gpuwarden.ruleengine.keeps import KeepDesk
+from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.metrics import EngineCollector, render
 from gpuwarden.ruleengine.node_routes import NodeRoutes
-from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json, refused, signed_out
+from gpuwarden.ruleengine.operations import Operation
+from gpuwarden.ruleengine.pages.forms import Forms
+from gpuwarden.ruleengine.pages.readings import Readings
+from gpuwarden.ruleengine.pages.rendering import Pages
+from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json, refused
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.sign_ins import SHARED, SignIns, Token
 
@@ -29,17 +36,10 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.deliveries import LastHop
     from gpuwarden.ruleengine.engine import Engine
-    from gpuwarden.ruleengine.roles import Person
+    from gpuwarden.ruleengine.job_histories import SeriesSource
 
 MAX_NOTIFY_BYTES = 4 * 1024 * 1024
 _SLACK_TARGET = re.compile(r"[UWCGD][A-Z0-9]{5,20}|#[a-z0-9._-]{1,80}")
-_SAFE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
-    "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 
 
 class EngineApp:
@@ -53,6 +53,8 @@ class EngineApp:
         ticket_key: secret of owners' tickets and signed links, or None.
         node_token: the nodes', or None: no node can register.
         tokens: of those who have one of their own.
+        series: for the charts of jobs, or None: there are none.
+        session_key: that sessions are signed with; by default one that only this process has.
     """
 
     def __init__(
@@ -65,11 +67,12 @@ class EngineApp:
         ticket_key: bytes | None,
         node_token: str | None = None,
         tokens: Sequence[Token] = (),
+        series: SeriesSource | None = None,
+        session_key: bytes | None = None,
     ) -> None:
         self._engine = engine
         self._last_hop = last_hop
         self._notify_token = notify_token
-        self._ticket_key = ticket_key
         self._collector = EngineCollector(engine)
         shared = () if operator_token is None else (_shared(operator_token),)
         sign_ins = SignIns(
@@ -78,46 +81,63 @@ class EngineApp:
             directory=lambda: engine.rulebook.directory,
             clock=engine.clock,
             external_url=engine.settings.external_url,
+            key=session_key,
         )
-        self._sign_ins = sign_ins
-        self._access = Access(engine, sign_ins)
-        self._desk = KeepDesk(engine)
-        self._nodes = NodeRoutes(engine, node_token=node_token, access=self._access)
-        self._enforcement = EnforcementRoutes(engine, sign_ins)
+        access, desk = Access(engine, sign_ins), KeepDesk(engine)
+        histories = JobHistories(series, engine.clock)
+        pages = Pages(engine, sign_ins)
+        self._readings = Readings(engine, access, pages, desk=desk, histories=histories)
+        self._forms = Forms(
+            engine,
+            access,
+            pages,
+            readings=self._readings,
+            desk=desk,
+            links=Links(ticket_key, engine.settings.external_url),
+        )
+        api = Api(engine, access, desk=desk, ticket_key=ticket_key, histories=histories)
+        nodes = NodeRoutes(engine, node_token=node_token, access=access)
+        enforcement = EnforcementRoutes(engine, sign_ins)
+        self.operations: tuple[Operation, ...] = (
+            *api.operations(),
+            *enforcement.operations(),
+            *nodes.operations(),
+            self._notifying(),
+            Operation(
+                "GET",
+                openapi.PATH,
+                self.description,
+                "This description.",
+                None,
+                least=None,
+            ),
+        )
+        """Everything that the API offers."""
 
     def starlette(self) -> Starlette:
         """The ASGI application."""
         return Starlette(
             routes=[
-                Route("/", self.landing),
                 Route("/metrics", self.metrics),
                 Route("/-/healthy", self.healthy),
                 Route("/-/ready", self.ready),
-                Route("/v1/notify/{channels}", self.notify, methods=["POST"]),
-                Route("/v1/jobs", self.jobs),
-                Route("/v1/jobs/{job_id}", self.job),
-                Route("/v1/matches/{word}", self.matches),
-                Route("/v1/decisions/{decision_id}", self.decision),
-                Route("/v1/keeps", self.keep, methods=["POST"]),
-                Route("/jobs", self.jobs_page),
-                Route("/jobs/{job_id}", self.job_page),
-                *self._nodes.routes(),
-                *self._enforcement.routes(),
+                *(operation.route() for operation in self.operations),
+                *self._readings.routes(),
+                *self._forms.routes(),
             ],
-            exception_handlers={Refusal: refused, SignInNeeded: signed_out},
+            exception_handlers={Refusal: self._refused, SignInNeeded: self._forms.signed_out},
         )
 
-    # -- reading
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        if isinstance(error, Refusal) and not request.url.path.startswith("/v1/"):
+            return await self._forms.refused(request, error)
+        return await refused(request, error)
 
-    async def landing(self, _request: Request) -> Response:
-        """Where everything is."""
-        return HTMLResponse(
-            '<!doctype html><html lang="en"><title>gpuwarden engine</title>'
-            "<h1>gpuwarden engine</h1>"
-            '<ul><li><a href="/jobs">jobs</a></li><li><a href="/metrics">metrics</a></li>'
-            '<li><a href="/-/ready">ready</a></li></ul></html>',
-            headers=_SAFE_HEADERS,
-        )
+    async def description(self, _request: Request) -> Response:
+        """The API in OpenAPI 3.1."""
+        return JSONResponse(openapi.describe(self.operations))
+
+    # -- for Prometheus and supervisors
 
     async def metrics(self, request: Request) -> Response:
         """The catalogue's families of the engine."""
@@ -135,49 +155,27 @@ class EngineApp:
             return PlainTextResponse("".join(f"{text}\n" for text in problems), status_code=503)
         return PlainTextResponse("gpuwarden engine is ready\n")
 
-    async def jobs(self, request: Request) -> Response:
-        """Every running job that is theirs to see."""
-        person = self._access.api(request)
-        return JSONResponse(explain.jobs_document(self._engine, person.sees))
-
-    async def job(self, request: Request) -> Response:
-        """Everything known of one job."""
-        return JSONResponse(self._document(request, self._access.api(request)))
-
-    async def matches(self, request: Request) -> Response:
-        """The jobs that a job_id, a run_id or the beginning of either may mean."""
-        person = self._access.api(request)
-        found = lookups.matches_document(self._engine, request.path_params["word"])
-        rows = [row for row in found["matches"] if self._access.sees_job(person, row["job_id"])]
-        return JSONResponse({**found, "matches": rows})
-
-    async def decision(self, request: Request) -> Response:
-        """One decision and what became of it."""
-        person = self._access.api(request)
-        found = self._engine.ledger.decision(request.path_params["decision_id"])
-        if found is None or not self._access.sees_decision(person, found):
-            raise Refusal(404, "unknown_decision", "there is no such decision")
-        return JSONResponse(explain.decision_record(found))
-
-    async def jobs_page(self, request: Request) -> Response:
-        """Every running job, for people."""
-        person = self._access.page(request)
-        page = explain.jobs_page(explain.jobs_document(self._engine, person.sees))
-        return HTMLResponse(page, headers=_SAFE_HEADERS)
-
-    async def job_page(self, request: Request) -> Response:
-        """Why was my job ended, or why not."""
-        document = self._document(request, self._access.page(request))
-        return HTMLResponse(explain.job_page(document), headers=_SAFE_HEADERS)
-
-    def _document(self, request: Request, person: Person) -> dict[str, Any]:
-        self._access.check_job(person, request.path_params["job_id"])
-        document = explain.job_document(self._engine, request.path_params["job_id"])
-        if document is None:
-            raise Refusal(404, "unknown_job", "no such job has been seen; see GET /v1/jobs")
-        return document
-
     # -- the last hop
+
+    def _notifying(self) -> Operation:
+        return Operation(
+            "POST",
+            "/v1/notify/{channels}",
+            self.notify,
+            "Deliver Alertmanager's message; 200 only if a server took every part of it.",
+            TypeAdapter(Delivered),
+            body=TypeAdapter(dict[str, object]),
+            least=None,
+            opened_by="Takes the token of web.token_file.",
+            parameters={"channel": ("string", "A Slack channel in the place of the owner.")},
+            refusals={
+                400: "The body is not Alertmanager's, or the channel is none of Slack.",
+                404: "A channel is not configured.",
+                413: "The body is too large.",
+                422: "No server took a part of it, and none will.",
+                503: "No server took a part of it; to be tried again.",
+            },
+        )
 
     async def notify(self, request: Request) -> Response:
         """Deliver Alertmanager's message; 200 only if a server took every part of it."""
@@ -205,37 +203,6 @@ class EngineApp:
         status = 200 if not receipt.failed else 503 if receipt.retry else 422
         return JSONResponse(
             {"delivered": receipt.delivered, "failed": list(receipt.failed)}, status_code=status
-        )
-
-    # -- keeps
-
-    async def keep(self, request: Request) -> Response:
-        """Move the deadline of a case: {job_id, rule, for, reason, by?, ticket?}."""
-        body = await read_object(request, MAX_BODY_BYTES)
-        job_id, rule_id = word(body, "job_id"), word(body, "rule")
-        reason, length = word(body, "reason"), seconds(body, "for")
-        if "ticket" in body:
-            if not tickets.valid(self._ticket_key, rule_id, job_id, word(body, "ticket")):
-                raise Refusal(403, "bad_ticket", "the ticket is not that of this job and rule")
-            role = Role.OWNER
-            stored, _ = self._desk.open_case(rule_id, job_id)
-            by = stored.case.user or "owner"
-        else:
-            person = self._sign_ins.changer(request, Role.OWNER)
-            self._access.check_job(person, job_id)
-            role = person.role
-            # Only of a token that several share can its bearer say who they are.
-            by = word(body, "by") if person.shared and "by" in body else person.name
-        granted = self._desk.grant(rule_id, job_id, role=role, by=by, reason=reason, seconds=length)
-        return JSONResponse(
-            {
-                "job_id": job_id,
-                "rule": rule_id,
-                "until": rfc3339(granted.until),
-                "seconds": granted.seconds,
-                "role": granted.role,
-            },
-            status_code=201,
         )
 
 

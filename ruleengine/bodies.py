@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 from gpuwarden import durations
-from gpuwarden.ruleengine.refusals import Refusal, read_json
+from gpuwarden.ruleengine.refusals import Refusal, read_body, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 MAX_BODY_BYTES = 16 * 1024
+MAX_FIELDS = 20
 MAX_WORD = 300
 """Characters that a name or a reason may have."""
 
@@ -27,6 +29,23 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Refusal(400, "malformed", "the body is not a JSON object")
     return body
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a page's form.
+
+    Raises:
+        Refusal: it is not a form, or too large.
+    """
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise Refusal(400, "malformed", "the body is not a form")
+    content = await read_body(request, MAX_BODY_BYTES)
+    try:
+        fields = parse_qsl(content.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError as error:
+        raise Refusal(400, "malformed", "the body is not a form") from error
+    return dict(fields)
 
 
 def word(body: Mapping[str, Any], name: str) -> str:

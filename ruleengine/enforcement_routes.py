@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.api_models import Enforcement, PauseRequest, ResumeRequest
 from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, optional_seconds, read_object, word
 from gpuwarden.ruleengine.engine import switched_on
+from gpuwarden.ruleengine.operations import Operation
 from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 
@@ -36,12 +38,38 @@ class EnforcementRoutes:
         self._engine = engine
         self._sign_ins = sign_ins
 
-    def routes(self) -> list[Route]:
-        """What to serve."""
+    def operations(self) -> list[Operation]:
+        """What is offered."""
+        malformed = {400: "The body cannot be read.", 413: "The body is too large."}
         return [
-            Route(PATH, self.enforcement),
-            Route(f"{PATH}/pause", self.pause, methods=["POST"]),
-            Route(f"{PATH}/resume", self.resume, methods=["POST"]),
+            Operation(
+                "GET",
+                PATH,
+                self.enforcement,
+                "Whether jobs are ended now, and what holds it back.",
+                TypeAdapter(Enforcement),
+            ),
+            Operation(
+                "POST",
+                f"{PATH}/pause",
+                self.pause,
+                "End no job until somebody resumes, or for a while.",
+                TypeAdapter(Enforcement),
+                status=201,
+                body=TypeAdapter(PauseRequest),
+                least=Role.ADMIN,
+                refusals=malformed,
+            ),
+            Operation(
+                "POST",
+                f"{PATH}/resume",
+                self.resume,
+                "End jobs again, within the limits, from the next tick on.",
+                TypeAdapter(Enforcement),
+                body=TypeAdapter(ResumeRequest),
+                least=Role.ADMIN,
+                refusals={**malformed, 409: "It is not paused."},
+            ),
         ]
 
     async def enforcement(self, request: Request) -> Response:

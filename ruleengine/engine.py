@@ -188,6 +188,7 @@ class Engine:
             facts = await self._gather()
         except GpuwardenError as error:
             self.ticks.count("discarded")
+            self.ticks.last_error = str(error)
             log.warning("tick discarded; nothing changes", error=str(error))
             why = (Blocked("no_facts", f"too little is known now: {error}"),)
             self.view.blocks = {pair_of(stored): why for stored in self._due()}
@@ -200,6 +201,7 @@ class Engine:
             for pair in self._upkeep.run(facts):
                 self._judgements.forget(pair)
             self.ticks.count("completed")
+            self.ticks.last_error = ""
             self.ticks.last_completed = self.clock.wall()
         await self.teller.tell(self.view)
 

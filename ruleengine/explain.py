@@ -1,8 +1,7 @@
-"""Why was a job ended, or why not: everything known of it, as one document and as one page."""
+"""Why was a job ended, or why not: everything known of it, as one document."""
 
 from __future__ import annotations
 
-import html
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -247,69 +246,10 @@ def _masked(recipient: str) -> str:
     return f"{name[:1]}***@{domain}" if at else recipient
 
 
-# ---------------------------------------------------------------------------------------------
-# The page
-
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
-    "color:#1a1a1a;background:#fff}h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}"
-    "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;padding:.3rem "
-    ".6rem;text-align:left;vertical-align:top}code{font-size:.9em}.answer{font-size:1.1rem;"
-    "border-left:4px solid #555;padding-left:1rem}"
-    "@media(prefers-color-scheme:dark){body{color:#ddd;background:#161616}td,th{border-color:#444}}"
-)
-
-
-def job_page(document: dict[str, Any]) -> str:
-    """The document as a page that a person can read, without scripts."""
-    job_id = document["job_id"]
-    parts = [f'<p class="answer">{_text(answer(document))}</p>']
-    if document["job"]:
-        parts.append(_facts(document["job"]))
-    for rule in document["rules"]:
-        parts += _rule_section(rule)
-    for decision in document["decisions"]:
-        parts += _decision_section(decision)
-    if document["events"]:
-        rows = [
-            (event["time"], event["rule"], event["kind"], _flat(event["detail"]))
-            for event in document["events"]
-        ]
-        parts += ["<h2>What happened</h2>", _table(("time", "rule", "event", "detail"), rows)]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Job {_text(job_id)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>Job <code>{_text(job_id)}</code></h1>{''.join(parts)}"
-        f'<p><a href="/v1/jobs/{_text(job_id)}">The same as JSON</a></p></body></html>'
-    )
-
-
-def jobs_page(document: dict[str, Any]) -> str:
-    """The list of jobs as a page."""
-    head = "".join(f"<th>{_text(n)}</th>" for n in ("job", "user", "team", "node", "GPUs", "cases"))
-    rows = "".join(
-        f'<tr><td><a href="/jobs/{_text(job["job_id"])}">{_text(job["job_id"])}</a></td>'
-        f"<td>{_text(job['user'])}</td><td>{_text(job['team'])}</td><td>{_text(job['node'])}</td>"
-        f"<td>{_text(', '.join(job['gpus']))}</td>"
-        f"<td>{_text(', '.join(f'{rule}: {state}' for rule, state in job['cases'].items()))}</td>"
-        "</tr>"
-        for job in document["jobs"]
-    )
-    halted = "; ".join(block["sentence"] for block in document["halted"])
-    note = f'<p class="answer">No job is ended now: {_text(halted)}.</p>' if halted else ""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Jobs</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Jobs</h1>{note}"
-        f"<p>As of {_text(document['time'] or 'no tick yet')}.</p>"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></body></html>"
-    )
-
-
 def answer(document: dict[str, Any]) -> str:
     """The page's first sentence: was the job ended, will it be, or why not."""
-    decided = [_decided(decision) for decision in reversed(document["decisions"])]
-    for sentence in (*decided, _broken(document["rules"]), _protected(document["rules"])):
+    ended = [decided(decision) for decision in reversed(document["decisions"])]
+    for sentence in (*ended, _broken(document["rules"]), _protected(document["rules"])):
         if sentence:
             return sentence
     if not document["running"]:
@@ -320,7 +260,8 @@ def answer(document: dict[str, Any]) -> str:
     return "This job breaks no rule."
 
 
-def _decided(decision: dict[str, Any]) -> str:
+def decided(decision: dict[str, Any]) -> str:
+    """What became of a decision that stands, in one sentence; empty for one that does not."""
     rule, at = decision["rule"], decision["finished_at"] or decision["created_at"]
     why = decision["reason"] or decision["state"]
     return {
@@ -334,9 +275,12 @@ def _decided(decision: dict[str, Any]) -> str:
 
 def _broken(rules: list[dict[str, Any]]) -> str:
     broken = [rule for rule in rules if rule["case"] and rule["case"]["detected_at"]]
-    for rule in broken:
+    # What may end it comes before what is only noted.
+    for rule in sorted(broken, key=lambda rule: rule["mode"] != "enforce"):
         if rule["why_not"]:
-            why = "; ".join(block["sentence"] for block in rule["why_not"])
+            # How far the case has come follows from the others, where there are any.
+            blocks = [b for b in rule["why_not"] if b["reason"] != "not_due"] or rule["why_not"]
+            why = "; ".join(block["sentence"] for block in blocks)
             return f"This job breaks the rule {rule['rule']}. It is not ended now: {why}."
     if not broken:
         return ""
@@ -356,70 +300,6 @@ def cause_lines(cause: dict[str, str]) -> list[str]:
     return lines + ([f"What helps: {cause['remedy']}"] if cause["remedy"] else [])
 
 
-def _rule_section(rule: dict[str, Any]) -> list[str]:
-    parts = [f"<h2>Rule {_text(rule['rule'])}: {_text(rule['verdict'] or 'not judged')}</h2>"]
-    if rule["description"]:
-        parts.append(f"<p>{_text(rule['description'])} ({_text(rule['mode'])})</p>")
-    if rule["protected"]:
-        parts.append(f"<p>Protected: {_text(rule['protected'])}</p>")
-    if rule["evidence"]:
-        rows = [
-            (item["condition"], item["truth"], item["measured"], item["expected"], item["reason"])
-            for item in rule["evidence"]
-        ]
-        heads = ("condition", "holds", "measured", "expected", "why unknown")
-        parts.append(_table(heads, rows))
-    case = rule["case"]
-    if case:
-        if case["cause"]:
-            parts += [f"<p>{_text(line)}</p>" for line in cause_lines(case["cause"])]
-        moments = [("broken since", case["opened_at"]), ("found", case["detected_at"])]
-        moments += [
-            (f"stage {s['stage']}", s["at"] + (" (would)" if s["would"] else ""))
-            for s in case["stages"]
-        ]
-        moments += [
-            ("notice proven", case["notified_at"]),
-            ("not ended before", case["not_before"]),
-        ]
-        parts.append(_table(("step", "time"), [(k, v) for k, v in moments if v]))
-        notices = [
-            (n["channel"], n["recipient"], n["state"], n["proof"] or n["error"], n["time"])
-            for n in case["notices"]
-        ]
-        if notices:
-            parts.append(_table(("notice", "to", "state", "proof or error", "time"), notices))
-        keeps = [(k["by"], k["role"], k["reason"], k["until"]) for k in case["keeps"]]
-        if keeps:
-            parts.append(_table(("kept by", "as", "reason", "until"), keeps))
-    if rule["why_not"]:
-        reasons = [(block["reason"], block["sentence"]) for block in rule["why_not"]]
-        parts.append(_table(("not ended because", ""), reasons))
-    return parts
-
-
-def _decision_section(decision: dict[str, Any]) -> list[str]:
-    parts = [
-        f"<h2>Decision <code>{_text(decision['id'])}</code>: {_text(decision['state'])}</h2>",
-        f"<p>Rule {_text(decision['rule'])}, {_text(decision['created_at'])}.</p>",
-        f"<p>{_text(decision['reason'])}</p>",
-    ]
-    report = decision["report"]
-    if report:
-        steps = sorted(report.get("steps", {}).items(), key=lambda item: item[1])
-        parts.append(_table(("step", "time"), [(k, rfc3339(v)) for k, v in steps]))
-        ended = [
-            (item["pid"], item["ended_by"] or "survived", _gib(item["gpu_memory"]))
-            for item in report.get("processes", [])
-        ]
-        if ended:
-            parts.append(_table(("process", "ended by", "GPU memory"), ended))
-        proof = report.get("proof")
-        if proof:
-            parts.append(f"<p>{_text(proof_line(proof))}</p>")
-    return parts
-
-
 def proof_line(proof: dict[str, Any]) -> str:
     """What NVML showed after the act."""
     gone = "gone from" if proof["gone"] else "still in"
@@ -429,34 +309,5 @@ def proof_line(proof: dict[str, Any]) -> str:
     )
 
 
-def _facts(job: dict[str, Any]) -> str:
-    rows = [(name, _flat(value)) for name, value in job.items() if value not in (None, "", [])]
-    return _table(("fact", "value"), rows)
-
-
 def _gib(value: int | None) -> str:
     return "" if value is None else f"{value / 2**30:.1f} GiB"
-
-
-def _flat(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return ", ".join(_flat(item) for item in value)
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    return text if len(text) <= 300 else f"{text[:297]}..."
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
-
-
-def _table(heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    head = "".join(f"<th>{_text(name)}</th>" for name in heads)
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td>{_text('' if cell is None else cell)}</td>" for cell in row)
-        + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -121,6 +121,7 @@ class Outlook:
         owner_may: what the owner may still do, or None.
         keeps_used: how often the owner has kept it, over the life of the run.
         ticket: the owner's proof for `gpuwarden keep`, or an empty string.
+        link: address of the page on which the owner may keep it, or an empty string.
         work_lost: seconds of work that an end now would cost, or None where not known.
         saved: whether it counts from a saved state.
         cards: the cards it holds, in words.
@@ -131,6 +132,7 @@ class Outlook:
     owner_may: OwnerMay | None = None
     keeps_used: int = 0
     ticket: str = ""
+    link: str = ""
     work_lost: float | None = None
     saved: bool = False
     cards: str = ""
@@ -206,8 +208,10 @@ def _keep(case: Case, outlook: Outlook, engine_url: str) -> str:
     if left <= 0:
         return f"It has been kept {outlook.keeps_used} times, which is all this rule allows."
     ticket = f" --ticket {outlook.ticket}" if outlook.ticket else ""
+    page = f"open {outlook.link} and say why, or: " if outlook.link else ""
     return (
-        f"gpuwarden keep {case.job_id} --rule {case.rule_id} --for {durations.render(may.keep)} "
+        f"{page}gpuwarden keep {case.job_id} --rule {case.rule_id} "
+        f"--for {durations.render(may.keep)} "
         f"--reason WHY --engine.url {engine_url}{ticket}  (moves the end by up to "
         f"{durations.render(may.keep)}; {left} of {may.times} left)"
     )

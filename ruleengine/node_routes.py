@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from gpuwarden import node_api
 from gpuwarden.node_api import Goodbye, Registration, RegistrationRefused, Target
 from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.api_models import (
+    ForgetRequest,
+    NodeList,
+    Nothing,
+    Registered,
+    TargetGroup,
+)
 from gpuwarden.ruleengine.nodes import node_documents
+from gpuwarden.ruleengine.operations import Operation
 from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json
 from gpuwarden.ruleengine.roles import Role
 
@@ -47,14 +55,67 @@ class NodeRoutes:
         self._node_token = node_token
         self._access = access
 
-    def routes(self) -> list[Route]:
-        """What to serve."""
+    def operations(self) -> list[Operation]:
+        """What is offered."""
+        by_nodes = "Takes the token of nodes.registration.token_file."
+        closed = {404: "No node can register: engine.yaml has no nodes.registration."}
+        malformed = {400: "The body cannot be read, or names no address.", 413: "It is too large."}
         return [
-            Route(node_api.REGISTER_PATH, self.register, methods=["POST"]),
-            Route(node_api.REGISTER_PATH, self.nodes),
-            Route(node_api.LEAVE_PATH, self.leave, methods=["POST"]),
-            Route(node_api.FORGET_PATH, self.forget, methods=["POST"]),
-            Route(node_api.DISCOVERY_PATH, self.discovery),
+            Operation(
+                "POST",
+                node_api.REGISTER_PATH,
+                self.register,
+                "A node makes itself known, or is heard again.",
+                TypeAdapter(Registered),
+                body=TypeAdapter(dict[str, Any]),
+                least=None,
+                opened_by=by_nodes,
+                refusals={
+                    **closed,
+                    **malformed,
+                    409: "The address is that of another node.",
+                    429: "It comes too often.",
+                    507: "Too many nodes are registered.",
+                },
+            ),
+            Operation(
+                "GET",
+                node_api.REGISTER_PATH,
+                self.nodes,
+                "Which nodes there are, which should be, and which are lit.",
+                TypeAdapter(NodeList),
+                least=Role.OPERATOR,
+            ),
+            Operation(
+                "POST",
+                node_api.LEAVE_PATH,
+                self.leave,
+                "A node says goodbye.",
+                TypeAdapter(Nothing),
+                body=TypeAdapter(dict[str, Any]),
+                least=None,
+                opened_by=by_nodes,
+                refusals={**malformed, 404: "The node is not known.", 409: "It is another's."},
+            ),
+            Operation(
+                "POST",
+                node_api.FORGET_PATH,
+                self.forget,
+                "An operator says that a node will not come back.",
+                TypeAdapter(Nothing),
+                body=TypeAdapter(ForgetRequest),
+                least=Role.OPERATOR,
+                refusals={**malformed, 404: "The node is not known."},
+            ),
+            Operation(
+                "GET",
+                node_api.DISCOVERY_PATH,
+                self.discovery,
+                "Every registered node as a target, for Prometheus' HTTP service discovery.",
+                TypeAdapter(list[TargetGroup]),
+                least=None,
+                refusals=closed,
+            ),
         ]
 
     async def register(self, request: Request) -> Response:

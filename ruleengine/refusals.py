@@ -6,7 +6,7 @@ import hmac
 import json
 from typing import TYPE_CHECKING
 
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -29,11 +29,6 @@ async def refused(_request: Request, error: Exception) -> Response:
     return JSONResponse(
         {"error": error.error, "message": str(error)}, status_code=error.status, headers=headers
     )
-
-
-async def signed_out(_request: Request, _error: Exception) -> Response:
-    """Where who has to sign in first is sent."""
-    return RedirectResponse("/sign-in", status_code=303, headers={"Cache-Control": "no-store"})
 
 
 def authorise(request: Request, token: str | None, setting: str) -> None:
@@ -60,12 +55,21 @@ async def read_json(request: Request, limit: int) -> object:
     Raises:
         Refusal: it is too large, or not JSON.
     """
+    try:
+        return json.loads(await read_body(request, limit))
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "malformed", "the body is not JSON") from error
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, of at most so many bytes.
+
+    Raises:
+        Refusal: it is too large.
+    """
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
         if len(content) > limit:
             raise Refusal(413, "too_large", f"the body is larger than {limit} bytes")
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, "malformed", "the body is not JSON") from error
+    return bytes(content)

@@ -20,6 +20,7 @@ from gpuwarden.ruleengine.channels import EmailChannel, SlackChannel
 from gpuwarden.ruleengine.deliveries import LastHop
 from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.files import read_secret
+from gpuwarden.ruleengine.job_histories import PrometheusSeries
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.nodes import Nodes
 from gpuwarden.ruleengine.prometheus import PrometheusClient
@@ -246,6 +247,9 @@ class Service:
             ticket_key=ticket_key,
             node_token=secrets.node_token,
             tokens=secrets.tokens,
+            series=PrometheusSeries(
+                [url for shard in values.prometheus.groups for url in shard], self._client
+            ),
         ).starlette()
         self._settings = settings
 

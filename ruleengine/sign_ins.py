@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from itsdangerous import BadData, URLSafeSerializer
 
+from gpuwarden.ruleengine.links import SIGNED
 from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import EVERYONE, Person, Role
 
@@ -81,8 +82,8 @@ class SignIns:
         self._clock = clock
         self._origin = _origin(external_url)
         secret = key or secrets.token_bytes(32)
-        self._sessions = URLSafeSerializer(secret, salt="gpuwarden session")
-        self._forms = URLSafeSerializer(secret, salt="gpuwarden form")
+        self._sessions = URLSafeSerializer(secret, salt="gpuwarden session", signer_kwargs=SIGNED)
+        self._forms = URLSafeSerializer(secret, salt="gpuwarden form", signer_kwargs=SIGNED)
         self.secure = web.tls_cert_file is not None or external_url.startswith("https://")
         """Whether browsers are to send the cookie over TLS only."""
         self.cookie = "__Host-gpuwarden" if self.secure else "gpuwarden"

@@ -8,6 +8,7 @@ import structlog
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, notices, tickets
+from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.messages import Outlook
 from gpuwarden.ruleengine.notices import AlertBook, Context
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS
@@ -60,6 +61,7 @@ class Teller:
         self._alertmanager = alertmanager
         self._clock = clock
         self._ticket_key = ticket_key
+        self._links = Links(ticket_key, settings.external_url)
         self._book = AlertBook(settings.notices.resend)
         self.problem = ""
         """Why owners may not be told what stands, or an empty string."""
@@ -153,6 +155,7 @@ class Teller:
             owner_may=notices.keep_allowance(rule),
             keeps_used=sum(1 for keep in keeps if keep.role == "owner"),
             ticket=tickets.issue(self._ticket_key, rule.id, case.job_id),
+            link=self._links.url(case, 0.0 if final is None else cases.terms(case, final[1]).after),
             work_lost=None if job is None else guards.work_lost(job, now),
             saved=job is not None and job.run is not None and job.run.checkpoint_time is not None,
             cards="" if job is None else ", ".join(_card(gpu.index, gpu.name) for gpu in job.gpus),

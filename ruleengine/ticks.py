@@ -23,6 +23,8 @@ class TickCounts:
     verdicts: dict[tuple[str, str], int] = field(default_factory=dict)
     last_completed: float | None = None
     last_seconds: float = 0.0
+    last_error: str = ""
+    """Why the last tick was discarded, or an empty string."""
 
     def count(self, outcome: str) -> None:
         """One more tick of this outcome: completed, discarded, failed_rule or overrun."""

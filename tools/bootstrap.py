@@ -33,6 +33,7 @@ DEBIAN = {
     "usr/bin/scontrol": "slurm-client",
     "usr/sbin/munged": "munge",
     "usr/bin/tmux": "tmux",
+    "usr/bin/chromium": "chromium",
     "usr/lib/*/libGL.so.1": "libgl1",
     "usr/lib/*/libgthread-2.0.so.0": "libglib2.0-0",
 }

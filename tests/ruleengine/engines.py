@@ -100,6 +100,8 @@ class World:
     """What the engine asks instead of the fleet itself, such as a client of a server before it."""
     open_ledger: Callable[[Path], Ledger] = Ledger
     queue: SlurmQueue | None = None
+    web: str = ""
+    external_url: str = "http://engine:9837"
 
     def rules(self, mode: str = "enforce", whitelist: str = "") -> None:
         """Write the rule file."""
@@ -178,7 +180,7 @@ def _build(world: World) -> None:
         "version: 1\nprometheus: {url: http://127.0.0.1:1}\nrules: [rules.yaml]\n"
         f"directory: directory.yaml\nledger: ledger.sqlite\ntick: {TICK:.0f}s\n"
         "alertmanagers: [http://127.0.0.1:1]\nkill_switch: halt\n"
-        "external_url: http://engine:9837\n"
+        f"external_url: {world.external_url}\n{world.web}"
     )
     settings = load_settings(world.folder / "engine.yaml")
     book = RuleBook(settings)
@@ -258,7 +260,14 @@ async def running(world: World) -> AsyncIterator[World]:
 async def serving(app: EngineApp, port: int) -> AsyncIterator[None]:
     """The engine's HTTP side on the loopback, in this loop."""
     server = uvicorn.Server(
-        uvicorn.Config(app.starlette(), host="127.0.0.1", port=port, log_config=None)
+        uvicorn.Config(
+            app.starlette(),
+            host="127.0.0.1",
+            port=port,
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+        )
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(asyncio.CancelledError))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -318,8 +319,8 @@ def test_a_refused_end_is_explained_and_can_still_be_put_off(servers: World) -> 
         async with asked(servers) as (world, client):
             while world.state() is not CaseState.REFUSED:
                 await world.tick()
-            page = (await client.get("/jobs/proc-1")).text
-            assert "It is not ended now: the node&#x27;s agent refused; tried again in" in page
+            page = html.unescape((await client.get("/jobs/proc-1")).text)
+            assert "It is not ended now: the node's agent refused; tried again in" in page
             (decision,) = (await client.get("/v1/jobs/proc-1")).json()["decisions"]
             assert decision["state"] == "refused"
             kept = await client.post("/v1/keeps", json=keep(ticket=TICKET))

@@ -1,0 +1,615 @@
+"""The shapes of the API's documents, from which its description is generated.
+
+They describe, and do not build: the documents are made where the facts are, and a test holds every
+answer against its shape. No field is left out of an answer; one without a value is null.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Time = dt.datetime
+"""RFC 3339, in UTC."""
+Seconds = Annotated[float, Field(description="Seconds.")]
+
+
+class Shape(BaseModel):
+    """A document with exactly these fields."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class Failure(Shape):
+    """An answer with a reason in the place of a result."""
+
+    error: str
+    """A stable word for machines."""
+    message: str
+    """The same for people."""
+
+
+class Block(Shape):
+    """A reason for which no job, or this job, is ended."""
+
+    reason: str
+    """A stable word for machines."""
+    sentence: str
+    """The same for people, with the numbers."""
+
+
+class JobHead(Shape):
+    """A running job in a line."""
+
+    job_id: str
+    """The attempt, as its node names it."""
+    user: str
+    """Empty where it is not known."""
+    team: str
+    """By the operator's directory."""
+    node: str
+    """Prometheus' target of its node."""
+    framework: str
+    """Empty where it is not known."""
+    gpus: list[str]
+    """Index of each card that it holds."""
+    run_id: str | None
+    """The trainer's run."""
+    fresh: bool
+    """Whether its node's snapshot is current; if not, everything about it is UNKNOWN."""
+
+
+class ListedJob(JobHead):
+    """A running job with its open cases."""
+
+    cases: dict[str, str]
+    """Rule -> state of its case."""
+
+
+class LitNodes(Shape):
+    """How many nodes are seen."""
+
+    expected: int
+    lit: int
+
+
+class Jobs(Shape):
+    """Running jobs; those with open cases first."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    time: Time | None
+    """Of the last completed tick."""
+    nodes: LitNodes | None
+    halted: list[Block]
+    """Why no job at all is ended now."""
+    total: int
+    """How many fit the filter."""
+    offset: int
+    """How many of them were passed over."""
+    jobs: list[ListedJob]
+
+
+class Job(JobHead):
+    """A running job."""
+
+    source: str
+    interactive: bool
+    started_at: Time | None
+    first_gpu_use: Time | None
+    not_fresh_reason: str
+    phase: str | None
+    """What its trainer says that it does."""
+    checkpoint_at: Time | None
+    """Of the newest saved state that is known."""
+
+
+class Evidence(Shape):
+    """A condition and what was found."""
+
+    condition: str
+    truth: Literal["YES", "NO", "UNKNOWN"]
+    measured: str
+    reason: str
+    """Why it is UNKNOWN, as a word."""
+    values: dict[str, float]
+    """Card's UUID, or an empty string for the whole job -> value."""
+    expected: str
+    estimated: bool
+
+
+class Cause(Shape):
+    """Why the job does as it does."""
+
+    name: str
+    because: str
+    remedy: str
+
+
+class StageMark(Shape):
+    """A stage that a case has entered."""
+
+    stage: str
+    level: str
+    do: str
+    mode: str
+    at: Time
+    elapsed: Seconds
+    would: bool
+    """The rule's mode kept it from acting."""
+
+
+class Notice(Shape):
+    """A message that one recipient must have."""
+
+    stage: str
+    channel: str
+    recipient: str
+    state: Literal["pending", "proven", "failed"]
+    attempts: int
+    proof: str
+    error: str
+    time: Time
+
+
+class CaseKeep(Shape):
+    """Somebody put the end off."""
+
+    role: Literal["owner", "operator"]
+    by: str
+    reason: str
+    seconds: Seconds
+    granted_at: Time
+    until: Time
+
+
+class Case(Shape):
+    """A rule that the job breaks."""
+
+    state: str
+    opened_at: Time
+    detected_at: Time | None
+    notified_at: Time | None
+    for_met_for: Seconds
+    not_before: Time | None
+    """The earliest end."""
+    kept: Seconds
+    decision: str | None
+    cause: Cause | None
+    stages: list[StageMark]
+    notices: list[Notice]
+    keeps: list[CaseKeep]
+
+
+class Next(Shape):
+    """Something that is going to happen."""
+
+    kind: str
+    what: str
+    in_seconds: float | None
+    at: Time | None
+    if_: Annotated[str, Field(alias="if")]
+    stage: str
+    level: str
+
+
+class Grade(Shape):
+    """What a stage with a condition of its own says."""
+
+    stage: str
+    truth: Literal["YES", "NO", "UNKNOWN"]
+    evidence: list[Evidence]
+
+
+class JobRule(Shape):
+    """What a rule says of the job."""
+
+    rule: str
+    description: str
+    mode: Literal["observe", "warn", "enforce"]
+    verdict: Literal["YES", "NO", "UNKNOWN"] | None
+    protected: str
+    self_report_only: bool
+    evidence: list[Evidence]
+    grades: list[Grade]
+    """Of the stages that have a condition of their own."""
+    case: Case | None
+    why_not: list[Block]
+    """What stands between the case and the end of the job, were it decided now."""
+    next: list[Next]
+
+
+class Decision(Shape):
+    """A decision to end a job, and what became of it."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    id: str
+    rule: str
+    job_id: str
+    user: str
+    action: str
+    state: str
+    reason: str
+    node: str
+    cards: list[str]
+    grace: Seconds
+    created_at: Time
+    expires: Time
+    finished_at: Time | None
+    evidence: list[Evidence]
+    report: dict[str, Any] | None
+    """The agent's last report, as it was given."""
+
+
+class PastCase(Shape):
+    """A case that is closed."""
+
+    rule: str
+    state: str
+    opened_at: Time
+    closed_at: Time
+    closed_because: str
+
+
+class JobEvent(Shape):
+    """A line of the job's audit."""
+
+    id: int
+    time: Time
+    rule: str
+    kind: str
+    mode: str
+    detail: dict[str, Any]
+
+
+class JobDocument(Shape):
+    """Everything known of a job."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    job_id: str
+    time: Time | None
+    running: bool
+    halted: list[Block]
+    job: Job | None
+    rules: list[JobRule]
+    decisions: list[Decision]
+    past_cases: list[PastCase]
+    events: list[JobEvent]
+
+
+class Band(Shape):
+    """Between which values a signal should be."""
+
+    low: float
+    high: float
+
+
+class HistoryChart(Shape):
+    """One signal of a job over time."""
+
+    signal: str
+    unit: str
+    points: list[tuple[float, float]]
+    """Unix time and value."""
+    expected: Band | None
+    expected_text: str
+
+
+class History(Shape):
+    """What a job did over the last hours, beside what it should do."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    job_id: str
+    start: Time
+    end: Time
+    step: Seconds
+    problem: str
+    """Why there is no chart, or an empty string."""
+    charts: list[HistoryChart]
+
+
+class Match(Shape):
+    """A job that a word may mean."""
+
+    job_id: str
+    run_id: str | None
+    running: bool
+
+
+class Matches(Shape):
+    """The jobs that a word may mean."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    whole: bool
+    """The word is a whole name, not only the beginning of one."""
+    matches: list[Match]
+    more: bool
+
+
+class Decisions(Shape):
+    """Decisions, newest first."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    decisions: list[Decision]
+    before: Time | None
+    """What to ask for to see older ones; null where there are none."""
+
+
+class RuleStage(Shape):
+    """A stage of a rule."""
+
+    key: str
+    level: str
+    after: Seconds
+
+
+class Rule(Shape):
+    """A rule in force."""
+
+    id: str
+    description: str
+    mode: Literal["observe", "warn", "enforce"]
+    target: Literal["job", "gpu"]
+    team: str
+    stages: list[RuleStage]
+    cases: dict[str, int]
+    """State -> how many cases are in it now."""
+    text: str
+    """What it does, in words, with its PromQL."""
+
+
+class Rules(Shape):
+    """The rules in force."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    hash: str
+    problem: str
+    """Why the files on disk are not in force, or an empty string."""
+    rules: list[Rule]
+
+
+class WhitelistEntry(Shape):
+    """A protection written in the rule files."""
+
+    match: dict[str, str]
+    rules: list[str]
+    reason: str
+    approved_by: str
+    expires: Time
+    expired: bool
+
+
+class ListedKeep(Shape):
+    """A keep that is in force."""
+
+    rule: str
+    job_id: str
+    run_id: str | None
+    role: Literal["owner", "operator"]
+    by: str
+    reason: str
+    granted_at: Time
+    until: Time
+    user: str
+
+
+class Protections(Shape):
+    """Who is protected from what, until when and why."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    whitelist: list[WhitelistEntry]
+    keeps: list[ListedKeep]
+
+
+class Pause(Shape):
+    """Somebody said that no job is to be ended."""
+
+    by: str
+    reason: str
+    since: Time
+    until: Time | None
+
+
+class Enforcement(Shape):
+    """Whether jobs are ended now."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    time: Time | None
+    paused: Pause | None
+    kill_switch: bool | None
+    """null: it cannot be read, and nothing is ended."""
+    halted: list[Block]
+
+
+class Ticks(Shape):
+    """The engine's rounds."""
+
+    every: Seconds
+    last_completed: Time | None
+    age: float | None
+    seconds: Seconds
+    outcomes: dict[str, int]
+
+
+class Nodes(Shape):
+    """How many nodes are seen; null before the first tick."""
+
+    expected: int | None
+    lit: int | None
+
+
+class PrometheusHealth(Shape):
+    """Where every fact comes from."""
+
+    urls: list[str]
+    problem: str
+    facts: list[str]
+    """Why no job may be ended on the last facts."""
+
+
+class AlertmanagerHealth(Shape):
+    """Who is told of cases."""
+
+    urls: list[str]
+    problem: str
+
+
+class AgentsHealth(Shape):
+    """Who ends jobs."""
+
+    url: str | None
+    problems: list[str]
+    open_decisions: int
+    unproven_decisions: int
+
+
+class LedgerHealth(Shape):
+    """What is certain."""
+
+    bytes: int
+    epoch: int
+    open_cases: int
+
+
+class RulesHealth(Shape):
+    """What is in force."""
+
+    hash: str
+    count: int
+    problem: str
+
+
+class Health(Shape):
+    """How the engine does."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    version: str
+    time: Time
+    problems: list[str]
+    enforcement: Enforcement
+    ticks: Ticks
+    unknown: dict[str, int]
+    """Reason -> UNKNOWN verdicts since the start."""
+    nodes: Nodes
+    jobs: int | None
+    clock_skew: float | None
+    prometheus: PrometheusHealth
+    alertmanager: AlertmanagerHealth
+    agents: AgentsHealth
+    ledger: LedgerHealth
+    rules: RulesHealth
+
+
+class AuditEvent(Shape):
+    """A line of the audit."""
+
+    id: int
+    time: Time
+    kind: str
+    rule: str
+    job_id: str
+    mode: str
+    by: str
+    reason: str
+    detail: dict[str, Any]
+
+
+class Audit(Shape):
+    """The audit, newest first."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    events: list[AuditEvent]
+    before: int | None
+    """What to ask for to see older ones; null where there are none."""
+
+
+class KeepRequest(Shape):
+    """Puts the end of a job off."""
+
+    job_id: str
+    rule: str
+    for_: Annotated[str, Field(alias="for", examples=["2h"])]
+    reason: str
+    ticket: str = ""
+    """The word that stands in the owner's notice, in the place of a token."""
+    by: str = ""
+    """Who it is, with a token that several share."""
+
+
+class Granted(Shape):
+    """A keep that was granted."""
+
+    job_id: str
+    rule: str
+    until: Time
+    seconds: Seconds
+    role: Literal["owner", "operator"]
+
+
+class PauseRequest(Shape):
+    """Pauses enforcement."""
+
+    reason: str
+    for_: Annotated[str, Field(alias="for", examples=["2h"])] = ""
+    """After which it ends by itself; without it, until somebody resumes."""
+
+
+class ResumeRequest(Shape):
+    """Resumes enforcement."""
+
+    reason: str
+
+
+class ListedNode(Shape):
+    """A node that is known by name."""
+
+    address: str
+    state: str
+    lit: bool
+    expected: bool
+    registered_at: Time | None
+    seen_at: Time | None
+    left_at: Time | None
+    exporter: str | None
+
+
+class NodeList(Shape):
+    """Which nodes there are, which should be, and which are lit."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    time: Time | None
+    expected: int | None
+    lit: int | None
+    nodes: list[ListedNode]
+
+
+class ForgetRequest(Shape):
+    """Says that a node will not come back."""
+
+    address: str
+
+
+class Nothing(Shape):
+    """Done."""
+
+
+class Registered(Shape):
+    """A node is known."""
+
+    heartbeat_seconds: float
+    """How often it is to be heard."""
+
+
+class TargetGroup(Shape):
+    """Targets for Prometheus."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
+class Delivered(Shape):
+    """What became of Alertmanager's message."""
+
+    delivered: int
+    failed: list[str]

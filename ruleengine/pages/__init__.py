@@ -1,0 +1,1 @@
+"""The engine's pages: rendered on the server, without scripts."""

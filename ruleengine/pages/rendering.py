@@ -1,0 +1,189 @@
+"""Templates, and what they are given: every text escaped, every time in the reader's zone.
+
+Pages run no script and load nothing but their style sheet; the policy that says so goes with each.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+from markupsafe import Markup, escape
+from starlette.responses import HTMLResponse, Response
+
+from gpuwarden import durations
+from gpuwarden.ruleengine import explain, quantities
+from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.enforcement_routes import enforcement_document
+from gpuwarden.ruleengine.messages import about, local_time
+from gpuwarden.ruleengine.roles import Role
+from gpuwarden.ruleengine.unknown_reasons import REASONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jinja2.runtime import Context
+    from starlette.requests import Request
+
+    from gpuwarden.ruleengine.engine import Engine
+    from gpuwarden.ruleengine.roles import Person
+    from gpuwarden.ruleengine.sign_ins import SignIns
+
+_FOLDER = Path(__file__).resolve().parent.parent / "templates"
+_STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    # Same origin and not none: with none browsers hide from us where our own forms come from.
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_OTHERWISE = ("by", "level", "rule", "case", "decision")
+"""Details of events that stand elsewhere in their row, or on the page."""
+_DURATIONS = ("elapsed", "for", "seconds", "kept", "notice_age", "work_lost", "age", "after")
+"""Details of events that count seconds."""
+_RFC3339 = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
+
+
+class Pages:
+    """Renders templates for one engine.
+
+    Args:
+        engine: whose state every page shows.
+        sign_ins: for forms, and for whether signing in is possible.
+    """
+
+    def __init__(self, engine: Engine, sign_ins: SignIns) -> None:
+        self._engine = engine
+        self._sign_ins = sign_ins
+        self._environment = Environment(
+            loader=FileSystemLoader(_FOLDER),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {
+            "when": _when,
+            "local": _local,
+            "about": about,
+            "duration": durations.render,
+            "gib": _gib,
+            "segment": lambda text: quote(text, safe=""),
+            "moment": _moment,
+            "proof": explain.proof_line,
+            "cause": explain.cause_lines,
+            "details": _details,
+        }
+
+    def zone(self, person: Person | None) -> str:
+        """The time zone for who reads a page."""
+        name = "" if person is None else person.name
+        return self._engine.rulebook.directory.user(name).timezone or (
+            self._engine.rulebook.rules.timezone
+        )
+
+    def render(
+        self,
+        template: str,
+        request: Request,
+        person: Person | None,
+        *,
+        status: int = 200,
+        zone: str | None = None,
+        **values: Any,
+    ) -> HTMLResponse:
+        """A page.
+
+        Args:
+            template: name of the template.
+            request: that asks for it.
+            person: who reads it, or None: nobody who has signed in.
+            status: of HTTP.
+            zone: for times, in the place of the reader's.
+            values: what the template names.
+        """
+        known = person is not None and bool(person.name)
+        shown = {
+            "path": request.url.path,
+            "person": person if known else None,
+            "can_sign_in": self._sign_ins.possible,
+            "form": self._sign_ins.form(person) if person is not None and known else "",
+            "operator": person is not None and person.role.includes(Role.OPERATOR),
+            "admin": known and person is not None and person.role is Role.ADMIN,
+            "enforcement": enforcement_document(self._engine),
+            "problems": self._engine.problems,
+            "zone": zone or self.zone(person),
+            "reasons": REASONS,
+            "newer": "",
+            "older": "",
+            "turn": "",
+            "notice": "",
+            "refusal": "",
+            **values,
+        }
+        body = self._environment.get_template(template).render(shown)
+        return HTMLResponse(body, status_code=status, headers=HEADERS)
+
+    def bounce(self, target: str) -> str:
+        """A page that leads to another one of ours at once."""
+        return self._environment.get_template("bounce.html").render(target=target)
+
+    async def style(self, _request: Request) -> Response:
+        """The style sheet of every page."""
+        return Response(
+            _STYLE, media_type="text/css", headers={"Cache-Control": "public, max-age=300"}
+        )
+
+
+@pass_context
+def _when(context: Context, text: str | None) -> Markup:
+    """A time of a document in the reader's zone, with its offset."""
+    if not text:
+        return Markup("")
+    return Markup('<time datetime="{}">{}</time>').format(text, _shown(text, context["zone"]))
+
+
+@pass_context
+def _local(context: Context, text: str) -> Markup:
+    """A sentence whose times are told in the reader's zone."""
+    zone = context["zone"]
+    return escape(_RFC3339.sub(lambda match: _shown(match.group(), zone), text))
+
+
+def _shown(text: str, zone: str) -> str:
+    moment = local_time(dt.datetime.fromisoformat(text).timestamp(), zone)
+    offset = f"{moment:%z}"
+    return f"{moment:%a %d %b %Y %H:%M:%S} {offset[:3]}:{offset[3:]}"
+
+
+@pass_context
+def _moment(context: Context, moment: float) -> Markup:
+    """A Unix time in the reader's zone."""
+    return _when(context, rfc3339(moment))
+
+
+@pass_context
+def _details(context: Context, detail: Mapping[str, Any]) -> str:
+    """What an event says beside who: its plain values; evidence has a table of its own."""
+    found = []
+    for name, value in detail.items():
+        words = name.replace("_", " ")
+        if name in _OTHERWISE or value in ("", None):
+            continue
+        if name in _DURATIONS and isinstance(value, int | float):
+            found.append(f"{words} {about(value)}")
+        elif name.endswith("_at") and isinstance(value, int | float):
+            found.append(f"{words} {_shown(rfc3339(value), context['zone'])}")
+        elif isinstance(value, str | int | float):
+            found.append(f"{words} {value}")
+    return ", ".join(found)
+
+
+def _gib(value: float | None) -> str:
+    return "" if value is None else quantities.render(value, quantities.Unit.BYTES)
