@@ -1,0 +1,310 @@
+"""An engine among stand-ins in one process: many lives and accidents in little time.
+
+The stand-ins keep the contracts of their ports and watch every end that reaches a node: what must
+be true then is checked right there, against the world as it is, not as the engine knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.ruleengine.engines import DIRECTORY, RULES, TICK
+from tests.ruleengine.worlds import NODE, Fleet, Job, Keys, OwnedClock, webhook
+
+from gpuwarden.agent_api import Action, ActionReport, ActionRequest, ActionState, NodeInfo, Outcome
+from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
+from gpuwarden.ruleengine.channels import Undelivered
+from gpuwarden.ruleengine.deliveries import LastHop
+from gpuwarden.ruleengine.engine import Engine
+from gpuwarden.ruleengine.ledger import Ledger
+from gpuwarden.ruleengine.reclaim.node import AgentClient, SignedRequest, Signer
+from gpuwarden.ruleengine.rulebooks import RuleBook
+from gpuwarden.ruleengine.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from gpuwarden.ruleengine.alertmanager import Alert
+    from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.messages import Message
+
+BOOT = "boot-1"
+LONG_AGO = 7200.0
+PER_TICK, PER_HOUR, PER_USER_PER_DAY = 1, 3, 2
+HOUR, DAY = 3600.0, 86400.0
+USERS = ("alice", "bob")
+WHITELIST = (
+    "whitelist:\n- {match: {user: alice}, rules: [idle-held], reason: demo, approved_by: ops, "
+    "expires: 2099-01-01T00:00:00+00:00}\n"
+)
+
+
+def rule_text(*, after: str = "8m", mode: str = "enforce", whitelist: str = "") -> str:
+    """The rules of this world, with its limits."""
+    text = RULES.replace("MODE", mode).replace("WHITELIST", whitelist)
+    return text.replace("after: 8m", f"after: {after}")
+
+
+@dataclass
+class Seen:
+    """What the world saw of the engine. Times are true ones: seconds that passed for everybody.
+
+    Attributes:
+        ends: (time, job, user) of every end that reached a node, once per attempt.
+        promised: job -> until when its owner was told that nothing happens.
+        faults: what must never be, in words.
+    """
+
+    ends: list[tuple[float, str, str]] = field(default_factory=list)
+    promised: dict[str, float] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+
+class Post(AlertmanagerClient):
+    """Alertmanagers that pass on at once what they take, or are down."""
+
+    def __init__(self, lives: Lives) -> None:
+        super().__init__(["http://alertmanager"], lives.clock)
+        self._lives = lives
+
+    async def post(self, alerts: Sequence[Alert]) -> int:
+        """Take everything, or nothing."""
+        down = self._lives.alertmanager_down
+        self.replicas = {"http://alertmanager": "down" if down else ""}
+        if down:
+            raise ServiceUnavailable("Alertmanager is down")
+        self._lives.posted = list(alerts)
+        return 1
+
+
+class Nodes(AgentClient):
+    """Agents of every node: they end an attempt once, may be silent, and check the world then."""
+
+    def __init__(self, lives: Lives) -> None:
+        super().__init__("http://{host}:1")
+        self._lives = lives
+        self._reports: dict[str, ActionReport] = {}
+        self._first: dict[str, str] = {}
+
+    async def node(self, host: str) -> NodeInfo:
+        """Who it is."""
+        if self._lives.agents == "silent":
+            raise ServiceUnavailable("silent")
+        return NodeInfo(host, BOOT, (self._lives.keys.id,))
+
+    async def send(self, host: str, request: SignedRequest) -> ActionReport:
+        """Take an action on, and finish it."""
+        if self._lives.agents == "silent":
+            raise ServiceUnavailable(f"{host} is silent")
+        if self._lives.agents == "refusing":
+            raise RefusedAction("protected", "no")
+        action = ActionRequest.decode(request.body)
+        assert action.action is Action.TERMINATE
+        first = self._first.setdefault(action.job_id, action.decision_id)
+        if first == action.decision_id and first not in self._reports:
+            self._lives.watch(action)
+            self._reports[first] = ActionReport(
+                first,
+                action.job_id,
+                action.action,
+                ActionState.FINISHED,
+                outcome=Outcome.RECLAIMED,
+            )
+        if self._lives.agents == "deaf":
+            raise ServiceUnavailable("the answer was lost")
+        return self._reports[first]
+
+    async def report(self, host: str, decision_id: str) -> ActionReport | None:
+        """How far an action has come."""
+        if self._lives.agents in ("silent", "deaf"):
+            raise ServiceUnavailable(f"{host} is silent")
+        return self._reports.get(decision_id)
+
+
+@dataclass
+class Chat:
+    """Slack; what an owner is told binds the engine from then on."""
+
+    lives: Lives
+
+    async def send(self, recipient: str, message: Message) -> str:
+        """Deliver, or not."""
+        if self.lives.slack_down:
+            raise Undelivered("slack is down", permanent=False)
+        return f"ok {recipient} {message.subject}"
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+class Lives:
+    """One cluster and the lives of its engine.
+
+    Args:
+        folder: for the files; made anew for each example.
+        jobs: how many, of two owners in turn.
+    """
+
+    def __init__(self, folder: Path, jobs: int = 4) -> None:
+        self.folder, self.clock, self.keys, self.seen = folder, OwnedClock(), Keys(folder), Seen()
+        self.offset, self.agents = 0.0, "well"
+        self.alertmanager_down = self.slack_down = False
+        self.posted: list[Alert] = []
+        old = self.clock.wall() - LONG_AGO
+        self.fleet = Fleet(
+            self.clock,
+            jobs=[
+                Job(
+                    f"proc-{n}",
+                    user=USERS[n % 2],
+                    uuid=f"GPU-{n}",
+                    started=old,
+                    activity={"cpu": old},
+                )
+                for n in range(jobs)
+            ],
+        )
+        self._born = jobs
+        (folder / "directory.yaml").write_text(DIRECTORY)
+        (folder / "rules.yaml").write_text(rule_text())
+        (folder / "engine.yaml").write_text(
+            "version: 1\nprometheus: {url: http://127.0.0.1:1}\nrules: [rules.yaml]\n"
+            f"directory: directory.yaml\nledger: ledger.sqlite\ntick: {TICK:.0f}s\n"
+            "alertmanagers: [http://127.0.0.1:1]\nkill_switch: halt\ncool_down: 60s\n"
+        )
+        self.settings = load_settings(folder / "engine.yaml")
+        self._nodes = Nodes(self)
+        self.ticks_of_life, self.missed = 0, 99
+        self.engine = self._begin()
+
+    def _begin(self) -> Engine:
+        book = RuleBook(self.settings)
+        self.ledger = Ledger(self.settings.path(self.settings.values.ledger))
+        # A disk that forgets on a power cut is not what is tried here.
+        self.ledger._db.execute("PRAGMA synchronous=OFF")
+        self.missed = 99
+        engine = Engine(
+            self.settings.values,
+            self.settings.path("halt"),
+            rulebook=book,
+            ledger=self.ledger,
+            source=self.fleet,
+            alertmanager=Post(self),
+            agents=self._nodes,
+            signer=Signer.load(self.keys.file),
+            clock=self.clock,
+            poll=0.0,
+        )
+        self.hop = LastHop(
+            self.ledger, {"slack": Chat(self)}, directory=lambda: book.directory, clock=self.clock
+        )
+        return engine
+
+    # -- what may happen
+
+    async def restart(self, pause: float = 5.0) -> None:
+        """The engine ends wherever it is, and another one begins on its ledger."""
+        await self.close()
+        self.clock.pass_(pause)
+        self.engine = self._begin()
+
+    async def close(self) -> None:
+        """End the engine."""
+        await self.engine.reclaimer.aclose()
+        self.ledger.close()
+
+    def step_clock(self, seconds: float) -> None:
+        """Somebody sets the clock of the engine's host; those of the others stay right."""
+        self.clock.jump(seconds)
+        self.offset += seconds
+        self.fleet.skew = -self.offset
+
+    def replace(self, number: int) -> None:
+        """A job ends by itself, and its owner starts another one on the card."""
+        old = self.fleet.jobs[number % len(self.fleet.jobs)]
+        self._born += 1
+        at = self.clock.wall() - self.offset - LONG_AGO
+        fresh = Job(f"proc-{self._born}", old.user, old.uuid, started=at, activity={"cpu": at})
+        self.fleet.jobs[number % len(self.fleet.jobs)] = fresh
+
+    async def tick(self, count: int = 1) -> None:
+        """Time passes, and the engine ticks; owners get what Alertmanager passes on."""
+        for _ in range(count):
+            self.clock.pass_(TICK)
+            self.fleet.rules = self.engine.rulebook.rules
+            before = len(self.seen.ends)
+            done = self.engine.ticks.outcomes.get("completed", 0)
+            await self.engine.tick()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            ended = len(self.seen.ends) - before
+            if ended > PER_TICK:
+                self.seen.faults.append(f"{ended} ends in one tick")
+            if self.engine.ticks.outcomes.get("completed", 0) == done:
+                self.missed += 1
+            else:
+                if ended and self.missed > 3:
+                    self.seen.faults.append("an end in the first tick after an outage")
+                self.missed = 0
+            await self._forward()
+            gone = {job for _, job, _ in self.seen.ends}
+            self.fleet.jobs = [job for job in self.fleet.jobs if job.job_id not in gone]
+
+    async def _forward(self) -> None:
+        bodies = [alert.body() for alert in self.posted if alert.ends_at > self.clock.wall()]
+        firing = [body for body in bodies if body["labels"]["level"] != "page"]
+        if firing and not self.alertmanager_down:
+            receipt = await self.hop.receive(webhook(firing), ["slack"])
+            if receipt.delivered:
+                self._remember()
+
+    def _remember(self) -> None:
+        """What owners have read by now: the latest word that was proven to reach each."""
+        for stored in self.engine.cases.all():
+            rule = self.engine.rulebook.rule(stored.case.rule_id)
+            case = stored.case
+            if rule is None or case.promise is None or case.decision_id is not None:
+                continue
+            if self.engine._delivery(stored, rule).complete:
+                self.seen.promised.setdefault(case.job_id, self._told_until(case))
+
+    def _told_until(self, case: Case) -> float:
+        promise = case.promise
+        assert promise is not None
+        left = max(promise.after + case.kept - case.elapsed, promise.notice_delivered_for)
+        return self.clock.monotonic() + max(0.0, left)
+
+    # -- what must be true when a node ends a job
+
+    def watch(self, action: ActionRequest) -> None:
+        """Check an end against the world as it is."""
+        now, seen = self.clock.monotonic(), self.seen
+        job = next((job for job in self.fleet.jobs if job.job_id == action.job_id), None)
+        faults = {
+            "the job is not there": job is None,
+            "an attempt was ended twice": any(done == action.job_id for _, done, _ in seen.ends),
+            "Prometheus was down": self.fleet.down,
+            "the clocks differ": abs(self.offset) > 5,
+            "the kill switch was on": (self.folder / "halt").exists(),
+            "its owner was never told": action.job_id not in seen.promised,
+            "its owner was told of a later time": now < seen.promised.get(action.job_id, 0.0) - 0.1,
+            "the rule did not enforce": self.engine.rulebook.rules.rules[0].mode != "enforce",
+        }
+        if job is not None:
+            faults |= {
+                "its use was not known": job.utilization is None or job.memory is None,
+                "it was not idle": bool(job.utilization),
+                "its node was dark": not self.fleet.nodes.get(NODE, False),
+                "it is on the whitelist": job.user == "alice"
+                and "whitelist" in (self.folder / "rules.yaml").read_text(),
+            }
+            own = [t for t, _, user in seen.ends if user == job.user and t > now - DAY]
+            faults["too many of one owner in a day"] = len(own) >= PER_USER_PER_DAY
+            seen.ends.append((now, job.job_id, job.user))
+        past = [t for t, _, _ in seen.ends[:-1] if t > now - HOUR]
+        faults["too many in an hour"] = len(past) >= PER_HOUR
+        seen.faults += [f"{action.job_id}: {text}" for text, wrong in faults.items() if wrong]

@@ -1,0 +1,186 @@
+"""Whatever happens to an engine and the world around it, its promises and limits hold.
+
+Random lives: ticks, restarts, outages, clock steps, reloads, accidents of every port, in any order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tests.ruleengine.lives import WHITELIST, Lives, rule_text
+
+from gpuwarden.ruleengine.cases import CaseState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONG = 45
+"""Ticks from a job's first sight to its end, and some."""
+
+Step = tuple[Callable[[Lives, int], Awaitable[None]], int]
+
+RELOADS = (
+    rule_text(),
+    rule_text(after="6m"),
+    rule_text(after="20m"),
+    rule_text(mode="warn"),
+    rule_text(mode="observe"),
+    rule_text(whitelist=WHITELIST),
+    rule_text().replace("per_hour: 3", "per_hour: 1"),
+    rule_text().replace("do: notify", "do: notfy"),
+)
+
+
+async def _tick(lives: Lives, number: int) -> None:
+    await lives.tick(1 + number)
+
+
+async def _long(lives: Lives, _number: int) -> None:
+    await lives.tick(LONG)
+
+
+async def _restart(lives: Lives, number: int) -> None:
+    await lives.restart(pause=number * 40.0)
+
+
+async def _clock(lives: Lives, number: int) -> None:
+    lives.step_clock((-7200.0, 7200.0, 4.0, -90000.0)[number % 4])
+
+
+async def _clock_set_right(lives: Lives, _number: int) -> None:
+    lives.step_clock(-lives.offset)
+
+
+async def _prometheus(lives: Lives, _number: int) -> None:
+    lives.fleet.down = not lives.fleet.down
+
+
+async def _dark(lives: Lives, _number: int) -> None:
+    lives.fleet.nodes = {node: not up for node, up in lives.fleet.nodes.items()}
+
+
+async def _halt(lives: Lives, _number: int) -> None:
+    path = lives.folder / "halt"
+    if path.exists():
+        path.unlink()
+    else:
+        path.touch()
+
+
+async def _rules(lives: Lives, number: int) -> None:
+    (lives.folder / "rules.yaml").write_text(RELOADS[number % len(RELOADS)])
+
+
+async def _agents(lives: Lives, number: int) -> None:
+    lives.agents = ("well", "silent", "refusing", "deaf")[number % 4]
+
+
+async def _alertmanager(lives: Lives, _number: int) -> None:
+    lives.alertmanager_down = not lives.alertmanager_down
+
+
+async def _slack(lives: Lives, _number: int) -> None:
+    lives.slack_down = not lives.slack_down
+
+
+async def _replace(lives: Lives, number: int) -> None:
+    if lives.fleet.jobs:
+        lives.replace(number)
+
+
+async def _work(lives: Lives, number: int) -> None:
+    if lives.fleet.jobs:
+        job = lives.fleet.jobs[number % len(lives.fleet.jobs)]
+        job.utilization = (0.9, 0.0, None)[number % 3]
+
+
+async def _well(lives: Lives) -> None:
+    """Everything is mended."""
+    lives.agents, lives.alertmanager_down, lives.slack_down = "well", False, False
+    lives.fleet.down = False
+    lives.fleet.nodes = dict.fromkeys(lives.fleet.nodes, True)
+    lives.step_clock(-lives.offset)
+    (lives.folder / "halt").unlink(missing_ok=True)
+    (lives.folder / "rules.yaml").write_text(rule_text())
+
+
+@contextlib.contextmanager
+def _lives(jobs: int = 4) -> Iterator[Lives]:
+    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
+        yield Lives(Path(name), jobs)
+
+
+def _checked(story: Callable[[Lives], object]) -> None:
+    with _lives() as lives:
+
+        async def whole() -> None:
+            try:
+                await story(lives)  # type: ignore[misc]
+                decisions = {
+                    job: lives.ledger.job_decisions(job)
+                    for job in {job for _, job, _ in lives.seen.ends}
+                }
+            finally:
+                await lives.close()
+            for job, found in decisions.items():
+                standing = [d for d in found if d.state not in ("refused", "lapsed")]
+                assert len(standing) <= 1, job
+
+        asyncio.run(whole())
+        assert lives.seen.faults == []
+
+
+_ACTS = (
+    *(_tick, _tick, _tick, _long, _long, _restart, _clock, _clock_set_right, _clock_set_right),
+    *(_prometheus, _dark, _halt, _rules, _rules, _agents, _alertmanager, _slack, _replace, _work),
+)
+_STEPS = st.tuples(st.sampled_from(_ACTS), st.integers(0, 40))
+
+
+async def _any(lives: Lives, steps: list[Step]) -> None:
+    await lives.tick(12)
+    for step in steps:
+        act, number = step
+        await act(lives, number)
+    await _well(lives)
+    await lives.tick(LONG)
+
+
+@settings(deadline=None, max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(steps=st.lists(_STEPS, min_size=1, max_size=12))
+def test_promises_and_limits_hold_through_every_life(steps: list[Step]) -> None:
+    """No end that the world as it is does not allow, whatever came before."""
+    _checked(lambda lives: _any(lives, steps))
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(3600)
+@settings(deadline=None, max_examples=200, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(steps=st.lists(_STEPS, min_size=1, max_size=40))
+def test_promises_and_limits_hold_through_every_long_life(steps: list[Step]) -> None:
+    """The same, longer and more often."""
+    _checked(lambda lives: _any(lives, steps))
+
+
+def test_in_a_world_that_is_well_jobs_are_ended() -> None:
+    """What the tests above allow does happen: two of each owner would be too many in a day."""
+
+    async def story(lives: Lives) -> None:
+        await lives.tick(LONG)
+        assert [user for _, _, user in lives.seen.ends] == ["alice", "bob", "alice"]
+        await lives.tick(4)
+        assert len(lives.seen.ends) == 3
+        assert lives.engine.cases.get("idle-held", lives.fleet.jobs[0].job_id).case.state is (
+            CaseState.DUE
+        )
+
+    _checked(story)
