@@ -52,6 +52,10 @@ async def _restart(lives: Lives, number: int) -> None:
     await lives.restart(pause=number * 40.0)
 
 
+async def _hour(lives: Lives, number: int) -> None:
+    await lives.restart(pause=3600.0 + number)
+
+
 async def _clock(lives: Lives, number: int) -> None:
     lives.step_clock((-7200.0, 7200.0, 4.0, -90000.0)[number % 4])
 
@@ -114,13 +118,13 @@ async def _well(lives: Lives) -> None:
 
 
 @contextlib.contextmanager
-def _lives(jobs: int = 4) -> Iterator[Lives]:
+def _lives(jobs: int) -> Iterator[Lives]:
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
         yield Lives(Path(name), jobs)
 
 
 def _checked(story: Callable[[Lives], object]) -> None:
-    with _lives() as lives:
+    with _lives(jobs=6) as lives:
 
         async def whole() -> None:
             try:
@@ -140,7 +144,18 @@ def _checked(story: Callable[[Lives], object]) -> None:
 
 
 _ACTS = (
-    *(_tick, _tick, _tick, _long, _long, _restart, _clock, _clock_set_right, _clock_set_right),
+    *(
+        _tick,
+        _tick,
+        _tick,
+        _long,
+        _long,
+        _restart,
+        _hour,
+        _clock,
+        _clock_set_right,
+        _clock_set_right,
+    ),
     *(_prometheus, _dark, _halt, _rules, _rules, _agents, _alertmanager, _slack, _replace, _work),
 )
 _STEPS = st.tuples(st.sampled_from(_ACTS), st.integers(0, 40))
@@ -171,16 +186,25 @@ def test_promises_and_limits_hold_through_every_long_life(steps: list[Step]) -> 
     _checked(lambda lives: _any(lives, steps))
 
 
-def test_in_a_world_that_is_well_jobs_are_ended() -> None:
-    """What the tests above allow does happen: two of each owner would be too many in a day."""
+def test_in_a_world_that_is_well_jobs_are_ended_within_the_limits() -> None:
+    """What the tests above allow does happen: three in an hour, two of each owner in a day."""
 
     async def story(lives: Lives) -> None:
         await lives.tick(LONG)
         assert [user for _, _, user in lives.seen.ends] == ["alice", "bob", "alice"]
-        await lives.tick(4)
-        assert len(lives.seen.ends) == 3
-        assert lives.engine.cases.get("idle-held", lives.fleet.jobs[0].job_id).case.state is (
+        for _ in range(3):
+            await lives.restart(pause=7 * 3600.0)
+            await lives.tick(4)
+        assert [user for _, _, user in lives.seen.ends] == ["alice", "bob", "alice", "bob"]
+        left = {job.job_id for job in lives.fleet.jobs}
+        assert {s.case.state for s in lives.engine.cases.all() if s.case.job_id in left} == {
             CaseState.DUE
-        )
+        }
+        await lives.restart(pause=3 * 3600.0)
+        # Of those that have run for over a day too much work would be lost.
+        lives.replace(0)
+        lives.replace(1)
+        await lives.tick(LONG)
+        assert len(lives.seen.ends) == 6
 
     _checked(story)
