@@ -24,6 +24,7 @@ from gpuwarden.ruleengine.clients import (
 from gpuwarden.ruleengine.enforcement_cli import enforcement
 from gpuwarden.ruleengine.ledger_cli import ledger
 from gpuwarden.ruleengine.node_cli import nodes
+from gpuwarden.ruleengine.profile_cli import profiles
 from gpuwarden.ruleengine.rule_cli import rules
 from gpuwarden.ruleengine.serving import Service, check_files
 from gpuwarden.ruleengine.settings import load_settings
@@ -32,7 +33,7 @@ from gpuwarden.ruleengine.why_cli import show, why
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.settings import Settings
 
-__all__ = ["enforcement", "engine", "jobs", "keep", "ledger", "nodes", "rules", "why"]
+__all__ = ["enforcement", "engine", "jobs", "keep", "ledger", "nodes", "profiles", "rules", "why"]
 
 
 @click.command()

@@ -161,7 +161,7 @@ class PrometheusClient:
             if status in (400, 422) and answer.get("errorType") in ("bad_data", "execution"):
                 raise QueryRefused(f"{message} (in: {_shortened(query)})")
             raise ServiceUnavailable(message)
-        self._refuse_partial(answer)
+        refuse_partial(self._url, answer)
         return self._rows(answer.get("data"))
 
     async def _post(self, form: Mapping[str, str | Sequence[str]]) -> Answer:
@@ -177,14 +177,6 @@ class PrometheusClient:
             )
         except ServiceUnavailable as error:
             raise ServiceUnavailable(f"Prometheus at {self._url}: {error}") from error
-
-    def _refuse_partial(self, answer: Mapping[str, Any]) -> None:
-        """Thanos and VictoriaMetrics answer with what they have when a part of them is down."""
-        warnings = answer.get("warnings") or ()
-        serious = [text for text in warnings if not str(text).startswith("PromQL info:")]
-        if answer.get("isPartial") is True or serious:
-            why = "; ".join(str(text) for text in serious) or "isPartial"
-            raise ServiceUnavailable(f"{self._url} gave a partial answer: {why}")
 
     def _rows(self, data: object) -> list[Sample]:
         kind = data.get("resultType") if isinstance(data, dict) else None
@@ -219,6 +211,19 @@ class PrometheusClient:
                 )
             folded[key] = Sample(labels, row.value)
         return list(folded.values())
+
+
+def refuse_partial(url: str, answer: Mapping[str, Any]) -> None:
+    """Thanos and VictoriaMetrics answer with what they have when a part of them is down.
+
+    Raises:
+        ServiceUnavailable: the answer is not whole, or may not be.
+    """
+    warnings = answer.get("warnings") or ()
+    serious = [text for text in warnings if not str(text).startswith("PromQL info:")]
+    if answer.get("isPartial") is True or serious:
+        why = "; ".join(str(text) for text in serious) or "isPartial"
+        raise ServiceUnavailable(f"{url} gave a partial answer: {why}")
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:

@@ -16,9 +16,11 @@ from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.exchanges import exchange
 from gpuwarden.ruleengine.prometheus import (
     MAX_ANSWER_BYTES,
+    WHOLE,
     PrometheusClient,
     QueryRefused,
     Sample,
+    refuse_partial,
 )
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class RangeSource:
             "end": f"{end:.3f}",
             "step": f"{self._step:.3f}",
             "timeout": f"{self._timeout:g}s",
+            **WHOLE,
         }
         reply = await exchange(
             self._client,
@@ -112,6 +115,7 @@ class RangeSource:
                 if reply.status in (400, 422) and answer["errorType"] in ("bad_data", "execution"):
                     raise QueryRefused(message)
                 raise ServiceUnavailable(message)
+            refuse_partial(self._url, answer)
             result: list[dict[str, Any]] = answer["data"]["result"]
         except (KeyError, TypeError, ValueError) as error:
             message = f"{self._url} gave an answer of an unexpected shape: {error}"

@@ -57,6 +57,9 @@ _COMPONENTS = {
     "rules": _Component(
         "gpuwarden.ruleengine.cli", "rules", "ruleengine", "Check, test and explain rule files."
     ),
+    "profiles": _Component(
+        "gpuwarden.ruleengine.cli", "profiles", "ruleengine", "Learn what trainings need here."
+    ),
     "jobs": _Component(
         "gpuwarden.ruleengine.cli", "jobs", "ruleengine", "Say what became of a job, and why."
     ),
