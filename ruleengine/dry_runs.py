@@ -1,7 +1,7 @@
 """The engine's state while nothing real is told or ended: for inline tests and for replays.
 
 Cases and guards are those of the engine. What is put in the place of the outer world: notices
-arrive at once (or never), no owner keeps a job, and the kill switch is off.
+arrive at once (or never), nobody keeps a job and the kill switch is off, unless that is said.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class DryRun:
         cases: open cases.
         ends: what would have been ended, in order of time.
         terminated: pairs whose case came to that.
+        killed: whether the kill switch is on now.
     """
 
     rules: RuleSet
@@ -62,6 +63,9 @@ class DryRun:
     cases: dict[Pair, Case] = field(default_factory=dict)
     ends: list[PastEnd] = field(default_factory=list)
     terminated: set[Pair] = field(default_factory=set)
+    killed: bool = False
+    _kept_until: dict[Pair, float] = field(default_factory=dict)
+    _keeps_used: dict[Pair, int] = field(default_factory=dict)
     _proven: dict[Pair, dict[str, float]] = field(default_factory=dict)
 
     def advance(
@@ -121,6 +125,31 @@ class DryRun:
             for mark in notices.told_marks(step.case, rule):
                 known.setdefault(notices.notice_stage(mark), time)
         return step
+
+    def keep(self, rule: Rule, pair: Pair, seconds: float, *, time: float) -> bool:
+        """An owner puts the end of a job off, as far as the rule allows.
+
+        Args:
+            rule: the rule that announced it.
+            pair: its case.
+            seconds: by how much.
+            time: Unix time.
+
+        Returns:
+            Whether it was granted.
+        """
+        case, may = self.cases.get(pair), notices.keep_allowance(rule)
+        used = self._keeps_used.get(pair, 0)
+        if case is None or may is None or cases.final_stage(rule) is None:
+            return False
+        over = case.detected_at is None or case.decision_id is not None
+        if over or seconds > may.keep or used >= may.times:
+            return False
+        left = cases.remaining(case, rule) or 0.0
+        self.cases[pair], _ = cases.kept(case, rule, seconds)
+        self._kept_until[pair] = max(time + left + seconds, self._kept_until.get(pair, 0.0))
+        self._keeps_used[pair] = used + 1
+        return True
 
     def forget(self, pair: Pair) -> None:
         """Drop a case that is over."""
@@ -186,7 +215,7 @@ class DryRun:
             groups=self.rules.groups,
             due_owners=owners,
             due_rules=guards.owners_by_rule(self.cases[each] for each in self.due()),
-            killed=False,
+            killed=self.killed,
             settled_for=self.settled_for,
             settle_after=self.settle_after,
             cool_down=self.cool_down,
@@ -204,7 +233,7 @@ class DryRun:
                 verdict=None if judged is None else judged.verdict,
                 truth=Truth.UNKNOWN if judged is None else judged.truth,
                 delivery=self.delivery(pair, case, rule),
-                kept_until=None,
+                kept_until=self._kept_until.get(pair),
             ),
         ]
 

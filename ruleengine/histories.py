@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ CARD_MEMORY_BYTES = 40 * 2.0**30
 POWER_LIMIT_WATTS = 400.0
 THROTTLE_REASONS = ("sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
 """None of them is active, unless a series says so."""
+_MEASURED_IN_MIG = re.compile(r"\b(GH|GB|H|B)[0-9]{2,3}")
+"""Hopper and Blackwell, as in H100, GH200 or B200."""
 BEHIND_SECONDS = 0.5
 """Age of an exporter's snapshot when it is scraped."""
 
@@ -312,6 +315,9 @@ class _Made:
         counters.activity |= {name: time - BEHIND_SECONDS for name, is_ in alive.items() if is_}
 
     def _card_series(self, made: History, time: float) -> None:
+        if self._job.mig is not None:
+            self._instance_series(made, time, self._job.mig)
+            return
         for index, uuid in enumerate(self._job.card_names):
             state = _like("idle", self._total) if self._state.gone else self._cards[index]
             used = 0.0 if self._state.gone else state.memory
@@ -340,6 +346,29 @@ class _Made:
                 if moment not in row or not self._state.gone:
                     row[moment] = value
 
+    def _instance_series(self, made: History, time: float, profile: str) -> None:
+        """MIG instances, each of a card of its own, whose other instances nobody uses."""
+        names = zip(self._job.card_names, self._job.whole_cards, strict=True)
+        for index, (uuid, whole) in enumerate(names):
+            state = self._cards[index]
+            card = {**self._node, "gpu": str(self._places[index]), "uuid": whole}
+            about = {"name": self._job.hardware, "driver_version": "570", "simulated": "false"}
+            instance = card | {"mig_uuid": uuid}
+            ids = {"gpu_instance_id": "1", "compute_instance_id": "0", "profile": profile}
+            used = 0.0 if self._state.gone else state.memory
+            made.add("gpu_info", time, 1.0, card | about)
+            made.add("gpu_temperature_celsius", time, state.temperature, card)
+            made.add("gpu_power_watts", time, state.power, card)
+            made.add("gpu_power_limit_watts", time, POWER_LIMIT_WATTS, card)
+            made.add("gpu_mig_info", time, 1.0, instance | ids)
+            made.add("gpu_mig_memory_total_bytes", time, self._total, instance)
+            made.add("gpu_mig_memory_used_bytes", time, used, instance)
+
+    @property
+    def _utilization_known(self) -> bool:
+        """Whether the driver measures it of these cards; of MIG instances only since Hopper."""
+        return self._job.mig is None or bool(_MEASURED_IN_MIG.search(self._job.hardware))
+
     def _job_series(self, made: History, time: float) -> None:
         job, base = self._job, self._base
         about = {
@@ -358,7 +387,8 @@ class _Made:
             )
             made.add("gpu_job_holds_gpu", time, 1.0, names)
             made.add("gpu_job_memory_bytes", time, state.memory, names)
-            made.add("gpu_job_utilization_ratio", time, state.utilization, names)
+            if self._utilization_known:
+                made.add("gpu_job_utilization_ratio", time, state.utilization, names)
             process = names | {"pid": "4711", "user": job.user}
             made.add("gpu_process_start_time_seconds", time, self._born, process)
         made.add("gpu_job_start_time_seconds", time, self._born, base)

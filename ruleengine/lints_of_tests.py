@@ -47,6 +47,7 @@ def lint_tests(
         yield from _size(index, test)
         yield from _jobs(index, test)
         yield from _series(index, test)
+        yield from _operators(index, test, known)
         for number, item in enumerate(test.expect):
             yield from _expectation((index, "expect", number), item, test, rules, known)
 
@@ -91,6 +92,30 @@ def _jobs(index: int, test: RuleTest) -> Iterator[Finding]:
             yield _error("GW231", (*place, "node"), "no job of this test is on this node", hint)
         if outage.until <= outage.begin:
             yield _error("GW230", (*place, "until"), "must be later than `from`")
+
+
+def _operators(index: int, test: RuleTest, known: Sequence[str]) -> Iterator[Finding]:
+    """What owners and operators do in a test."""
+    jobs = {job.job for job in test.jobs}
+    before = 0.0
+    for number, keep in enumerate(test.keeps):
+        place = (index, "keeps", number)
+        if keep.rule not in known:
+            hint = did_you_mean(keep.rule, known)
+            yield _error("GW231", (*place, "rule"), f'there is no rule "{keep.rule}"', hint)
+        elif keep.rule not in test.rules:
+            message = "nothing is expected of this rule, so that the test does not judge by it"
+            yield _error("GW231", (*place, "rule"), message)
+        if keep.job not in jobs and not test.series:
+            hint = did_you_mean(keep.job, jobs)
+            yield _error("GW231", (*place, "job"), f'no job of this test is "{keep.job}"', hint)
+        if keep.at < before:
+            yield _error("GW230", (*place, "at"), "is earlier than that of the keep before it")
+        before = keep.at
+    for number, halt in enumerate(test.kill_switch):
+        if halt.until <= halt.begin:
+            until = (index, "kill_switch", number, "until")
+            yield _error("GW230", until, "must be later than `from`")
 
 
 def _series(index: int, test: RuleTest) -> Iterator[Finding]:
@@ -139,7 +164,7 @@ def _expectation(
         yield from _of_the_rule(place, item, rule)
     # What is given in full may be of any job: only without it are all of them known.
     jobs = {job.job for job in test.jobs}
-    cards = {uuid for job in test.jobs for uuid in job.card_names}
+    cards = {uuid for job in test.jobs for uuid in (*job.card_names, *job.whole_cards)}
     for key, name, names in (("job", item.job, jobs), ("gpu", item.gpu, cards)):
         if name is not None and name not in names and not test.series and item.verdict != "none":
             message = f'no job of this test {"is" if key == "job" else "holds"} "{name}"'

@@ -157,6 +157,8 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
     ("One of its cards", rule_tests.CardConduct, "Under `cards`, in the order of its cards."),
     ("A series of a test", rule_tests.InputSeries, "Under `series`, in promtool's notation."),
     ("A dark node", rule_tests.Outage, "Under `outages`."),
+    ("A keep", rule_tests.DeclaredKeep, "Under `keeps`."),
+    ("The kill switch", rule_tests.Halt, "Under `kill_switch`."),
     ("What is expected", rule_tests.Expectation, "Under `expect`."),
 )
 

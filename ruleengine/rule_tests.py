@@ -185,6 +185,9 @@ class DeclaredJob(Conduct):
     """Names of its cards instead; two jobs that name the same one share it."""
     hardware: Words = "NVIDIA A100-SXM4-40GB"
     """Product name of its cards."""
+    mig: Words | None = None
+    """Its cards are MIG instances of this profile, such as 3g.20gb, each of a card of its own.
+    Their utilization is known only of hardware named after Hopper or Blackwell (H..., B...)."""
     card_memory: _Memory | None = None
     """Of each card; 40GiB where it is not given."""
     age: Seconds = 0.0
@@ -206,7 +209,13 @@ class DeclaredJob(Conduct):
     @property
     def card_names(self) -> tuple[str, ...]:
         """UUIDs of its cards, in their order."""
-        return self.uuids or tuple(f"GPU-{self.job}-{index}" for index in range(self.gpus))
+        kind = "GPU" if self.mig is None else "MIG"
+        return self.uuids or tuple(f"{kind}-{self.job}-{index}" for index in range(self.gpus))
+
+    @property
+    def whole_cards(self) -> tuple[str, ...]:
+        """UUIDs of the cards that its MIG instances are of, in their order."""
+        return () if self.mig is None else tuple(f"GPU-of-{uuid}" for uuid in self.card_names)
 
 
 class InputSeries(Strict):
@@ -216,6 +225,28 @@ class InputSeries(Strict):
     """Name and labels, such as `up{instance="n1:9835",job="gpuwarden"}`."""
     values: Annotated[str, AfterValidator(_values)]
     """`a+bxn`, `axn`, numbers, `_` or `_xn` for lost scrapes, `stale`; in quotes, as '0x9'."""
+
+
+class DeclaredKeep(Strict):
+    """An owner keeps a job. What the rule does not let owners do changes nothing, as in life."""
+
+    at: Seconds
+    """Since the start of the test; it holds from the next evaluation on."""
+    rule: Identifier
+    """Against which deadline."""
+    job: Words
+    """Which job."""
+    for_: Annotated[Seconds, Field(gt=0)] = Field(alias="for")
+    """By how long it is put off."""
+
+
+class Halt(Strict):
+    """A time in which the kill switch is on."""
+
+    begin: Seconds = Field(alias="from")
+    """Since the start of the test."""
+    until: Seconds
+    """Since the start of the test."""
 
 
 class Outage(Strict):
@@ -243,13 +274,13 @@ class Expectation(Strict):
     verdict: _Word | None = None
     """none: the job is not there, or the rule is not about it."""
     reason: Words | None = None
-    """Why UNKNOWN: cold_start, phase, no_data, dark_node, shared_card, no_profile, ..."""
+    """Why UNKNOWN: cold_start, phase, no_data, dark_node, shared_card, no_profile, ...; or none."""
     stage: Words | None = None
     """The last stage entered, such as moderate-notify, or none."""
     terminate: StrictBool | None = None
     """Whether the job would have been ended by then if the rule's mode were enforce."""
     held_by: Words | None = None
-    """What then keeps a job that is due: work_lost, limit_per_hour, no_limits, ..."""
+    """What then keeps a job that is due: work_lost, limit_per_hour, kill_switch, ...; or none."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -289,6 +320,10 @@ class RuleTest(Strict):
     """Series in full."""
     outages: Annotated[tuple[Outage, ...], BeforeValidator(as_tuple)] = ()
     """When nodes are dark."""
+    keeps: Annotated[tuple[DeclaredKeep, ...], BeforeValidator(as_tuple)] = ()
+    """What owners keep, in order of `at`."""
+    kill_switch: Annotated[tuple[Halt, ...], BeforeValidator(as_tuple)] = ()
+    """When nothing at all is ended."""
     expect: Annotated[tuple[Expectation, ...], BeforeValidator(some_tuple)]
     """What must follow."""
 
