@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
 from urllib.parse import urlencode
 
 import httpx
+import msgspec
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import PermanentError, ServiceUnavailable
@@ -38,8 +38,7 @@ class QueryRefused(PermanentError):
     """Prometheus understood the request and refuses the query itself (HTTP 400 or 422)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True, gc=False):
     """One row of an answer.
 
     Attributes:
@@ -146,6 +145,9 @@ class PrometheusClient:
         if self._replica_labels:
             form["replicaLabels[]"] = self._replica_labels
         reply = await self._post(form)
+        plain = _plain_rows(reply.body)
+        if plain is not None:
+            return self._folded(plain)
         status = reply.status
         try:
             answer = reply.json()
@@ -172,7 +174,11 @@ class PrometheusClient:
                 f"{self._url}/api/v1/query",
                 seconds=2 * self._timeout,
                 content=urlencode(form, doseq=True).encode(),
-                headers={"Content-Type": "application/x-www-form-urlencoded"},
+                headers={
+                    "Content-Type": "application/x-www-form-urlencoded",
+                    # To pack and to unpack it takes both sides more time than all else.
+                    "Accept-Encoding": "identity",
+                },
                 limit=MAX_ANSWER_BYTES,
             )
         except ServiceUnavailable as error:
@@ -224,6 +230,46 @@ def refuse_partial(url: str, answer: Mapping[str, Any]) -> None:
     if answer.get("isPartial") is True or serious:
         why = "; ".join(str(text) for text in serious) or "isPartial"
         raise ServiceUnavailable(f"{url} gave a partial answer: {why}")
+
+
+class _Row(msgspec.Struct, gc=False):
+    metric: dict[str, str]
+    value: tuple[float, str] | None = None
+
+
+class _Vector(msgspec.Struct):
+    resultType: Literal["vector"]  # noqa: N815 - Prometheus' spelling
+    result: list[_Row]
+
+
+class _Answer(msgspec.Struct):
+    status: Literal["success"]
+    data: _Vector
+    warnings: list[str] | None = None
+    isPartial: bool = False  # noqa: N815 - VictoriaMetrics' spelling
+
+
+_DECODER = msgspec.json.Decoder(_Answer)
+
+
+def _plain_rows(body: bytes) -> list[Sample] | None:
+    """The rows of an answer without any peculiarity; None of every other, to be looked at closely.
+
+    Decoded straight into its shape: at 10,000 cards that is most of what a tick costs.
+    """
+    try:
+        answer = _DECODER.decode(body)
+        if answer.warnings or answer.isPartial:
+            return None
+        return [_plain_sample(row.metric, row.value) for row in answer.data.result]
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+
+
+def _plain_sample(labels: dict[str, str], value: tuple[float, str] | None) -> Sample:
+    labels.pop("__name__", None)
+    # A native histogram has no `value`; as a row without a number it is unknown.
+    return Sample(labels, math.nan if value is None else float(value[1]))
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:

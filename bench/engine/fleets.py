@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SCRAPE_SECONDS = 60
-"""Of the fleet. Prometheus has a twelfth of the samples to read that it has with 5 s, and the engine
-no row less: the comparison is made harder for the engine, and the fleet fits this machine."""
+"""Of the fleet. Prometheus has a twelfth of the samples to read that it has with 5 s, and the
+engine no row less: the comparison is harder for the engine, and the fleet fits this machine."""
 BACK_SECONDS = 75 * 60
 """As far as the longest window of the shipped rules reaches, and more."""
 RECENT_SECONDS = 5 * 60
@@ -108,7 +108,7 @@ class _Writer:
         self._until = now - DARK_SINCE_SECONDS if dark else now + AHEAD_SECONDS
         self._dice = random.Random(node)  # noqa: S311 - a bench is not to be guessed at
 
-    def long(self, name: str, value: float, /, *, noise: float = 0.0, **labels: str) -> bytes:
+    def long(self, name: str, value: float, noise: float = 0.0, /, **labels: str) -> bytes:
         """A gauge with its whole history."""
         shape = self._dice.randrange(_SHAPES) if noise else 0
         samples = _gauge(self._now - BACK_SECONDS, self._until, value, noise=noise, shape=shape)
@@ -156,7 +156,7 @@ def _card(writer: _Writer, card: dict[str, str], kind: str) -> Iterator[bytes]:
     names = {"name": A100, "pci_bus_id": f"00000000:{card['gpu']}7:00.0", "driver_version": "570"}
     yield writer.short("gpu_info", 1.0, **card, **names, simulated="false")
     yield writer.long("gpu_memory_total_bytes", 40 * GIB, **card)
-    yield writer.long("gpu_temperature_celsius", 40 + 30 * _UTILIZATION[kind], noise=3, **card)
+    yield writer.long("gpu_temperature_celsius", 40 + 30 * _UTILIZATION[kind], 3.0, **card)
     yield writer.long("gpu_memory_unattributed_bytes", 0.5 * GIB, **card)
     for reason in (*_HARMFUL, *_HARMLESS):
         active = float(reason == "sw_power_cap" and kind == "healthy")
@@ -188,7 +188,7 @@ def _job(
     for signal in ("log", "cpu", *(("heartbeat",) if kind in _TRAININGS else ())):
         yield writer.stamp("gpu_job_activity_timestamp_seconds", behind, **job, signal=signal)
     utilization, noise = _UTILIZATION[kind], 0.0 if kind == "idle" else 0.05
-    yield writer.long("gpu_job_utilization_ratio", utilization, noise=noise, **job, **card)
+    yield writer.long("gpu_job_utilization_ratio", utilization, noise, **job, **card)
     yield writer.long("gpu_job_memory_bytes", 25 * GIB, **job, **card)
     yield writer.counter("gpu_job_cpu_seconds_total", 0.0 if kind == "idle" else 4.0, **job)
     yield writer.counter("gpu_job_io_wait_seconds_total", 0.1, **job)
@@ -218,7 +218,7 @@ def _training(
     yield writer.counter("yolo_data_wait_seconds_total", training.wait, **run)
     yield writer.long("yolo_nonfinite_loss_total", 0.0, **run)
     for component, value in (("box", 1.2), ("cls", 0.8), ("dfl", 1.1)):
-        yield writer.long("yolo_loss", value, noise=0.1, **run, component=component)
+        yield writer.long("yolo_loss", value, 0.1, **run, component=component)
 
 
 # -- samples

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -18,6 +17,7 @@ from gpuwarden.ruleengine.temporary_servers import prometheus_binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 GROUP = "engine"
 
@@ -54,13 +54,17 @@ class Prometheus:
     def group_seconds(self) -> float | None:
         """How long the group's last evaluation took, or None before the first."""
         text = self._client.get(f"{self.url}/metrics").text
-        found = re.search(r"^prometheus_rule_group_last_duration_seconds\{.*\} (\S+)$", text, re.M)
+        found = re.search(
+            r"^prometheus_rule_group_last_duration_seconds\{.*\} (\S+)$", text, re.MULTILINE
+        )
         return float(found[1]) if found else None
 
     def group_failures(self) -> float:
         """How many of the group's evaluations failed."""
         text = self._client.get(f"{self.url}/metrics").text
-        found = re.findall(r"^prometheus_rule_evaluation_failures_total\{.*\} (\S+)$", text, re.M)
+        found = re.findall(
+            r"^prometheus_rule_evaluation_failures_total\{.*\} (\S+)$", text, re.MULTILINE
+        )
         return sum(map(float, found))
 
     def samples_read(self, expression: str) -> int:

@@ -80,7 +80,9 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between two ticks")
     arguments = parser.parse_args()
     logs.configure("error")
-    asyncio.run(_run(written_settings(arguments.url, arguments.folder), arguments.ticks, arguments.pause))
+    asyncio.run(
+        _run(written_settings(arguments.url, arguments.folder), arguments.ticks, arguments.pause)
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,477 @@
+"""Assemblies: one tick's rows, and how they become facts. Pure; replays call it as well.
+
+Rows are folded as they come, and let go: what ten thousand cards answer to fifty queries is some
+hundred megabytes, what is kept of it a tenth. Texts that rows share are kept once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from gpuwarden.ruleengine import signals
+from gpuwarden.ruleengine.measures import ABSENT, Layout, Measures
+from gpuwarden.ruleengine.run_drafts import RunDrafts, torn
+from gpuwarden.ruleengine.verdicts import (
+    MAX_DARK_SHARE,
+    MAX_SKEW_SECONDS,
+    FleetFacts,
+    GpuFacts,
+    JobFacts,
+    RunFacts,
+    SignalKey,
+)
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gpuwarden.ruleengine.prometheus import Sample
+
+SNAPSHOT_INTERVAL_SECONDS = 2.0
+"""How often an exporter takes its snapshot; a snapshot up to twice as old is current."""
+
+_OF_JOB = ("instance", "job_id")
+_OF_CARD = ("instance", "uuid")
+_OF_RUN = ("instance", "job_id", "run_id")
+LABELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "gpu_info": (*_OF_CARD, "gpu", "name"),
+    "gpu_memory_total_bytes": _OF_CARD,
+    "gpu_mig_info": (*_OF_CARD, "mig_uuid", "gpu", "profile"),
+    "gpu_mig_memory_total_bytes": ("instance", "mig_uuid"),
+    "gpu_throttle_active": (*_OF_CARD, "reason"),
+    "gpu_job_holds_gpu": (*_OF_JOB, "uuid", "gpu"),
+    "gpu_job_info": (*_OF_JOB, "user", "source", "framework", "interactive"),
+    "gpu_job_executable": (*_OF_JOB, "executable", "cgroup"),
+    "gpu_job_start_time_seconds": _OF_JOB,
+    "gpu_job_first_gpu_use_timestamp_seconds": _OF_JOB,
+    "gpu_job_activity_timestamp_seconds": (*_OF_JOB, "signal"),
+    "gpu_process_start_time_seconds": (*_OF_JOB, "pid"),
+    "yolo_info": (*_OF_RUN, "model", "batch", "imgsz", "amp", "project"),
+    "yolo_phase": (*_OF_RUN, "phase"),
+    "yolo_phase_start_timestamp_seconds": _OF_RUN,
+    "yolo_checkpoint_timestamp_seconds": _OF_RUN,
+    "yolo_checkpoint_durable_timestamp_seconds": _OF_RUN,
+    "yolo_resume_mode": (*_OF_RUN, "mode"),
+    "gpuwarden_snapshot_timestamp_seconds": ("instance",),
+    "scraped": ("instance",),
+    "expected": ("instance",),
+}
+"""Inventory query -> the labels that are kept of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Which nodes should be lit: all that any of these names.
+
+    Attributes:
+        number: how many, where nothing names them.
+        names: targets of Prometheus.
+        query: PromQL whose rows name them by `instance`, or whose one row is their number; None:
+            Prometheus' own targets.
+    """
+
+    number: int | None = None
+    names: frozenset[str] = frozenset()
+    query: str | None = None
+
+
+_Card = tuple[str, str]
+"""(instance, uuid)."""
+_Texts = tuple[str, ...]
+"""Labels of a row, in the order of `LABELS`."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One job while its rows are put together."""
+
+    instances: set[str] = field(default_factory=set)
+    labels: dict[str, str] = field(default_factory=dict)
+    cards: set[_Card] = field(default_factory=set)
+    executables: set[tuple[str, str]] = field(default_factory=set)
+    start: float | None = None
+    first_use: float | None = None
+    processes: set[tuple[int, float]] = field(default_factory=set)
+    activity: dict[str, float] = field(default_factory=dict)
+    runs: dict[str, RunFacts] = field(default_factory=dict)
+    uuids: tuple[str, ...] = ()
+    numbers: array[float] | None = None
+
+
+class Assembly:
+    """The facts of one tick in the making: inventory first, then `lay_out`, then answers.
+
+    Args:
+        time: Unix time of every query.
+        expected: which nodes should be lit.
+        teams: user -> team.
+        scrape_interval: of the nodes, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        time: float,
+        expected: Expectation,
+        teams: Mapping[str, str],
+        scrape_interval: float,
+    ) -> None:
+        self._time = time
+        self._expected = expected
+        self._teams = teams
+        self._scrape_interval = scrape_interval
+        self._shared: dict[str, str] = {}
+        self._rows: dict[str, list[tuple[float, _Texts]]] = {name: [] for name in LABELS}
+        self._drafts: dict[str, _Draft] = {}
+        self._cards: dict[_Card, GpuFacts] = {}
+        self._card_numbers: dict[_Card, array[float]] = {}
+        self._holders: dict[_Card, list[_Draft]] = defaultdict(list)
+        self._layout = Layout(())
+        self._failed: dict[SignalKey, str] = {}
+        self._numbers: dict[SignalKey, float] = {}
+
+    # -- inventory
+
+    def take_inventory(self, name: str, rows: Iterable[Sample]) -> None:
+        """Keep what is needed of the answer to an inventory query.
+
+        Args:
+            name: in `LABELS`.
+            rows: its answer.
+        """
+        labels, share = LABELS[name], self._shared.setdefault
+        kept = self._rows[name]
+        for row in rows:
+            get = row.labels.get
+            texts = [get(label, "") for label in labels]
+            kept.append((row.value, tuple([share(text, text) for text in texts])))
+
+    def lay_out(self, keys: Iterable[SignalKey]) -> None:
+        """Put jobs and cards together, with room for their values.
+
+        Args:
+            keys: of all answers that will come.
+        """
+        self._layout = Layout(keys)
+        self._drafts = self._drafted()
+        self._cards = self._carded()
+        for draft in self._drafts.values():
+            held = sorted(draft.cards)
+            draft.uuids = tuple([uuid for _, uuid in held])
+            draft.numbers = self._layout.empty(len(held))
+            for card in held:
+                self._holders[card].append(draft)
+        self._card_numbers = {card: self._layout.empty(1) for card in self._cards}
+
+    def _of_jobs(self, name: str) -> Iterator[tuple[_Draft, float, _Texts]]:
+        """Rows of an inventory query that belong to a job, with its draft."""
+        drafts = self._drafts
+        for value, texts in self._rows[name]:
+            job_id = texts[1]
+            if not job_id or not math.isfinite(value):
+                continue
+            draft = drafts.get(job_id)
+            if draft is None:
+                draft = drafts[job_id] = _Draft()
+            draft.instances.add(texts[0])
+            yield draft, value, texts
+
+    def _drafted(self) -> dict[str, _Draft]:
+        for draft, _, (instance, _, uuid, _) in self._of_jobs("gpu_job_holds_gpu"):
+            draft.cards.add((instance, uuid))
+        names = LABELS["gpu_job_info"][2:]
+        for draft, _, texts in self._of_jobs("gpu_job_info"):
+            draft.labels.update(
+                {name: text for name, text in zip(names, texts[2:], strict=True) if text}
+            )
+        for draft, _, texts in self._of_jobs("gpu_job_executable"):
+            draft.executables.add((texts[2], texts[3]))
+        # Of several nodes: the latest, so that no node's part is judged too early.
+        for draft, at, _ in self._of_jobs("gpu_job_start_time_seconds"):
+            draft.start = at if draft.start is None else max(draft.start, at)
+        for draft, at, _ in self._of_jobs("gpu_job_first_gpu_use_timestamp_seconds"):
+            draft.first_use = at if draft.first_use is None else max(draft.first_use, at)
+        for draft, at, (_, _, signal) in self._of_jobs("gpu_job_activity_timestamp_seconds"):
+            draft.activity[signal] = max(at, draft.activity.get(signal, -math.inf))
+        for draft, at, (_, _, pid) in self._of_jobs("gpu_process_start_time_seconds"):
+            if pid.isdecimal():
+                draft.processes.add((int(pid), at))
+        self._draft_runs()
+        return self._drafts
+
+    def _draft_runs(self) -> None:
+        runs = RunDrafts()
+        for draft, _, texts in self._of_jobs("yolo_info"):
+            runs.declare(draft, texts[2], texts[3:])
+        for draft, _, (_, _, run_id, phase) in self._of_jobs("yolo_phase"):
+            runs.amend(draft, run_id, phase=phase)
+        for draft, at, (_, _, run_id) in self._of_jobs("yolo_phase_start_timestamp_seconds"):
+            runs.amend(draft, run_id, phase_since=at)
+        # The durable one comes second, so that it stands where both exist.
+        for name in (
+            "yolo_checkpoint_timestamp_seconds",
+            "yolo_checkpoint_durable_timestamp_seconds",
+        ):
+            for draft, at, (_, _, run_id) in self._of_jobs(name):
+                runs.amend(draft, run_id, checkpoint_time=at)
+        for draft, _, (_, _, run_id, mode) in self._of_jobs("yolo_resume_mode"):
+            runs.amend(draft, run_id, resume_mode=mode)
+        runs.finish()
+
+    def _carded(self) -> dict[_Card, GpuFacts]:
+        tenants: dict[_Card, int] = defaultdict(int)
+        for draft in self._drafts.values():
+            for card in draft.cards:
+                tenants[card] += 1
+        rows = self._rows
+        total = {(node, uuid): at for at, (node, uuid) in rows["gpu_memory_total_bytes"]}
+        total |= {(node, uuid): at for at, (node, uuid) in rows["gpu_mig_memory_total_bytes"]}
+        throttle: dict[_Card, set[str]] = defaultdict(set)
+        for _, (node, uuid, reason) in rows["gpu_throttle_active"]:
+            throttle[node, uuid].add(reason)
+        info = {(node, uuid): (gpu, name) for _, (node, uuid, gpu, name) in rows["gpu_info"]}
+        info |= {
+            # A MIG instance is a card of its own, called as NVML calls it: such as
+            # NVIDIA H100 80GB HBM3 MIG 1g.10gb.
+            (node, part): (gpu, _mig_name(info.get((node, uuid), ("", ""))[1], profile))
+            for _, (node, uuid, part, gpu, profile) in rows["gpu_mig_info"]
+        }
+        index = {(node, uuid): gpu for _, (node, _, uuid, gpu) in rows["gpu_job_holds_gpu"]}
+        found = {}
+        for card in sorted(set(info) | set(tenants)):
+            gpu, name = info.get(card, ("", ""))
+            found[card] = GpuFacts(
+                uuid=card[1],
+                index=gpu or index.get(card, ""),
+                name=name,
+                memory_total_bytes=total.get(card),
+                tenants=tenants.get(card, 0),
+                throttle=tuple(sorted(throttle.get(card, ()))),
+                instance=card[0],
+            )
+        return found
+
+    # -- answers
+
+    def take_answer(self, key: SignalKey, rows: Sequence[Sample] | str) -> None:
+        """Hand the values of an answer to their jobs and cards.
+
+        Args:
+            key: one of those that were laid out.
+            rows: its answer, or why there is none.
+        """
+        if isinstance(rows, str):
+            self._failed[key] = rows
+            return
+        if key.promql and len(rows) == 1 and math.isfinite(rows[0].value):
+            self._numbers[key] = rows[0].value
+        spec = signals.SIGNALS.get(key.signal)
+        if spec is not None and spec.device:
+            self._take_device(key, rows)
+        elif spec is not None and spec.per_gpu:
+            self._take_cards(key, rows)
+        else:
+            self._take_jobs(key, spec, rows)
+
+    def _take_device(self, key: SignalKey, rows: Sequence[Sample]) -> None:
+        """Values of cards, whoever uses them."""
+        alone, numbers_of = self._layout.first(key, 1), self._card_numbers
+        for row in rows:
+            if not math.isfinite(row.value):
+                continue
+            card = (row.labels.get("instance", ""), row.labels.get("uuid", ""))
+            numbers = numbers_of.get(card)
+            if numbers is not None:
+                numbers[alone] = row.value
+            for draft in self._holders.get(card, ()):
+                self._put(draft, key, card[1], row.value)
+
+    def _take_cards(self, key: SignalKey, rows: Sequence[Sample]) -> None:
+        """Values of jobs on cards."""
+        for row in rows:
+            draft = self._drafts.get(row.labels.get("job_id", ""))
+            if draft is not None and math.isfinite(row.value):
+                self._put(draft, key, row.labels.get("uuid", ""), row.value)
+
+    def _put(self, draft: _Draft, key: SignalKey, uuid: str, value: float) -> None:
+        numbers = draft.numbers
+        if numbers is None:
+            return
+        at = self._layout.first(key, len(draft.uuids))
+        for each in draft.uuids:
+            if each == uuid:
+                numbers[at] = value
+            at += 1
+
+    def _take_jobs(
+        self, key: SignalKey, spec: signals.SignalSpec | None, rows: Sequence[Sample]
+    ) -> None:
+        """Values of jobs as a whole."""
+        drafts, totals, counts = self._drafts, dict[str, float](), dict[str, int]()
+        for row in rows:
+            job_id = row.labels.get("job_id", "")
+            if job_id not in drafts or not math.isfinite(row.value):
+                continue
+            if job_id in totals:
+                # A job on several nodes has one row for each: together they are the job's.
+                totals[job_id] += row.value
+                counts[job_id] = counts.get(job_id, 1) + 1
+            else:
+                totals[job_id] = row.value
+        # Of an expression, only its author knows which of two rows is meant; of a node's measure,
+        # the sum is known only when every node gave its part.
+        single = spec is None or spec.training
+        additive = spec is None or spec.additive
+        at = self._layout.job[key]
+        for job_id, total in totals.items():
+            draft = drafts[job_id]
+            nodes = len(draft.instances)
+            wanted = 1 if single else nodes
+            if draft.numbers is None or counts.get(job_id, 1) != wanted:
+                continue
+            if additive or nodes == 1:
+                draft.numbers[at] = total
+
+    # -- facts
+
+    def facts(self, skew: float) -> FleetFacts:
+        """What the tick knows.
+
+        Args:
+            skew: of the server's clock, in seconds.
+        """
+        dark, skews = self._nodes()
+        self._mark_conflicts(dark)
+        lit_names = set(skews) - set(dark)
+        names, expected = self._expectation(lit_names)
+        usable = [abs(skew) for node, skew in skews.items() if node not in dark]
+        worst = max([abs(skew), *usable])
+        return FleetFacts(
+            time=self._time,
+            jobs={
+                job_id: self._job(job_id, draft, dark)
+                for job_id, draft in sorted(self._drafts.items())
+            },
+            expected_nodes=expected,
+            lit_nodes=len(lit_names),
+            clock_skew_seconds=worst,
+            problems=tuple(_problems(expected, len(lit_names), worst)),
+            cards=self._card_subjects(dark),
+            failed=self._failed,
+            scrape_interval=self._scrape_interval,
+            numbers=self._numbers,
+            expected_names=tuple(sorted(names)),
+            lit_names=tuple(sorted(lit_names)),
+        )
+
+    def _expectation(self, lit: set[str]) -> tuple[set[str], int]:
+        """Names of the nodes that should be lit, and how many nodes there are with all others.
+
+        A node that nobody expected does not stand in for one that is missing.
+        """
+        if self._expected.number is not None:
+            return set(), self._expected.number
+        rows = [(at, node) for at, (node,) in self._rows["expected"] if math.isfinite(at)]
+        named = {node for _, node in rows if node}
+        counted = sum(int(at) for at, node in rows if not node)
+        names = named | self._expected.names
+        return names, max(len(names | lit) if names else 0, counted)
+
+    def _nodes(self) -> tuple[dict[str, str], dict[str, float]]:
+        """Instances that are not fresh with the reason, and the clock skew of those that speak."""
+        scraped = {node: at for at, (node,) in self._rows["scraped"]}
+        skews: dict[str, float] = {}
+        dark: dict[str, str] = {}
+        for taken, (node,) in self._rows["gpuwarden_snapshot_timestamp_seconds"]:
+            at = scraped.get(node, -math.inf)
+            age = at - taken
+            skew = min(0.0, age) or max(0.0, age - 2 * SNAPSHOT_INTERVAL_SECONDS)
+            skews[node] = skew
+            if at < self._time - signals.FRESH_SCRAPES * self._scrape_interval:
+                dark[node] = "dark_node"
+            elif abs(skew) > MAX_SKEW_SECONDS:
+                dark[node] = "clock_skew"
+        known = {
+            texts[0]
+            for name in ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info")
+            for _, texts in self._rows[name]
+        }
+        return dark | dict.fromkeys(known - set(skews), "dark_node"), skews
+
+    def _mark_conflicts(self, dark: Mapping[str, str]) -> None:
+        """A run claimed by two jobs, or a job with two runs: nobody is believed."""
+        claimed = {
+            job_id: draft.runs
+            for job_id, draft in self._drafts.items()
+            if not draft.instances <= dark.keys()
+        }
+        conflicts = torn(claimed)
+        for draft in self._drafts.values():
+            if len(draft.runs) > 1 or not conflicts.isdisjoint(draft.runs):
+                first = min(draft.runs)
+                draft.runs = {first: RunFacts(run_id=first, conflict=True)}
+                self._disbelieve(draft)
+
+    def _disbelieve(self, draft: _Draft) -> None:
+        if draft.numbers is None:
+            return
+        for key in self._layout.keys:
+            spec = signals.SIGNALS.get(key.signal)
+            if spec is not None and spec.self_report:
+                draft.numbers[self._layout.job[key]] = ABSENT
+
+    def _job(self, job_id: str, draft: _Draft, dark: Mapping[str, str]) -> JobFacts:
+        instances = tuple(sorted(draft.instances))
+        reasons = sorted({dark[node] for node in instances if node in dark})
+        labels = draft.labels
+        user = labels.get("user", "")
+        return JobFacts(
+            job_id=job_id,
+            instance=instances[0] if instances else "",
+            instances=instances,
+            user=user,
+            team=self._teams.get(user, ""),
+            source=labels.get("source", ""),
+            framework=labels.get("framework", ""),
+            interactive=labels.get("interactive", "") == "true",
+            executables=tuple(sorted(draft.executables)),
+            gpus=tuple([self._cards[card] for card in sorted(draft.cards)]),
+            start_time=draft.start,
+            first_gpu_use=draft.first_use,
+            run=next(iter(draft.runs.values()), None),
+            processes=tuple(sorted(draft.processes)),
+            activity=draft.activity,
+            values=Measures(self._layout, draft.uuids, draft.numbers or self._layout.empty(0)),
+            fresh=not reasons,
+            not_fresh_reason=reasons[0] if reasons else "",
+        )
+
+    def _card_subjects(self, dark: Mapping[str, str]) -> dict[str, JobFacts]:
+        return {
+            card[1]: JobFacts(
+                job_id=card[1],
+                instance=card[0],
+                instances=(card[0],),
+                gpus=(facts if facts.tenants == 1 else replace(facts, tenants=1),),
+                values=Measures(self._layout, (card[1],), self._card_numbers[card]),
+                fresh=card[0] not in dark,
+                not_fresh_reason=dark.get(card[0], ""),
+            )
+            for card, facts in self._cards.items()
+        }
+
+
+def _mig_name(card: str, profile: str) -> str:
+    return f"{card} MIG {profile}" if card and profile else ""
+
+
+def _problems(expected: int, lit: int, skew: float) -> Iterable[str]:
+    if expected <= 0:
+        yield "no node is expected: set expected_nodes, or check the scrape job"
+    elif expected - lit > MAX_DARK_SHARE * expected:
+        yield f"{expected - lit} of {expected} nodes are dark"
+    if skew > MAX_SKEW_SECONDS:
+        yield f"clocks are {skew:.0f} s apart"
