@@ -7,6 +7,7 @@ hundred megabytes, what is kept of it a tenth. Texts that rows share are kept on
 from __future__ import annotations
 
 import math
+from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -25,7 +26,6 @@ from gpuwarden.ruleengine.verdicts import (
 )
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpuwarden.ruleengine.prometheus import Sample
@@ -84,6 +84,10 @@ _Texts = tuple[str, ...]
 """Labels of a row, in the order of `LABELS`."""
 
 
+def _nothing() -> array[float]:
+    return array("d")
+
+
 @dataclass(slots=True)
 class _Draft:
     """One job while its rows are put together."""
@@ -98,7 +102,7 @@ class _Draft:
     activity: dict[str, float] = field(default_factory=dict)
     runs: dict[str, RunFacts] = field(default_factory=dict)
     uuids: tuple[str, ...] = ()
-    numbers: array[float] | None = None
+    numbers: array[float] = field(default_factory=_nothing)
 
 
 class Assembly:
@@ -142,12 +146,12 @@ class Assembly:
             name: in `LABELS`.
             rows: its answer.
         """
-        labels, share = LABELS[name], self._shared.setdefault
+        labels, shared = LABELS[name], self._shared
         kept = self._rows[name]
         for row in rows:
-            get = row.labels.get
-            texts = [get(label, "") for label in labels]
-            kept.append((row.value, tuple([share(text, text) for text in texts])))
+            known = row.labels
+            texts = [known.get(label, "") for label in labels]
+            kept.append((row.value, tuple(map(shared.setdefault, texts, texts))))
 
     def lay_out(self, keys: Iterable[SignalKey]) -> None:
         """Put jobs and cards together, with room for their values.
@@ -291,20 +295,23 @@ class Assembly:
 
     def _take_cards(self, key: SignalKey, rows: Sequence[Sample]) -> None:
         """Values of jobs on cards."""
+        drafts, alone = self._drafts, self._layout.first(key, 1)
         for row in rows:
-            draft = self._drafts.get(row.labels.get("job_id", ""))
-            if draft is not None and math.isfinite(row.value):
-                self._put(draft, key, row.labels.get("uuid", ""), row.value)
+            labels, value = row.labels, row.value
+            draft = drafts.get(labels.get("job_id", ""))
+            if draft is None or not math.isfinite(value):
+                continue
+            uuids, uuid = draft.uuids, labels.get("uuid", "")
+            if len(uuids) != 1:
+                self._put(draft, key, uuid, value)
+            elif uuids[0] == uuid:
+                draft.numbers[alone] = value
 
     def _put(self, draft: _Draft, key: SignalKey, uuid: str, value: float) -> None:
-        numbers = draft.numbers
-        if numbers is None:
-            return
-        at = self._layout.first(key, len(draft.uuids))
-        for each in draft.uuids:
+        first = self._layout.first(key, len(draft.uuids))
+        for at, each in enumerate(draft.uuids, start=first):
             if each == uuid:
-                numbers[at] = value
-            at += 1
+                draft.numbers[at] = value
 
     def _take_jobs(
         self, key: SignalKey, spec: signals.SignalSpec | None, rows: Sequence[Sample]
@@ -312,27 +319,27 @@ class Assembly:
         """Values of jobs as a whole."""
         drafts, totals, counts = self._drafts, dict[str, float](), dict[str, int]()
         for row in rows:
-            job_id = row.labels.get("job_id", "")
-            if job_id not in drafts or not math.isfinite(row.value):
+            job_id, value = row.labels.get("job_id", ""), row.value
+            if not math.isfinite(value):
                 continue
             if job_id in totals:
                 # A job on several nodes has one row for each: together they are the job's.
-                totals[job_id] += row.value
+                totals[job_id] += value
                 counts[job_id] = counts.get(job_id, 1) + 1
             else:
-                totals[job_id] = row.value
+                totals[job_id] = value
         # Of an expression, only its author knows which of two rows is meant; of a node's measure,
         # the sum is known only when every node gave its part.
         single = spec is None or spec.training
         additive = spec is None or spec.additive
         at = self._layout.job[key]
         for job_id, total in totals.items():
-            draft = drafts[job_id]
+            draft = drafts.get(job_id)
+            if draft is None:
+                continue
             nodes = len(draft.instances)
             wanted = 1 if single else nodes
-            if draft.numbers is None or counts.get(job_id, 1) != wanted:
-                continue
-            if additive or nodes == 1:
+            if counts.get(job_id, 1) == wanted and (additive or nodes == 1):
                 draft.numbers[at] = total
 
     # -- facts
@@ -416,8 +423,6 @@ class Assembly:
                 self._disbelieve(draft)
 
     def _disbelieve(self, draft: _Draft) -> None:
-        if draft.numbers is None:
-            return
         for key in self._layout.keys:
             spec = signals.SIGNALS.get(key.signal)
             if spec is not None and spec.self_report:
@@ -444,7 +449,7 @@ class Assembly:
             run=next(iter(draft.runs.values()), None),
             processes=tuple(sorted(draft.processes)),
             activity=draft.activity,
-            values=Measures(self._layout, draft.uuids, draft.numbers or self._layout.empty(0)),
+            values=Measures(self._layout, draft.uuids, draft.numbers),
             fresh=not reasons,
             not_fresh_reason=reasons[0] if reasons else "",
         )

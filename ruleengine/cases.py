@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import msgspec
+
 from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
@@ -213,7 +215,7 @@ class Case:
 
     def encode(self) -> str:
         """The case as JSON, for the ledger."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        return msgspec.json.encode(self, order="sorted").decode()
 
     @classmethod
     def decode(cls, text: str) -> Self:

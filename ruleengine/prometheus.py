@@ -261,15 +261,16 @@ def _plain_rows(body: bytes) -> list[Sample] | None:
         answer = _DECODER.decode(body)
         if answer.warnings or answer.isPartial:
             return None
-        return [_plain_sample(row.metric, row.value) for row in answer.data.result]
+        rows = answer.data.result
+        for row in rows:
+            row.metric.pop("__name__", None)
+        # A native histogram has no `value`; as a row without a number it is unknown.
+        return [
+            Sample(row.metric, math.nan if row.value is None else float(row.value[1]))
+            for row in rows
+        ]
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
-
-
-def _plain_sample(labels: dict[str, str], value: tuple[float, str] | None) -> Sample:
-    labels.pop("__name__", None)
-    # A native histogram has no `value`; as a row without a number it is unknown.
-    return Sample(labels, math.nan if value is None else float(value[1]))
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
