@@ -18,6 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from gpuwarden import durations
+from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.profile_comparisons import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gpuwarden.ruleengine.profile_fits import Fit, Run
+    from gpuwarden.ruleengine.profile_histories import Collector
 
 DEFAULT_URL = "http://127.0.0.1:9090"
 SHIPPED = Path(__file__).parent / "rules" / "profiles.yaml"
@@ -354,39 +356,50 @@ def show(
 def _collected(asked: _Asked, url: str | None, **more: Any) -> tuple[list[Run], dict[str, str]]:
     """Runs of the history, and jobs that are none."""
     settings = None if asked.config is None else load_settings(asked.config)
-    urls: Sequence[str] = (url or DEFAULT_URL,)
+    shards: Sequence[Sequence[str]] = ((url or DEFAULT_URL,),)
     scrape_interval = 5.0
     if settings is not None:
         scrape_interval = settings.values.scrape_interval
-        if url is None:
-            urls = [shard[0] for shard in settings.values.prometheus.groups]
+        shards = shards if url is not None else settings.values.prometheus.groups
     period = asked.period(scrape_interval, **more)
     if len(period.times) < 1:
         raise click.UsageError("--from must be at least one --window before --to")
 
-    async def all_servers() -> tuple[list[Run], dict[str, str]]:
+    async def all_shards() -> tuple[list[Run], dict[str, str]]:
         client = (
-            httpx.AsyncClient(timeout=asked.seconds, trust_env=False)
+            httpx.AsyncClient(trust_env=False)
             if settings is None
             else client_of(settings.values.prometheus, settings.path)
         )
+        client.timeout = httpx.Timeout(asked.seconds)
         runs: list[Run] = []
         refused: dict[str, str] = {}
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            for address in urls:
-                collector = await collect(
-                    address,
-                    client,
-                    period,
-                    seconds=asked.seconds,
-                    told=_shown(bar, address),
-                )
-                runs += collector.runs()
-                refused |= collector.refused
-        await client.aclose()
+        async with client:
+            with Progress(console=Console(stderr=True), transient=True) as bar:
+                for shard in shards:
+                    collector = await _of_shard(shard, client, period, asked.seconds, bar)
+                    runs += collector.runs()
+                    refused |= collector.refused
         return runs, refused
 
-    return asyncio.run(all_servers())
+    return asyncio.run(all_shards())
+
+
+async def _of_shard(
+    replicas: Sequence[str],
+    client: httpx.AsyncClient,
+    period: Period,
+    seconds: float,
+    bar: Progress,
+) -> Collector:
+    """Runs of a shard, all from one of its replicas: the first that answers to the end."""
+    for url in replicas[:-1]:
+        try:
+            return await collect(url, client, period, seconds=seconds, told=_shown(bar, url))
+        except ServiceUnavailable as error:
+            click.echo(f"{url} fails ({error}): the next replica is asked", err=True)
+    url = replicas[-1]
+    return await collect(url, client, period, seconds=seconds, told=_shown(bar, url))
 
 
 def _shown(bar: Progress, words: str) -> Callable[[float], None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.servers import free_port
 
 from gpuwarden.ruleengine.histories import history
 from gpuwarden.ruleengine.loading import check_rule_files
@@ -115,6 +116,17 @@ profiles:
 """
 
 
+def engine(folder: Path, url: str) -> Path:
+    """An engine.yaml with two replicas, of which the first is down."""
+    (folder / "token").write_text("secret")
+    path = folder / "engine.yaml"
+    path.write_text(
+        f"version: 1\nprometheus: {{replicas: ['http://127.0.0.1:{free_port()}', '{url}'], "
+        "bearer_token_file: token}\nrules: [rules.yaml]\n"
+    )
+    return path
+
+
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the commands said, all of the same server."""
@@ -144,6 +156,11 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             found["merged"] = file.read_text()
             found["again"] = await call("learn", "--merge", str(file))
             found["twice"] = file.read_text()
+            found["config"] = await asyncio.to_thread(
+                CliRunner().invoke,
+                profiles,
+                ["learn", "--config", str(engine(folder, url)), *HISTORY, "--min-trained", "20m"],
+            )
             found["shown"] = await call("show", str(file), "-o", "json")
             found["table"] = await call("show", str(file))
             return found
@@ -210,6 +227,14 @@ def test_another_precision_is_another_kind(asked: dict[str, Any]) -> None:
     (row,) = document["too_little"]
     assert row["kind"] == f"yolov8m, batch 64, 640 px, no AMP on {A100}"
     assert row["why"] == "2 of 3 healthy runs, 1 of 2 people"
+
+
+def test_the_engines_own_servers_can_be_asked(asked: dict[str, Any]) -> None:
+    """With its credentials; a replica that is down is told, and the next one answers the same."""
+    result = asked["config"]
+    assert result.exit_code == 0, result.output
+    assert "the next replica is asked" in result.stderr
+    assert result.stdout == asked["yaml"].stdout
 
 
 def test_too_little_is_no_profile(asked: dict[str, Any]) -> None:
