@@ -2,8 +2,8 @@
 
 Every public method that writes is one transaction, on disk (`synchronous=FULL`) when it returns.
 Events are append-only by trigger, but for whole cases of long ago (see `ledger_upkeep`); at most
-one decision ends an attempt, by unique index. A lock on `<file>.lock` keeps a second engine out. All
-calls are made from one thread: SQLite's own check of that stays on.
+one decision ends an attempt, by unique index. A lock on `<file>.lock` keeps a second engine out.
+All calls are made from one thread: SQLite's own check of that stays on.
 """
 
 from __future__ import annotations
