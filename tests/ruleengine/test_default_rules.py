@@ -18,7 +18,7 @@ from tests.servers import Server, backfill, prometheus
 from gpuwarden import estimate_tables, estimates
 from gpuwarden.ruleengine.evaluation import evaluate, subjects
 from gpuwarden.ruleengine.facts import condition_keys, gather
-from gpuwarden.ruleengine.loading import load_rule_files
+from gpuwarden.ruleengine.loading import check_rule_files
 from gpuwarden.ruleengine.model import Action, Mode, Target
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth, Verdict
@@ -39,7 +39,9 @@ DAY = 86_400
 CARD = "NVIDIA A100-SXM4-40GB"
 
 with resources.as_file(resources.files("gpuwarden.ruleengine") / "rules/defaults.yaml") as _file:
-    DEFAULTS = load_rule_files([_file], scrape_interval=SCRAPE)
+    _checked = check_rule_files([_file], scrape_interval=SCRAPE)
+    assert _checked.rules is not None
+    DEFAULTS, SHIPPED_TESTS = _checked.rules, [placed.test for placed in _checked.tests]
 RULES = {rule.id: rule for rule in DEFAULTS.rules}
 
 CULPRITS = {
@@ -255,6 +257,13 @@ def test_every_rule_has_its_culprit_here() -> None:
     """A rule that is added is added to the table above, in the order of the file."""
     assert set(CULPRITS) == set(RULES)
     assert len(RULES) >= 15
+
+
+def test_every_rule_is_tested_inline_in_both_ways() -> None:
+    """Whom it finds and whom it leaves alone stands beside it, for who changes it."""
+    expected = [item for test in SHIPPED_TESTS for item in test.expect]
+    for verdict in ("yes", "no"):
+        assert set(RULES) == {item.rule for item in expected if item.verdict == verdict}
 
 
 @pytest.mark.parametrize("rule_id", RULES)
