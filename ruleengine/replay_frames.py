@@ -1,0 +1,373 @@
+"""One stretch of a replay: every answer for its ticks, cut into groups that judge alone.
+
+What a rule says of a job depends on the job, on whoever shares a card with it, and on whoever
+claims its run: a group is all that hang together so. The facts of one group at one tick are put
+together by the live engine's own code, from the rows of that group.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from gpuwarden.ruleengine import signals
+from gpuwarden.ruleengine.facts import (
+    SNAPSHOT_INTERVAL_SECONDS,
+    Expectation,
+    assemble,
+)
+from gpuwarden.ruleengine.prometheus import Sample
+from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gpuwarden.ruleengine.replay_columns import Columns, Ticks
+    from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts, SignalKey
+
+    Bools = NDArray[np.bool_]
+    Floats = NDArray[np.float64]
+    Numbers = NDArray[np.int64]
+
+NODE_ROWS: Final = ("gpuwarden_snapshot_timestamp_seconds", "scraped", "expected")
+"""What is known of nodes and not of a job or card."""
+UNJUDGED_ROWS: Final = frozenset({"gpu_throttle_active"})
+"""Told in causes only: no verdict depends on it, and it flaps."""
+VALUED_ROWS: Final = frozenset(
+    {
+        "gpu_memory_total_bytes",
+        "gpu_mig_memory_total_bytes",
+        "gpu_job_start_time_seconds",
+        "gpu_job_first_gpu_use_timestamp_seconds",
+        "yolo_phase_start_timestamp_seconds",
+    }
+)
+"""Of these the value itself means something; of the others, that they are there."""
+_ABSENT: Final = -1.7e308
+REMEMBERED_TICKS: Final = 64
+"""Facts of one group that are kept, since several rules look at the same ticks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Jobs and cards that hang together.
+
+    Attributes:
+        frame: the stretch.
+        jobs: ids of jobs, sorted.
+        cards: UUIDs, sorted.
+        instances: targets of their nodes.
+        rows: inventory query -> numbers of its rows that are of this group.
+        answers: signal -> likewise.
+    """
+
+    frame: Frame
+    jobs: tuple[str, ...]
+    cards: tuple[str, ...]
+    instances: tuple[str, ...]
+    rows: Mapping[str, Sequence[int]]
+    answers: Mapping[SignalKey, Sequence[int]]
+    _facts: dict[int, FleetFacts] = field(default_factory=dict)
+
+    def facts(self, tick: int) -> FleetFacts:
+        """What the live engine would have known of this group at a tick."""
+        if tick not in self._facts:
+            if len(self._facts) >= REMEMBERED_TICKS:
+                self._facts.clear()
+            self._facts[tick] = self.frame.facts_of(self.rows, self.answers, tick)
+        return self._facts[tick]
+
+    def subject(self, name: str, tick: int) -> JobFacts | None:
+        """A job's or card's facts, or None where there is none at that tick."""
+        facts = self.facts(tick)
+        return facts.jobs.get(name) or facts.cards.get(name)
+
+    def rows_of(self, name: str, label: str, wanted: str) -> list[int]:
+        """Numbers of an inventory query's rows with this label."""
+        labels = self.frame.rows[name].labels
+        return [number for number in self.rows[name] if labels[number].get(label) == wanted]
+
+    @functools.cached_property
+    def epochs(self) -> Numbers:
+        """A number for each tick; the same where the same series are there with the same values.
+
+        Everything that a verdict depends on is in it, but times that are compared with now, and
+        the values of signals: whoever is judged, whom the cards belong to, which nodes are lit.
+        """
+        frame, parts = self.frame, []
+        for name, numbers in self.rows.items():
+            if name in NODE_ROWS or name in UNJUDGED_ROWS or not len(numbers):
+                continue
+            own = frame.rows[name].values[list(numbers)]
+            there = own if name in VALUED_ROWS else np.isinf(own) + 1.0
+            parts.append(np.where(np.isnan(own), _ABSENT, there))
+        parts += [codes for node in self.instances for codes in frame.node_codes(node)]
+        table = np.vstack([np.atleast_2d(part) for part in parts])
+        changes = np.flatnonzero(np.any(table[:, 1:] != table[:, :-1], axis=0)) + 1
+        starts = np.concatenate(([0], changes)).astype(np.intp)
+        known: dict[bytes, int] = {}
+        names = [known.setdefault(table[:, at].tobytes(), len(known)) for at in starts]
+        lengths = np.diff(np.append(starts, table.shape[1]))
+        return np.repeat(np.array(names, dtype=np.int64), lengths)
+
+
+@dataclass(eq=False)
+class Frame:
+    """One stretch of history.
+
+    Attributes:
+        ticks: its moments.
+        rows: inventory query -> its values.
+        answers: signal -> its values.
+        scrape_interval: of the nodes, in seconds.
+        expected: which nodes should be lit.
+        teams: user -> team.
+        activity: job_id -> the highest utilization of its cards at each tick, NaN where unknown.
+    """
+
+    ticks: Ticks
+    rows: Mapping[str, Columns]
+    answers: Mapping[SignalKey, Columns]
+    scrape_interval: float
+    expected: Expectation
+    teams: Mapping[str, str]
+    activity: Mapping[str, Floats] = field(default_factory=dict)
+    _codes_of: dict[str, tuple[Floats, ...]] = field(default_factory=dict)
+
+    def facts_of(
+        self,
+        rows: Mapping[str, Sequence[int]],
+        answers: Mapping[SignalKey, Sequence[int]],
+        tick: int,
+    ) -> FleetFacts:
+        """Facts from some rows at one tick."""
+        found: dict[SignalKey, list[Sample] | str] = {}
+        for key, numbers in answers.items():
+            columns = self.answers[key]
+            why = columns.failure(tick) if columns.failures else None
+            found[key] = why if why is not None else _samples(columns, numbers, tick)
+        return assemble(
+            {name: _samples(self.rows[name], numbers, tick) for name, numbers in rows.items()},
+            found,
+            time=self.ticks.begin + self.ticks.step * tick,
+            skew=0.0,
+            expected=self.expected,
+            teams=self.teams,
+            scrape_interval=self.scrape_interval,
+        )
+
+    def fleet(self, tick: int) -> FleetFacts:
+        """What is known of the nodes, and the numbers of the whole cluster; of no job or card."""
+        rows = {
+            name: range(len(columns.labels)) if name in NODE_ROWS else ()
+            for name, columns in self.rows.items()
+        }
+        waiting = {
+            key: range(len(columns.labels))
+            for key, columns in self.answers.items()
+            if key.signal == "waiting"
+        }
+        return self.facts_of(rows, waiting, tick)
+
+    @functools.cached_property
+    def blind(self) -> Bools:
+        """Ticks at which the server itself knew nothing: no target, and no node's snapshot."""
+        seen = np.zeros(self.ticks.count, dtype=bool)
+        for name in NODE_ROWS:
+            seen |= np.any(~np.isnan(self.rows[name].values), axis=0)
+        return ~seen
+
+    # -- nodes
+
+    @functools.cached_property
+    def _node_rows(self) -> dict[str, dict[str, list[int]]]:
+        return {
+            name: _by_label(self.rows[name], "instance")
+            for name in ("gpuwarden_snapshot_timestamp_seconds", "scraped")
+        }
+
+    def node_codes(self, node: str) -> tuple[Floats, ...]:
+        """One row for each snapshot series of a node: 0 not there, 1 lit, 2 dark, 3 skewed."""
+        if node not in self._codes_of:
+            self._codes_of[node] = self._node_codes(node)
+        return self._codes_of[node]
+
+    def _node_codes(self, node: str) -> tuple[Floats, ...]:
+        taken_rows = self._node_rows["gpuwarden_snapshot_timestamp_seconds"].get(node, [])
+        scraped_rows = self._node_rows["scraped"].get(node, [])
+        if not taken_rows:
+            return (np.zeros(self.ticks.count),)
+        at = np.full(self.ticks.count, -np.inf)
+        for number in scraped_rows:
+            own = self.rows["scraped"].values[number]
+            at = np.where(np.isnan(own), at, own)
+        return tuple(
+            self._codes(self.rows["gpuwarden_snapshot_timestamp_seconds"].values[number], at)
+            for number in taken_rows
+        )
+
+    def _codes(self, taken: Floats, at: Floats) -> Floats:
+        with np.errstate(invalid="ignore"):
+            age = at - taken
+            skew = np.where(age < 0, age, np.maximum(0.0, age - 2 * SNAPSHOT_INTERVAL_SECONDS))
+            late = at < self.ticks.times - signals.FRESH_SCRAPES * self.scrape_interval
+            skewed = ~(np.abs(skew) <= MAX_SKEW_SECONDS)
+        codes = np.where(late, 2.0, np.where(skewed, 3.0, 1.0))
+        return np.where(np.isnan(taken), 0.0, codes)
+
+    @functools.cached_property
+    def running(self) -> Numbers:
+        """At each tick: jobs all of whose nodes are lit."""
+        there: dict[tuple[str, str], Bools] = {}
+        for name, columns in self.rows.items():
+            if name in NODE_ROWS:
+                continue
+            for labels, own in zip(columns.labels, columns.values, strict=True):
+                job = labels.get("job_id", "")
+                if job:
+                    pair = (job, labels.get("instance", ""))
+                    known = there.get(pair)
+                    seen = ~np.isnan(own)
+                    there[pair] = seen if known is None else known | seen
+        whole: dict[str, Bools] = {}
+        broken: dict[str, Bools] = {}
+        for (job, node), seen in there.items():
+            lit = np.any([codes == 1 for codes in self.node_codes(node)], axis=0)
+            whole[job] = whole.get(job, False) | seen
+            broken[job] = broken.get(job, False) | (seen & ~lit)
+        count = np.zeros(self.ticks.count, dtype=np.int64)
+        for job, seen in whole.items():
+            count += seen & ~broken[job]
+        return count
+
+    # -- groups
+
+    def groups(self) -> list[Group]:
+        """Every job and card, each in exactly one group; in the order of their names."""
+        sets = _Sets()
+        members: dict[tuple[str, int], str] = {}
+        for name, columns in self.rows.items():
+            if name in NODE_ROWS:
+                continue
+            for number, labels in enumerate(columns.labels):
+                names = list(_names(labels))
+                if names:
+                    members[name, number] = names[0]
+                    sets.join(names)
+        rows: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        instances: dict[str, set[str]] = defaultdict(set)
+        for (name, number), member in members.items():
+            root = sets.root(member)
+            rows[root][name].append(number)
+            instances[root].add(self.rows[name].labels[number].get("instance", ""))
+        answers = self._answer_rows(sets)
+        return [
+            self._group(names, rows[root], answers[root], instances[root])
+            for root, names in sorted(sets.members().items(), key=lambda item: min(item[1]))
+        ]
+
+    def _answer_rows(self, sets: _Sets) -> dict[str, dict[SignalKey, list[int]]]:
+        found: dict[str, dict[SignalKey, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for key, columns in self.answers.items():
+            spec = signals.SIGNALS.get(key.signal)
+            label, kind = (
+                ("uuid", "card") if spec is not None and spec.device else ("job_id", "job")
+            )
+            for number, labels in enumerate(columns.labels):
+                member = f"{kind}:{labels.get(label, '')}"
+                if member in sets:
+                    found[sets.root(member)][key].append(number)
+        return found
+
+    def _group(
+        self,
+        names: Iterable[str],
+        rows: Mapping[str, Sequence[int]],
+        answers: Mapping[SignalKey, Sequence[int]],
+        instances: Iterable[str],
+    ) -> Group:
+        parted: dict[str, list[str]] = defaultdict(list)
+        for name in names:
+            kind, _, rest = name.partition(":")
+            parted[kind].append(rest)
+        nodes = tuple(sorted(instances))
+        own = {name: rows.get(name, ()) for name in self.rows}
+        own["expected"] = ()
+        for name, by_node in self._node_rows.items():
+            own[name] = [number for node in nodes for number in by_node.get(node, ())]
+        return Group(
+            frame=self,
+            jobs=tuple(sorted(parted["job"])),
+            cards=tuple(sorted(parted["card"])),
+            instances=nodes,
+            rows=own,
+            answers={key: answers.get(key, ()) for key in self.answers},
+        )
+
+
+def _names(labels: Mapping[str, str]) -> Iterable[str]:
+    """Who a row of the inventory is about; all of them hang together."""
+    for label, kind in (
+        ("job_id", "job"),
+        ("uuid", "card"),
+        ("mig_uuid", "card"),
+        ("run_id", "run"),
+    ):
+        if labels.get(label):
+            yield f"{kind}:{labels[label]}"
+
+
+def _by_label(columns: Columns, label: str) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for number, labels in enumerate(columns.labels):
+        found[labels.get(label, "")].append(number)
+    return found
+
+
+def _samples(columns: Columns, numbers: Sequence[int], tick: int) -> list[Sample]:
+    if not len(numbers):
+        return []
+    labels, column = columns.labels, columns.values[:, tick]
+    return [
+        Sample(labels[number], float(value))
+        for number in numbers
+        if (value := column[number]) == value  # NaN: no sample
+    ]
+
+
+class _Sets:
+    """Names that hang together, found by joining (union-find)."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, str] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parents
+
+    def root(self, name: str) -> str:
+        """The one name that stands for all that hang together with this one."""
+        while (parent := self._parents[name]) != name:
+            self._parents[name] = self._parents[parent]
+            name = parent
+        return name
+
+    def join(self, names: Sequence[str]) -> None:
+        """Say that these hang together."""
+        for name in names:
+            self._parents.setdefault(name, name)
+        first = self.root(names[0])
+        for name in names[1:]:
+            self._parents[self.root(name)] = first
+
+    def members(self) -> dict[str, list[str]]:
+        """Root -> names."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for name in self._parents:
+            found[self.root(name)].append(name)
+        return found

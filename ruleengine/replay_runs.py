@@ -1,0 +1,250 @@
+"""Replaying: rules over days of history, stretch by stretch, each expression asked once.
+
+While one stretch is judged the next one is fetched. What a stretch leaves (open cases, trust that
+was spent, ends, when jobs were last at work) is carried to the next, so that the result does not
+depend on where history is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from gpuwarden.errors import GpuwardenError, InvalidInput
+from gpuwarden.ruleengine import signals
+from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS, DryRun
+from gpuwarden.ruleengine.facts import Expectation, condition_keys, inventory_queries
+from gpuwarden.ruleengine.replay_arms import Arm, Clock, IdleTimes
+from gpuwarden.ruleengine.replay_columns import MAX_POINTS, HistoryClient, Ticks
+from gpuwarden.ruleengine.replay_frames import Frame
+from gpuwarden.ruleengine.replay_outcomes import follow_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import httpx
+
+    from gpuwarden.ruleengine.model import RuleSet
+    from gpuwarden.ruleengine.replay_columns import Columns, Cost
+    from gpuwarden.ruleengine.verdicts import SignalKey
+
+    Progress = Callable[[int, int], None]
+    """Ticks that are done, and all."""
+
+MEMORY_BYTES: Final = 256 * 1024 * 1024
+"""What one stretch may take; there are two at a time."""
+MIN_STRETCH_TICKS: Final = 40
+_ACTIVITY = (
+    "max by (job_id) (gpu_job_utilization_ratio "
+    "and timestamp(gpu_job_utilization_ratio) >= time() - {fresh:g})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is replayed.
+
+    Attributes:
+        url: of Prometheus.
+        begin, end: Unix times of the first tick, and of the latest possible one.
+        step: seconds between two ticks.
+        scrape_interval: of the nodes, in seconds.
+        stretch: seconds that are fetched at once; less where memory would not do.
+        horizon: seconds after an end in which a job that is active again counts as regret.
+        expected: which nodes should be lit.
+        teams: user -> team.
+        cool_down, settle_after: of the engine, in seconds.
+        timeout: seconds for one query.
+    """
+
+    url: str
+    begin: float
+    end: float
+    step: float = 15.0
+    scrape_interval: float = 5.0
+    stretch: float = 6 * 3600.0
+    horizon: float = 24 * 3600.0
+    expected: Expectation = field(default_factory=Expectation)
+    teams: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    cool_down: float = COOL_DOWN_SECONDS
+    settle_after: float = 0.0
+    timeout: float = 120.0
+
+    @property
+    def ticks(self) -> Ticks:
+        """Every tick."""
+        return Ticks(self.begin, self.step, int((self.end - self.begin) // self.step) + 1)
+
+
+@dataclass
+class Replay:
+    """What came of it.
+
+    Attributes:
+        plan: what was replayed.
+        arms: one for each rule set, in the order given.
+        blind: ticks at which the server knew nothing.
+        cost: of the queries.
+        seconds: that it took.
+        stretches: in how many parts.
+        jobs: how many jobs were seen.
+    """
+
+    plan: Plan
+    arms: list[Arm]
+    cost: Cost
+    blind: int = 0
+    seconds: float = 0.0
+    stretches: int = 0
+    jobs: int = 0
+
+
+async def replay(
+    plan: Plan,
+    sets: Sequence[tuple[str, RuleSet]],
+    client: httpx.AsyncClient,
+    *,
+    progress: Progress = lambda _done, _all: None,
+) -> Replay:
+    """Judge history by one or several rule sets at once.
+
+    Args:
+        plan: what is replayed.
+        sets: (name, rules); what they have in common is asked and fetched once.
+        client: for the server.
+        progress: told after each stretch.
+
+    Raises:
+        InvalidInput: there is no tick, or no data at all.
+        ServiceUnavailable: the server fails.
+        QueryRefused: it refuses a query of our own.
+    """
+    begun = time.monotonic()
+    ticks = plan.ticks
+    if ticks.count < 1:
+        raise InvalidInput("--to is before --from: there is no tick to replay")
+    history = HistoryClient(plan.url, client, timeout=plan.timeout)
+    await history.probe(plan.begin)
+    arms = [_arm(plan, name, rules) for name, rules in sets]
+    result = Replay(plan, arms, history.cost)
+    fetcher = _Fetcher(plan, history, [rules for _, rules in sets])
+    clock, idle_times, jobs = Clock(plan.step), IdleTimes(), set[str]()
+    done = 0
+    pending: asyncio.Task[Frame] | None = asyncio.create_task(fetcher.frame(ticks))
+    try:
+        while pending is not None:
+            frame = await pending
+            done += frame.ticks.count
+            rest = ticks.part(done, ticks.count)
+            pending = asyncio.create_task(fetcher.frame(rest)) if rest.count > 0 else None
+            jobs |= await asyncio.to_thread(_judge, frame, arms, clock, idle_times)
+            result.blind += int(np.count_nonzero(frame.blind))
+            result.stretches += 1
+            progress(done, ticks.count)
+    finally:
+        if pending is not None:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+    if result.blind == ticks.count:
+        raise InvalidInput(
+            f"{plan.url} has no series of gpuwarden between --from and --to: is it the right "
+            "server, and does it keep its data that long?"
+        )
+    result.jobs = len(jobs)
+    for arm in arms:
+        await follow_up(history, arm.incidents, plan.scrape_interval, plan.horizon)
+    result.seconds = time.monotonic() - begun
+    return result
+
+
+def _arm(plan: Plan, name: str, rules: RuleSet) -> Arm:
+    run = DryRun(
+        rules,
+        plan.scrape_interval,
+        cool_down=plan.cool_down,
+        settle_after=plan.settle_after,
+    )
+    return Arm(name, run)
+
+
+def _judge(frame: Frame, arms: Sequence[Arm], clock: Clock, idle_times: IdleTimes) -> set[str]:
+    idle_times.enter(frame)
+    deltas, outages = clock.deltas(frame)
+    groups = frame.groups()
+    for arm in arms:
+        arm.pass_through(frame, groups, deltas, outages, idle_times)
+    return {job for group in groups for job in group.jobs}
+
+
+@dataclass
+class _Fetcher:
+    """Fetches stretches."""
+
+    plan: Plan
+    history: HistoryClient
+    sets: Sequence[RuleSet]
+
+    async def frame(self, rest: Ticks) -> Frame:
+        """The next stretch: as much as may be fetched at once, from the first of these ticks on."""
+        plan, interval = self.plan, self.plan.scrape_interval
+        rows = inventory_queries(interval, plan.expected)
+        texts: dict[SignalKey, str] = {
+            key: signals.query(key, scrape_interval=interval) for key in self._keys()
+        }
+        activity = _ACTIVITY.format(fresh=signals.FRESH_SCRAPES * interval)
+        wanted = dict.fromkeys((*rows.values(), activity), False)
+        wanted |= {text: bool(key.promql) for key, text in texts.items()}
+        ticks = rest.part(0, await self._count(rest, len(wanted)))
+        found: dict[str, Columns] = {}
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = {
+                    text: group.create_task(self.history.columns(text, ticks, custom=custom))
+                    for text, custom in wanted.items()
+                }
+        except BaseExceptionGroup as errors:
+            ours = errors.subgroup(GpuwardenError)
+            if ours is None:
+                raise
+            raise ours.exceptions[0] from errors
+        found = {text: task.result() for text, task in tasks.items()}
+        busy = found[activity]
+        return Frame(
+            ticks=ticks,
+            rows={name: found[text] for name, text in rows.items()},
+            answers={key: found[text] for key, text in texts.items()},
+            scrape_interval=interval,
+            expected=plan.expected,
+            teams=plan.teams,
+            activity={
+                row.get("job_id", ""): own
+                for row, own in zip(busy.labels, busy.values, strict=True)
+            },
+        )
+
+    def _keys(self) -> list[SignalKey]:
+        """Every query that a rule of any set needs."""
+        keys: set[SignalKey] = set()
+        for rules in self.sets:
+            for rule in rules.rules:
+                keys |= set(condition_keys(rule.when))
+                if rule.only_if_waiting is not None:
+                    keys.add(rule.only_if_waiting.key)
+        return sorted(keys)
+
+    async def _count(self, rest: Ticks, expressions: int) -> int:
+        """How many ticks may be fetched at once."""
+        most = max(1, min(int(self.plan.stretch // rest.step), MAX_POINTS, rest.count))
+        end = rest.begin + rest.step * (most - 1)
+        seconds = max(300, round(end - rest.begin))
+        rows = await self.history.instant(
+            f"count(last_over_time(gpu_job_holds_gpu[{seconds}s]))", end
+        )
+        series = max(1.0, rows[0].value if rows else 1.0)
+        fitting = int(MEMORY_BYTES / (8 * series * expressions))
+        return min(most, max(MIN_STRETCH_TICKS, fitting))
