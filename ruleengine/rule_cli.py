@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,7 @@ Examples:
   gpuwarden rules explain --rule idle-held rules.d/*.yaml
   gpuwarden rules attack --rule idle-held rules.d/*.yaml
   gpuwarden rules diff /etc/gpuwarden/rules rules.d
+  gpuwarden rules replay rules.d/*.yaml --from now-7d
   gpuwarden rules schema > rules.schema.json"""
 _MODELINE = """\b
 With yaml-language-server, put this at the top of a rule file:
@@ -67,7 +69,21 @@ def _interval(_context: click.Context, _parameter: click.Parameter, value: str) 
     return seconds
 
 
-@click.group(epilog=_EXAMPLES)
+class _RuleGroup(click.Group):
+    """Its commands, and `replay`, which is loaded when it is called: the engine needs no numpy."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "replay"])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name != "replay":
+            return super().get_command(ctx, name)
+        module = importlib.import_module("gpuwarden.ruleengine.replay_cli")
+        command: click.Command = module.replay_command
+        return command
+
+
+@click.group(cls=_RuleGroup, epilog=_EXAMPLES)
 def rules() -> None:
     """Check, test and document rule files.
 

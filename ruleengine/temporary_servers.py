@@ -20,12 +20,12 @@ import httpx
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.exchanges import exchange
+from gpuwarden.ruleengine.histories import History
 from gpuwarden.ruleengine.notations import Stale
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from gpuwarden.ruleengine.histories import History
     from gpuwarden.ruleengine.notations import SeriesName, Value
 
 READY_SECONDS = 60.0
@@ -61,8 +61,11 @@ def prometheus_binary(folders: Sequence[str | Path] | None = None) -> str:
 
 
 @contextlib.asynccontextmanager
-async def temporary_prometheus(history: History) -> AsyncIterator[str]:
+async def temporary_prometheus(history: History | Iterable[bytes]) -> AsyncIterator[str]:
     """A Prometheus on a free port of the loopback that holds a history, until the context ends.
+
+    Args:
+        history: its series, or bodies of remote writes in the order of time.
 
     Yields:
         Its address.
@@ -150,15 +153,21 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         await asyncio.wait_for(process.wait(), STOP_SECONDS)
 
 
-async def _fill(url: str, history: History) -> None:
+def _bodies(history: History | Iterable[bytes]) -> Iterable[bytes]:
+    if not isinstance(history, History):
+        return history
+    return (write_request(part.items()) for part in history.slices(SLICE_SECONDS))
+
+
+async def _fill(url: str, history: History | Iterable[bytes]) -> None:
     headers = {
         "Content-Type": "application/x-protobuf",
         "Content-Encoding": "snappy",
         "X-Prometheus-Remote-Write-Version": "0.1.0",
     }
     async with _direct() as client:
-        for part in history.slices(SLICE_SECONDS):
-            body = uncompressed(write_request(part.items()))
+        for content in _bodies(history):
+            body = uncompressed(content)
             answer = await exchange(
                 client, "POST", f"{url}/api/v1/write", seconds=60, content=body, headers=headers
             )

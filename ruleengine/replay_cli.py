@@ -1,0 +1,398 @@
+"""`gpuwarden rules replay`: what rules would have done, over the history that Prometheus keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import json
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gpuwarden import durations
+from gpuwarden.diagnostics import did_you_mean, render_json
+from gpuwarden.errors import InvalidInput
+from gpuwarden.ruleengine import made_up_weeks, replay_policies
+from gpuwarden.ruleengine.clients import open_console
+from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS
+from gpuwarden.ruleengine.facts import Expectation
+from gpuwarden.ruleengine.loading import check_rule_files
+from gpuwarden.ruleengine.rehearsals import enforced
+from gpuwarden.ruleengine.replay_grids import variants
+from gpuwarden.ruleengine.replay_reports import document
+from gpuwarden.ruleengine.replay_runs import Plan, replay
+from gpuwarden.ruleengine.replay_texts import blocks, markdown, print_report
+from gpuwarden.ruleengine.rulebooks import RuleBook
+from gpuwarden.ruleengine.settings import load_settings
+from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from gpuwarden.ruleengine.model import RuleSet
+    from gpuwarden.ruleengine.replay_policies import Policy
+    from gpuwarden.ruleengine.replay_runs import Replay
+
+DEFAULT_URL = "http://127.0.0.1:9090"
+DEFAULT_SCRAPE_SECONDS = 5.0
+DEFAULT_STEP_SECONDS = 15.0
+_EXAMPLES = """\b
+Examples:
+  gpuwarden rules replay rules.d/*.yaml --from now-7d
+  gpuwarden rules replay new.yaml --against /etc/gpuwarden/rules --config /etc/gpuwarden/engine.yaml
+  gpuwarden rules replay rules.yaml --from 2026-11-20 -o markdown --fail-on 'regret>5%,exempt,caps'
+  gpuwarden rules replay rules.yaml --sensitivity idle-held:gpu_utilization=3%,5%,10%@3m,10m,30m
+  gpuwarden rules replay rules.yaml --made-up-week"""
+
+
+def parse_moment(text: str, *, now: float) -> float:
+    """Read a moment: `now`, `now-7d`, or a date or time of ISO 8601, in UTC where it has no zone.
+
+    Returns:
+        Unix time.
+
+    Raises:
+        ValueError: with a sentence that says how to write it.
+    """
+    if text == "now":
+        return now
+    if text.startswith("now-"):
+        return now - durations.parse(text.removeprefix("now-"))
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{text!r} is no moment: write now, now-7d, 2026-11-20 or 2026-11-20T08:00:00+01:00"
+        ) from error
+    return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
+
+
+class _Duration(click.ParamType[float]):
+    """Seconds, more than 0, from a duration such as 15s."""
+
+    name = "duration"
+
+    def convert(
+        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read it."""
+        if not isinstance(value, str):
+            return float(value)
+        try:
+            seconds = durations.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if seconds <= 0:
+            self.fail("must be more than 0s", param, ctx)
+        return seconds
+
+
+_DURATION = _Duration()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the command line says."""
+
+    files: tuple[Path, ...]
+    begin: str
+    end: str
+    url: str | None
+    config: Path | None
+    step: float | None
+    scrape_interval: float | None
+    chunk: float
+    horizon: float
+    against: tuple[Path, ...]
+    sensitivity: str | None
+    wanted: tuple[str, ...]
+    as_written: bool
+    made_up_week: bool
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILES..."
+)
+@click.option(
+    "--from",
+    "begin",
+    default="now-7d",
+    show_default=True,
+    metavar="WHEN",
+    help="First tick: now-7d, 2026-11-20, or a time with its zone.",
+)
+@click.option("--to", "end", default="now", show_default=True, metavar="WHEN", help="Last tick.")
+@click.option(
+    "--prometheus",
+    "url",
+    metavar="URL",
+    help=f"The server that keeps the history.  [default: of --config, else {DEFAULT_URL}]",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="engine.yaml: its server, scrape interval, tick, nodes, teams and pauses count.",
+)
+@click.option(
+    "--step", type=_DURATION, help="Between two ticks.  [default: the tick of --config, else 15s]"
+)
+@click.option(
+    "--scrape-interval",
+    type=_DURATION,
+    help="How often the nodes were scraped.  [default: of --config, else 5s]",
+)
+@click.option(
+    "--chunk",
+    type=_DURATION,
+    default="6h",
+    show_default=True,
+    help="How much is fetched at once; less where memory would not do. It changes no result.",
+)
+@click.option(
+    "--horizon",
+    type=_DURATION,
+    default="24h",
+    show_default=True,
+    help="A job that is at work again so soon after its end would be regretted.",
+)
+@click.option(
+    "--against",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Rules to compare with, a file or a folder; may be given several times.",
+)
+@click.option(
+    "--sensitivity",
+    metavar="GRID",
+    help="Other limits and windows of one signal: RULE:SIGNAL=LIMIT,LIMIT@WINDOW,WINDOW.",
+)
+@click.option(
+    "--rule",
+    "wanted",
+    multiple=True,
+    metavar="ID",
+    help="Only this rule; may be given several times.",
+)
+@click.option(
+    "--as-written",
+    is_flag=True,
+    help="Leave every rule in its mode. Otherwise all are taken as if in enforce.",
+)
+@click.option(
+    "--made-up-week",
+    is_flag=True,
+    help="Try it out on a made-up week of a small team, in a temporary Prometheus.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "markdown"]),
+    default="table",
+    show_default=True,
+    help="For people, for programs, or for a merge request.",
+)
+@click.option(
+    "--fail-on",
+    metavar="POLICIES",
+    help="Exit with 1 if exceeded: regret>5%, unknown>5%, terminations>N, new-terminations>N, "
+    "flapping>N, stale>N, exempt, caps; several with commas.",
+)
+@click.pass_context
+def replay_command(
+    context: click.Context, /, output: str, fail_on: str | None, **given: Any
+) -> None:
+    """Say what rules would have done over the history that Prometheus keeps.
+
+    History is judged tick by tick by the live engine's own code, as if every rule's mode were
+    enforce, every notice had arrived at once, and nobody had kept a job. Nothing real is told or
+    ended. Whitelist, hours and cold starts count as of then.
+
+    Exit status: 0 done; 1 a policy of --fail-on is exceeded; 2 the files or flags are not usable,
+    or there is no history; 3 the server fails.
+    """
+    asked = _Asked(**given)
+    policies = _policies(fail_on)
+    sets, count = _sets(asked, output)
+    try:
+        result = asyncio.run(_until_told(asked, sets))
+    except asyncio.CancelledError:
+        context.exit(128 + signal.SIGTERM)
+    report = document(result, against=bool(asked.against), variants=count)
+    found = replay_policies.outcomes(report, policies)
+    report["policies"] = [
+        {"policy": str(item.policy), "value": item.value, "exceeded": item.exceeded}
+        for item in found
+    ]
+    if output == "json":
+        click.echo(json.dumps(report, indent=2))
+    elif output == "markdown":
+        click.echo(markdown(blocks(report, found)))
+    else:
+        print_report(open_console(), blocks(report, found))
+    failed = [item.sentence for item in found if item.exceeded]
+    for sentence in failed:
+        click.echo(sentence, err=True)
+    if failed:
+        context.exit(1)
+
+
+def _policies(text: str | None) -> list[Policy]:
+    try:
+        return replay_policies.parse_policies(text or "")
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--fail-on") from error
+
+
+def _sets(asked: _Asked, output: str) -> tuple[list[tuple[str, RuleSet]], int]:
+    """Every rule set by name, and how many of the last ones are variants."""
+    interval = _interval(asked)
+    rules = _chosen(_usable(asked.files, output, interval), asked.wanted)
+    sets = [("replayed", rules)]
+    if asked.against:
+        files = tuple(file for path in asked.against for file in _files(path))
+        sets.append(("against", _chosen(_usable(files, output, interval), asked.wanted, old=True)))
+    grid = variants(rules, asked.sensitivity) if asked.sensitivity else []
+    sets += grid
+    if not asked.as_written:
+        sets = [
+            (name, enforced(known, frozenset(rule.id for rule in known.rules)))
+            for name, known in sets
+        ]
+    return sets, len(grid)
+
+
+def _interval(asked: _Asked) -> float:
+    if asked.made_up_week:
+        return made_up_weeks.INTERVAL_SECONDS
+    if asked.scrape_interval is None and asked.config is not None:
+        return load_settings(asked.config).values.scrape_interval
+    return asked.scrape_interval or DEFAULT_SCRAPE_SECONDS
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    return tuple(sorted(path.glob("*.yaml"))) if path.is_dir() else (path,)
+
+
+def _usable(files: tuple[Path, ...], output: str, interval: float) -> RuleSet:
+    checked = check_rule_files(files, scrape_interval=interval)
+    if checked.rules is None:
+        click.echo(render_json(checked.diagnostics) if output == "json" else checked.render())
+        raise click.exceptions.Exit(2)
+    return checked.rules
+
+
+def _chosen(rules: RuleSet, wanted: Sequence[str], *, old: bool = False) -> RuleSet:
+    """Only these rules; those that are compared with may lack some."""
+    known = [rule.id for rule in rules.rules]
+    for rule_id in wanted:
+        if rule_id not in known and not old:
+            hint = did_you_mean(rule_id, known) or f"there are {', '.join(known)}"
+            raise click.BadParameter(f'there is no rule "{rule_id}"; {hint}', param_hint="--rule")
+    if not wanted:
+        return rules
+    return rules.model_copy(
+        update={"rules": tuple(rule for rule in rules.rules if rule.id in wanted)}
+    )
+
+
+async def _until_told(asked: _Asked, sets: Sequence[tuple[str, RuleSet]]) -> Replay:
+    """Replay, until it is done or SIGTERM."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with (
+        _where(asked) as plan,
+        httpx.AsyncClient(timeout=plan.timeout, trust_env=False) as client,
+    ):
+        with _bar() as bar:
+            work = bar.add_task("replay", total=plan.ticks.count)
+            return await replay(
+                plan, sets, client, progress=lambda done, _all: bar.update(work, completed=done)
+            )
+
+
+def _bar() -> Progress:
+    """On standard error, and only where somebody sees it."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("ticks, about"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _where(asked: _Asked) -> AsyncIterator[Plan]:
+    """The plan; for as long as a temporary Prometheus is needed for it."""
+    if not asked.made_up_week:
+        yield _plan(asked, time.time())
+        return
+    async with temporary_prometheus(made_up_weeks.made_up_week().bodies()) as url:
+        yield Plan(
+            url,
+            made_up_weeks.BEGIN,
+            made_up_weeks.BEGIN + made_up_weeks.SECONDS,
+            step=asked.step or made_up_weeks.INTERVAL_SECONDS,
+            scrape_interval=made_up_weeks.INTERVAL_SECONDS,
+            stretch=asked.chunk,
+            horizon=asked.horizon,
+        )
+
+
+def _plan(asked: _Asked, now: float) -> Plan:
+    try:
+        begin, end = (parse_moment(text, now=now) for text in (asked.begin, asked.end))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--from or --to") from error
+    if end < begin:
+        raise InvalidInput(f"--to {asked.end} is before --from {asked.begin}")
+    if asked.config is None:
+        step = asked.step or DEFAULT_STEP_SECONDS
+        interval = asked.scrape_interval or DEFAULT_SCRAPE_SECONDS
+        return Plan(
+            asked.url or DEFAULT_URL,
+            begin,
+            end,
+            step=step,
+            scrape_interval=interval,
+            stretch=asked.chunk,
+            horizon=asked.horizon,
+            cool_down=COOL_DOWN_SECONDS,
+            settle_after=max(3 * interval, 2 * step),
+        )
+    settings = load_settings(asked.config)
+    values, directory = settings.values, RuleBook(settings).directory
+    nodes = values.nodes
+    expected = (
+        Expectation(number=values.expected_nodes)
+        if nodes is None
+        else Expectation(names=frozenset(nodes.names), query=nodes.promql)
+    )
+    return Plan(
+        asked.url or values.prometheus.url,
+        begin,
+        end,
+        step=asked.step or values.tick,
+        scrape_interval=asked.scrape_interval or values.scrape_interval,
+        stretch=asked.chunk,
+        horizon=asked.horizon,
+        expected=expected,
+        teams={name: user.team for name, user in directory.users.items()},
+        cool_down=values.cool_down,
+        settle_after=values.settle_after,
+    )

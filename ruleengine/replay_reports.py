@@ -1,0 +1,280 @@
+"""What is told of a replay: one versioned document, from which tables and Markdown are made."""
+
+from __future__ import annotations
+
+import datetime as dt
+import statistics
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuwarden.ruleengine.replay_differences import differences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpuwarden.ruleengine.model import Rule
+    from gpuwarden.ruleengine.replay_arms import Arm
+    from gpuwarden.ruleengine.replay_incidents import End, Incident
+    from gpuwarden.ruleengine.replay_runs import Replay
+    from gpuwarden.ruleengine.verdicts import Evidence
+
+SCHEMA: Final = "gpuwarden.replay/v1"
+FLAP_SECONDS: Final = 3600.0
+"""A case that opens again so soon after the last one was closed flaps."""
+WEEK_SECONDS: Final = 7 * 86400.0
+HOUR_SECONDS: Final = 3600.0
+
+
+def iso(time: float | None) -> str | None:
+    """A moment in UTC, such as 2026-11-20T08:15:00Z."""
+    if time is None:
+        return None
+    return dt.datetime.fromtimestamp(time, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def document(result: Replay, *, against: bool = False, variants: int = 0) -> dict[str, Any]:
+    """One JSON document.
+
+    Args:
+        result: of the replay; its first arm is what was asked for.
+        against: whether the second arm is what it is compared with.
+        variants: how many of the last arms are variants of a sensitivity grid.
+    """
+    arm, plan = result.arms[0], result.plan
+    grid = result.arms[len(result.arms) - variants :] if variants else []
+    ends = [(item, item.end) for item in arm.incidents if item.end is not None]
+    return {
+        "schema": SCHEMA,
+        "period": {
+            "from": iso(plan.begin),
+            "to": iso(plan.ticks.end),
+            "tick_seconds": plan.step,
+            "ticks": plan.ticks.count,
+            "blind_ticks": result.blind,
+            "scrape_interval_seconds": plan.scrape_interval,
+            "horizon_seconds": plan.horizon,
+        },
+        "jobs": result.jobs,
+        "totals": totals(arm),
+        "rules": [_rule(arm, rule) for rule in arm.run.rules.rules],
+        "terminations": [_termination(item, end) for item, end in ends],
+        "held": [_held(item) for item in arm.incidents if item.due and item.end is None],
+        "incidents": [_incident(item) for item in arm.incidents],
+        "notices": _notices(arm.incidents, plan.ticks.end - plan.begin + plan.step),
+        "caps": _caps(arm),
+        "stale": [
+            {"rule": item.rule, "job": item.subject, "at": iso(item.at)} for item in _stale(arm)
+        ],
+        "metadata_missing": _missing(arm.incidents),
+        "difference": differences(arm, result.arms[1]) if against else None,
+        "sensitivity": [{"variant": item.name, **totals(item)} for item in grid],
+        "cost": {
+            "queries": result.cost.queries,
+            "samples": result.cost.samples,
+            "received_bytes": result.cost.received_bytes,
+            "evaluations": sum(item.evaluations for item in result.arms),
+            "stretches": result.stretches,
+            "seconds": round(result.seconds, 2),
+        },
+    }
+
+
+def totals(arm: Arm) -> dict[str, Any]:
+    """What a rule set comes to, all rules together."""
+    counts = list(arm.counts.values())
+    judged, unknown = sum(c.judged for c in counts), sum(c.unknown for c in counts)
+    return {
+        "verdicts": judged,
+        "unknown": unknown,
+        "coverage": _rounded((judged - unknown) / judged) if judged else None,
+        "incidents": len(arm.incidents),
+        "flapping": _flapping(arm.incidents),
+        **ended(arm.incidents),
+    }
+
+
+def ended(incidents: Iterable[Incident]) -> dict[str, Any]:
+    """How many jobs would have been ended, and what of it: hours of cards, and regret."""
+    ends = [item.end for item in incidents if item.end is not None]
+    regretted = sum(end.active_again is not None for end in ends)
+    return {
+        "terminations": len(ends),
+        "gpu_hours_freed": _hours(sum(end.freed_gpu_seconds for end in ends)),
+        "gpu_hours_lost": _hours(sum(end.lost_gpu_seconds or 0.0 for end in ends)),
+        "regretted": regretted,
+        "regret_rate": _rounded(regretted / len(ends)) if ends else None,
+    }
+
+
+def _rule(arm: Arm, rule: Rule) -> dict[str, Any]:
+    counts = arm.counts[rule.id]
+    own = [item for item in arm.incidents if item.rule == rule.id]
+    return {
+        "rule": rule.id,
+        "mode": rule.mode.value,
+        "target": rule.target.value,
+        "subjects": len(counts.subjects),
+        "ticks": counts.judged,
+        "yes": counts.yes,
+        "unknown": counts.unknown,
+        "protected": counts.protected,
+        "coverage": None if counts.coverage is None else _rounded(counts.coverage),
+        "unknown_by_reason": dict(counts.reasons.most_common()),
+        "incidents": len(own),
+        "flapping": _flapping(own),
+        **ended(own),
+        "seconds_from_idle": _from_idle(own),
+    }
+
+
+def _from_idle(incidents: Iterable[Incident]) -> dict[str, dict[str, float]]:
+    """Stage -> seconds since the job was last at work, where the replay has seen that."""
+    spans: dict[str, list[float]] = defaultdict(list)
+    for item in incidents:
+        if item.idle_since is None:
+            continue
+        spans["detected"].append(item.detected - item.idle_since)
+        for stage in item.stages:
+            spans[stage.stage].append(stage.at - item.idle_since)
+        if item.end is not None:
+            spans["ended"].append(item.end.at - item.idle_since)
+    return {
+        stage: {"median": statistics.median(found), "most": max(found)}
+        for stage, found in spans.items()
+    }
+
+
+def _flapping(incidents: Iterable[Incident]) -> int:
+    """Incidents that came back within an hour after they were closed."""
+    last: dict[tuple[str, str], float] = {}
+    count = 0
+    for item in sorted(incidents, key=lambda item: item.begun):
+        pair = (item.rule, item.subject)
+        count += pair in last and item.begun - last[pair] <= FLAP_SECONDS
+        if item.closed is not None:
+            last[pair] = item.closed
+    return count
+
+
+def _incident(item: Incident) -> dict[str, Any]:
+    return {
+        "rule": item.rule,
+        "job": item.subject,
+        "owner": item.user,
+        "team": item.team,
+        "gpus": item.gpus,
+        "nodes": list(item.instances),
+        "begun": iso(item.begun),
+        "detected": iso(item.detected),
+        "idle_since": iso(item.idle_since),
+        "cause": item.cause,
+        "because": item.because,
+        "evidence": [_evidence(part) for part in item.evidence],
+        "stages": [
+            {
+                "stage": stage.stage,
+                "level": stage.level,
+                "did": stage.do,
+                "at": iso(stage.at),
+                "evidence": [_evidence(part) for part in stage.evidence],
+            }
+            for stage in item.stages
+        ],
+        "due": iso(item.due),
+        "ended": iso(item.end.at) if item.end is not None else None,
+        "closed": iso(item.closed),
+        "closed_because": item.closed_because,
+        "metadata_missing": list(item.metadata_missing),
+    }
+
+
+def _evidence(part: Evidence) -> dict[str, str]:
+    return {
+        "condition": part.condition,
+        "truth": part.truth.name.lower(),
+        "measured": part.measured,
+        "expected": part.expected,
+        "reason": part.reason,
+    }
+
+
+def _termination(item: Incident, end: End) -> dict[str, Any]:
+    lost = end.lost_gpu_seconds
+    return {
+        "rule": item.rule,
+        "job": item.subject,
+        "owner": item.user,
+        "team": item.team,
+        "at": iso(end.at),
+        "idle_since": iso(item.idle_since),
+        "gpus": end.gpus,
+        "gpu_hours_freed": _hours(end.freed_gpu_seconds),
+        "at_least": end.over is None,
+        "gpu_hours_lost": None if lost is None else _hours(lost),
+        "really_over": iso(end.over),
+        "active_again": iso(end.active_again),
+        "active_by": end.active_by,
+        "seen_until": iso(end.seen_until),
+        "exempt": end.exempt,
+    }
+
+
+def _held(item: Incident) -> dict[str, Any]:
+    return {
+        "rule": item.rule,
+        "job": item.subject,
+        "owner": item.user,
+        "team": item.team,
+        "due": iso(item.due),
+        "held_by": item.held,
+    }
+
+
+def _notices(incidents: Iterable[Incident], seconds: float) -> list[dict[str, Any]]:
+    """How often each person would be told, the most often told first."""
+    counts: Counter[str] = Counter()
+    for item in incidents:
+        counts[item.user] += sum(stage.do.endswith("notify") for stage in item.stages)
+    return [
+        {"owner": user, "notices": count, "per_week": round(count * WEEK_SECONDS / seconds, 2)}
+        for user, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        if count
+    ]
+
+
+def _caps(arm: Arm) -> list[dict[str, Any]]:
+    found: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for reason, time, count in arm.caps:
+        found[reason].append((time, count))
+    return [
+        {
+            "limit": reason,
+            "ticks": len(held),
+            "first": iso(held[0][0]),
+            "last": iso(held[-1][0]),
+            "most_held_at_once": max(count for _, count in held),
+        }
+        for reason, held in sorted(found.items())
+    ]
+
+
+def _stale(arm: Arm) -> list[Any]:
+    """Without those that had been ended by then."""
+    return [
+        item
+        for item in arm.stale
+        if item.subject not in arm.ended or arm.ended[item.subject] > item.at
+    ]
+
+
+def _missing(incidents: Sequence[Incident]) -> list[dict[str, Any]]:
+    found = {item.subject: item.metadata_missing for item in incidents if item.metadata_missing}
+    return [{"job": job, "missing": list(missing)} for job, missing in sorted(found.items())]
+
+
+def _hours(seconds: float) -> float:
+    return round(seconds / HOUR_SECONDS, 2)
+
+
+def _rounded(ratio: float) -> float:
+    return round(ratio, 6)
