@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Numbers = NDArray[np.int64]
 
-NODE_ROWS: Final = ("gpuwarden_snapshot_timestamp_seconds", "scraped", "expected")
+SNAPSHOTS: Final = "gpuwarden_snapshot_timestamp_seconds"
+NODE_ROWS: Final = (SNAPSHOTS, "scraped", "expected")
 """What is known of nodes and not of a job or card."""
+KNOWN_BY_ROWS: Final = ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info")
+"""A node that has any of these and no snapshot is dark."""
 UNJUDGED_ROWS: Final = frozenset({"gpu_throttle_active"})
 """Told in causes only: no verdict depends on it, and it flaps."""
 VALUED_ROWS: Final = frozenset(
@@ -80,7 +83,9 @@ class Group:
         if tick not in self._facts:
             if len(self._facts) >= REMEMBERED_TICKS:
                 self._facts.clear()
-            self._facts[tick] = self.frame.facts_of(self.rows, self.answers, tick)
+            self._facts[tick] = self.frame.facts_of(
+                self.rows, self.answers, tick, nodes=self.instances
+            )
         return self._facts[tick]
 
     def subject(self, name: str, tick: int) -> JobFacts | None:
@@ -108,6 +113,7 @@ class Group:
             there = own if name in VALUED_ROWS else np.isinf(own) + 1.0
             parts.append(np.where(np.isnan(own), _ABSENT, there))
         parts += [codes for node in self.instances for codes in frame.node_codes(node)]
+        parts += [frame.silent(node).astype(np.float64) for node in self.instances]
         table = np.vstack([np.atleast_2d(part) for part in parts])
         changes = np.flatnonzero(np.any(table[:, 1:] != table[:, :-1], axis=0)) + 1
         starts = np.concatenate(([0], changes)).astype(np.intp)
@@ -139,23 +145,34 @@ class Frame:
     teams: Mapping[str, str]
     activity: Mapping[str, Floats] = field(default_factory=dict)
     _codes_of: dict[str, tuple[Floats, ...]] = field(default_factory=dict)
+    _silent: dict[str, Bools] = field(default_factory=dict)
 
     def facts_of(
         self,
         rows: Mapping[str, Sequence[int]],
         answers: Mapping[SignalKey, Sequence[int]],
         tick: int,
+        *,
+        nodes: Sequence[str] = (),
     ) -> FleetFacts:
-        """Facts from some rows at one tick."""
+        """Facts from some rows at one tick; of these nodes it is asked whether they are silent."""
         found: dict[SignalKey, list[Sample] | str] = {}
         for key, numbers in answers.items():
             columns = self.answers[key]
             why = columns.failure(tick) if columns.failures else None
             found[key] = why if why is not None else _samples(columns, numbers, tick)
+        time = self.ticks.begin + self.ticks.step * tick
+        inventory = {
+            name: _samples(self.rows[name], numbers, tick) for name, numbers in rows.items()
+        }
+        # Of a node that is known by other groups' rows only: a snapshot that was never scraped.
+        inventory[SNAPSHOTS] += [
+            Sample({"instance": node}, time) for node in nodes if self.silent(node)[tick]
+        ]
         return assemble(
-            {name: _samples(self.rows[name], numbers, tick) for name, numbers in rows.items()},
+            inventory,
             found,
-            time=self.ticks.begin + self.ticks.step * tick,
+            time=time,
             skew=0.0,
             expected=self.expected,
             teams=self.teams,
@@ -187,10 +204,7 @@ class Frame:
 
     @functools.cached_property
     def _node_rows(self) -> dict[str, dict[str, list[int]]]:
-        return {
-            name: _by_label(self.rows[name], "instance")
-            for name in ("gpuwarden_snapshot_timestamp_seconds", "scraped")
-        }
+        return {name: _by_label(self.rows[name], "instance") for name in (SNAPSHOTS, "scraped")}
 
     def node_codes(self, node: str) -> tuple[Floats, ...]:
         """One row for each snapshot series of a node: 0 not there, 1 lit, 2 dark, 3 skewed."""
@@ -199,7 +213,7 @@ class Frame:
         return self._codes_of[node]
 
     def _node_codes(self, node: str) -> tuple[Floats, ...]:
-        taken_rows = self._node_rows["gpuwarden_snapshot_timestamp_seconds"].get(node, [])
+        taken_rows = self._node_rows[SNAPSHOTS].get(node, [])
         scraped_rows = self._node_rows["scraped"].get(node, [])
         if not taken_rows:
             return (np.zeros(self.ticks.count),)
@@ -207,10 +221,7 @@ class Frame:
         for number in scraped_rows:
             own = self.rows["scraped"].values[number]
             at = np.where(np.isnan(own), at, own)
-        return tuple(
-            self._codes(self.rows["gpuwarden_snapshot_timestamp_seconds"].values[number], at)
-            for number in taken_rows
-        )
+        return tuple(self._codes(self.rows[SNAPSHOTS].values[number], at) for number in taken_rows)
 
     def _codes(self, taken: Floats, at: Floats) -> Floats:
         with np.errstate(invalid="ignore"):
@@ -220,6 +231,21 @@ class Frame:
             skewed = ~(np.abs(skew) <= MAX_SKEW_SECONDS)
         codes = np.where(late, 2.0, np.where(skewed, 3.0, 1.0))
         return np.where(np.isnan(taken), 0.0, codes)
+
+    def silent(self, node: str) -> Bools:
+        """Ticks at which a node is known by its cards or jobs, and has no snapshot."""
+        if node not in self._silent:
+            known = np.zeros(self.ticks.count, dtype=bool)
+            for name in KNOWN_BY_ROWS:
+                for number in self._known_rows[name].get(node, ()):
+                    known |= ~np.isnan(self.rows[name].values[number])
+            spoken = np.any([codes > 0 for codes in self.node_codes(node)], axis=0)
+            self._silent[node] = known & ~spoken
+        return self._silent[node]
+
+    @functools.cached_property
+    def _known_rows(self) -> dict[str, dict[str, list[int]]]:
+        return {name: _by_label(self.rows[name], "instance") for name in KNOWN_BY_ROWS}
 
     @functools.cached_property
     def running(self) -> Numbers:
@@ -238,7 +264,8 @@ class Frame:
         whole: dict[str, Bools] = {}
         broken: dict[str, Bools] = {}
         for (job, node), seen in there.items():
-            lit = np.any([codes == 1 for codes in self.node_codes(node)], axis=0)
+            codes = self.node_codes(node)
+            lit = ~self.silent(node) & np.all([(each == 1) | (each == 0) for each in codes], axis=0)
             whole[job] = whole.get(job, False) | seen
             broken[job] = broken.get(job, False) | (seen & ~lit)
         count = np.zeros(self.ticks.count, dtype=np.int64)
