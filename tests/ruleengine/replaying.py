@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ import httpx
 
 from gpuwarden.ruleengine import cases, evaluation
 from gpuwarden.ruleengine.facts import gather
-from gpuwarden.ruleengine.histories import history
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.rehearsals import enforced
@@ -130,13 +128,3 @@ def counted(result: Replay, rules: Iterable[str]) -> dict[str, dict[str, int]]:
         row["NO"] = counts.judged - counts.yes - counts.unknown
         found[rule] = {k: v for k, v in (row | dict(counts.reasons)).items() if v}
     return found
-
-
-def served(test: RuleTest) -> Any:
-    """The history of a test; goes into `temporary_prometheus`."""
-    return history(test)
-
-
-def run(coroutine: Any) -> Any:
-    """Run to the end."""
-    return asyncio.run(coroutine)
