@@ -15,7 +15,6 @@ import numpy as np
 
 from gpuwarden.ruleengine import cases, guards
 from gpuwarden.ruleengine.causes import diagnose
-from gpuwarden.ruleengine.engine import OUTAGE_TICKS
 from gpuwarden.ruleengine.replay_incidents import (
     End,
     Entered,
@@ -25,6 +24,7 @@ from gpuwarden.ruleengine.replay_incidents import (
     missing_metadata,
 )
 from gpuwarden.ruleengine.replay_screens import NOT_JUDGED, TRUTHS, UNKNOWN, YES, Judge, Look
+from gpuwarden.ruleengine.ticks import OUTAGE_TICKS
 from gpuwarden.ruleengine.verdicts import Truth
 from gpuwarden.ruleengine.whitelists import matches
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.dry_runs import DryRun
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.replay_frames import Frame, Group
-    from gpuwarden.ruleengine.replay_screens import Track
+    from gpuwarden.ruleengine.replay_screens import Situation, Track
+    from gpuwarden.ruleengine.verdicts import Grade
     from gpuwarden.ruleengine.views import Pair
 
     Floats = NDArray[np.float64]
@@ -63,11 +64,13 @@ class _Course:
 
     Attributes:
         codes: at each tick, the truth that counts, as a code of replay_screens.
+        over: ticks at which the job's own word counts no more.
         yes: ticks of those that are YES.
     """
 
     track: Track | None
     codes: Numbers
+    over: NDArray[np.bool_]
     yes: Numbers
 
     def next_yes(self, tick: int) -> int | None:
@@ -75,10 +78,13 @@ class _Course:
         place = int(np.searchsorted(self.yes, tick))
         return int(self.yes[place]) if place < len(self.yes) else None
 
-    def user(self, tick: int) -> str:
-        """Whose job it is, as far as that is known."""
+    def at(self, tick: int) -> tuple[Situation | None, tuple[Grade, ...]]:
+        """What is known of the pair at a tick, and the grades that count."""
         situation = None if self.track is None else self.track.at(tick)
-        return "" if situation is None else situation.job.user
+        if situation is None:
+            return None, ()
+        counts = situation.plain if self.over[tick] else situation.verdict
+        return situation, counts.grades
 
 
 @dataclass
@@ -93,7 +99,7 @@ class _Walk:
         """The live verdict on a pair at this very tick, if somebody asks for it."""
         course = self.courses[pair]
         truth = TRUTHS.get(int(course.codes[tick]))
-        return Look(self.judge, course.track, tick, truth)
+        return Look(self.judge, course.track, tick, truth=truth, over=bool(course.over[tick]))
 
 
 @dataclass
@@ -181,6 +187,7 @@ class Arm:
     evaluations: int = 0
     keep_evidence: bool = True
     _open: dict[Pair, Incident] = field(default_factory=dict)
+    _instances: dict[Pair, str] = field(default_factory=dict)
     _streaks: dict[Pair, float] = field(default_factory=dict)
     _idle_times: IdleTimes = field(default_factory=IdleTimes)
 
@@ -218,7 +225,7 @@ class Arm:
             if pair not in courses:
                 # Nothing at all is known of it any more.
                 gone = np.full(frame.ticks.count, NOT_JUDGED, dtype=np.int64)
-                courses[pair] = _Course(None, gone, gone[:0])
+                courses[pair] = _Course(None, gone, gone == YES, gone[:0])
         self._idle_times = idle_since
         self._walk(_Walk(frame, judge, courses), deltas, outages)
         self.evaluations += judge.evaluations
@@ -256,24 +263,34 @@ class Arm:
         if pair[1] in self.ended:
             return False
         time = walk.frame.ticks.begin + walk.frame.ticks.step * tick
+        situation, grades = course.at(tick)
+        truth = TRUTHS.get(int(course.codes[tick]))
+        if situation is not None:
+            self._instances[pair] = situation.job.instance
+        elif not walk.frame.lit(self._instances.get(pair, ""), tick):
+            truth = Truth.UNKNOWN  # of a node that is not lit nothing is known
         step = self.run.advance(
             rule,
             pair,
-            TRUTHS.get(int(course.codes[tick])),
+            truth,
+            grades=grades,
             delta=float(deltas[tick]),
             time=time,
-            user=course.user(tick),
+            user="" if situation is None else situation.job.user,
             outage=bool(outages[tick]),
         )
         if step is not None and (step.events or step.closed is not None):
             self._noted(pair, step, time, walk.look(pair, tick))
-        return pair in self.run.cases
+        if pair in self.run.cases:
+            return True
+        self._instances.pop(pair, None)
+        return False
 
     # -- counting
 
     def _course(self, track: Track, frame: Frame, deltas: Floats) -> _Course:
         pair = (track.rule.id, track.subject)
-        codes = track.trusted
+        codes, over = track.trusted, np.zeros(frame.ticks.count, dtype=bool)
         seen = ~frame.blind
         if track.self_report.any():
             # The time of a tick counts from the next one on, as in the engine.
@@ -285,7 +302,7 @@ class Arm:
         self._count(track, codes, seen)
         if track.rule.terminates:
             self._count_stale(track, codes, frame)
-        return _Course(track, codes, np.flatnonzero((codes == YES) & seen))
+        return _Course(track, codes, over, np.flatnonzero((codes == YES) & seen))
 
     def _count(self, track: Track, codes: Numbers, seen: NDArray[np.bool_]) -> None:
         counts = self.counts[track.rule.id]
@@ -361,9 +378,11 @@ class Arm:
             metadata_missing=missing_metadata(job) if job is not None else (),
         )
         if job is not None and judged is not None:
-            cause = diagnose(job, judged.verdict, self.run.rules.profiles)
+            cause = diagnose(
+                job, judged.verdict, self.run.rules.profiles, team=self._rules[pair[0]].team
+            )
             incident.cause, incident.because = cause.name, cause.because
-            incident.evidence = judged.verdict.evidence
+            incident.evidence = judged.verdict.whole_evidence
         self.incidents.append(incident)
         self._open[pair] = incident
         return incident
@@ -381,7 +400,7 @@ class Arm:
                 level=str(event.detail["level"]),
                 do=event.kind,
                 at=time,
-                evidence=() if judged is None else judged.verdict.evidence,
+                evidence=() if judged is None else judged.verdict.whole_evidence,
             )
         )
 

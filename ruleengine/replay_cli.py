@@ -25,6 +25,7 @@ from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS
 from gpuwarden.ruleengine.facts import Expectation
 from gpuwarden.ruleengine.loading import check_rule_files
+from gpuwarden.ruleengine.prometheus_settings import client_of
 from gpuwarden.ruleengine.rehearsals import enforced
 from gpuwarden.ruleengine.replay_grids import variants
 from gpuwarden.ruleengine.replay_reports import document
@@ -310,15 +311,20 @@ async def _until_told(asked: _Asked, sets: Sequence[tuple[str, RuleSet]]) -> Rep
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with (
-        _where(asked) as plan,
-        httpx.AsyncClient(timeout=plan.timeout, trust_env=False) as client,
-    ):
+    async with _where(asked) as plan, _client(asked, plan) as client:
         with _bar() as bar:
             work = bar.add_task("replay", total=plan.ticks.count)
             return await replay(
                 plan, sets, client, progress=lambda done, _all: bar.update(work, completed=done)
             )
+
+
+def _client(asked: _Asked, plan: Plan) -> httpx.AsyncClient:
+    """With the credentials of engine.yaml, but not for a server that it does not name."""
+    if asked.config is None or asked.url is not None or asked.made_up_week:
+        return httpx.AsyncClient(timeout=plan.timeout, trust_env=False)
+    settings = load_settings(asked.config)
+    return client_of(settings.values.prometheus, settings.path)
 
 
 def _bar() -> Progress:
@@ -383,8 +389,14 @@ def _plan(asked: _Asked, now: float) -> Plan:
         if nodes is None
         else Expectation(names=frozenset(nodes.names), query=nodes.promql)
     )
+    shards = values.prometheus.groups
+    if asked.url is None and len(shards) > 1:
+        raise InvalidInput(
+            f"{asked.config}: prometheus.shards: a replay asks one server: give one that sees all "
+            "of them (Thanos, Mimir, ...) by --prometheus"
+        )
     return Plan(
-        asked.url or values.prometheus.url,
+        asked.url or shards[0][0],
         begin,
         end,
         step=asked.step or values.tick,

@@ -232,6 +232,10 @@ class Frame:
         codes = np.where(late, 2.0, np.where(skewed, 3.0, 1.0))
         return np.where(np.isnan(taken), 0.0, codes)
 
+    def lit(self, node: str, tick: int) -> bool:
+        """Whether a node has a current snapshot at a tick."""
+        return any(codes[tick] == 1 for codes in self.node_codes(node))
+
     def silent(self, node: str) -> Bools:
         """Ticks at which a node is known by its cards or jobs, and has no snapshot."""
         if node not in self._silent:

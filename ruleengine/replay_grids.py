@@ -45,7 +45,12 @@ def variants(rules: RuleSet, text: str) -> list[tuple[str, RuleSet]]:
         known = [rule.id for rule in rules.rules]
         hint = did_you_mean(found["rule"], known) or f"there are {', '.join(known)}"
         raise InvalidInput(f'--sensitivity: there is no rule "{found["rule"]}"; {hint}')
-    own = [leaf for leaf in leaves(rule.when) if isinstance(leaf, Signal)]
+    own = [
+        leaf
+        for condition in rule.conditions
+        for leaf in leaves(condition)
+        if isinstance(leaf, Signal)
+    ]
     if not any(leaf.signal == found["signal"] for leaf in own):
         names = ", ".join(sorted({leaf.signal for leaf in own})) or "none"
         raise InvalidInput(

@@ -232,9 +232,11 @@ class _Fetcher:
         keys: set[SignalKey] = set()
         for rules in self.sets:
             for rule in rules.rules:
-                keys |= set(condition_keys(rule.when))
-                if rule.only_if_waiting is not None:
-                    keys.add(rule.only_if_waiting.key)
+                for condition in rule.conditions:
+                    keys |= set(condition_keys(condition))
+                waiting = rule.only_if_waiting
+                if waiting is not None and waiting.promql is not None:
+                    keys.add(waiting.key)
         return sorted(keys)
 
     async def _count(self, rest: Ticks, expressions: int) -> int:

@@ -193,13 +193,17 @@ class Look:
         track: of the pair, or None where nothing is known of it in this stretch.
         tick: the tick.
         truth: what counts there, or None where nothing is judged.
+        over: whether the job's own word counts no more.
     """
 
-    def __init__(self, judge: Judge, track: Track | None, tick: int, truth: Truth | None) -> None:
+    def __init__(
+        self, judge: Judge, track: Track | None, tick: int, *, truth: Truth | None, over: bool
+    ) -> None:
         self.tick = tick
         self._judge = judge
         self._track = track
         self._truth = truth
+        self._over = over
 
     @functools.cached_property
     def situation(self) -> Situation | None:
@@ -226,8 +230,7 @@ class Look:
         found, truth = self.situation, self._truth
         if found is None or truth is None:
             return None
-        own = found.verdict.self_report_only and truth is found.plain.truth
-        return Judged(found.plain if own else found.verdict, truth)
+        return Judged(found.plain if self._over else found.verdict, truth)
 
 
 class _Coder:
@@ -256,7 +259,8 @@ class _Coder:
         if self._job:
             self._cold()
             self._phases()
-        for leaf in leaves(self._rule.when):
+        found = [leaf for condition in self._rule.conditions for leaf in leaves(condition)]
+        for leaf in found:
             if not self._leaf(leaf):
                 return np.arange(len(self._times), dtype=np.int64)
         return self._sum
@@ -426,7 +430,7 @@ class _Coder:
             self._add(np.where(np.isfinite(own), 1 + codes, 0), 3)
 
     def _expected(self, job: JobFacts, name: str) -> Expected | None:
-        return expectation(job, self._rules.profiles).values.get(name)
+        return expectation(job, self._rules.profiles, team=self._rule.team).values.get(name)
 
 
 def _finite(values: Floats) -> Floats:

@@ -91,15 +91,15 @@ async def live_verdicts(url: str, test: RuleTest, rules: RuleSet) -> Told:
                         )
                         for trusted in (True, False)
                     )
-                    verdict, truth = with_word, with_word.truth
+                    verdict = with_word
                     if with_word.self_report_only:
                         pair = (rule.id, job.job_id)
                         spent = trust.get(pair, 0.0)
-                        truth = cases.budgeted(
-                            truth, without.truth, spent=spent, trust_for=rule.trust_for
+                        verdict = cases.budgeted(
+                            with_word, without, spent=spent, trust_for=rule.trust_for
                         )
-                        verdict = without if truth is without.truth else with_word
                         trust[pair] = spent + (test.tick if number else 0.0)
+                    truth = verdict.truth
                     row = told.setdefault((rule.id, job.job_id), {"judged": 0})
                     row["judged"] += 1
                     row[truth.name] = row.get(truth.name, 0) + 1

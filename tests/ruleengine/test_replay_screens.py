@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.model import RuleSet
     from gpuwarden.ruleengine.replay_screens import Situation
+    from gpuwarden.ruleengine.verdicts import Verdict
 
 ODD = """
 version: 1
@@ -47,7 +48,10 @@ rules:
     - not: {signal: card_power, agg: avg, window: 5m, above: 200W, gpus: any}
   for: 5m
   trust_for: 10m
-  stages: [{level: light, after: 0s, do: log}]
+  stages:
+  - {level: light, after: 0s, do: log}
+  - {level: moderate, after: 5m, do: notify,
+     when: {signal: gpu_memory_share, agg: min, window: 2m, above: 80%, gpus: any}}
 - id: torn
   target: job
   cold_start: 0s
@@ -92,9 +96,13 @@ def _said(found: Situation | None) -> tuple[object, ...]:
     if found is None:
         return ()
     return tuple(
-        (v.truth, v.unknown_reasons, v.protected, v.self_report_only)
+        (v.truth, v.unknown_reasons, v.protected, v.self_report_only, *_grades(v))
         for v in (found.verdict, found.plain)
     )
+
+
+def _grades(verdict: Verdict) -> tuple[object, ...]:
+    return tuple((grade.stage, grade.truth) for grade in verdict.grades)
 
 
 def _compare(rules: RuleSet, seed: int) -> int:
@@ -198,7 +206,7 @@ def test_a_screen_that_were_wrong_would_be_noticed(tmp_path: Path) -> None:
     track = next(iter(judge.tracks(rules.rules[1], group)))
     track.trusted[2] = 7
     with pytest.raises(ScreenDisagrees, match="report this"):
-        _ = Look(judge, track, 2, None).situation
+        _ = Look(judge, track, 2, truth=None, over=False).situation
 
 
 def test_time_at_blind_ticks_counts_no_more_than_in_an_outage(tmp_path: Path) -> None:
