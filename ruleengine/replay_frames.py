@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gpuwarden.ruleengine import signals
+from gpuwarden.ruleengine.assemblies import SNAPSHOT_INTERVAL_SECONDS
 from gpuwarden.ruleengine.facts import (
-    SNAPSHOT_INTERVAL_SECONDS,
     Expectation,
     assemble,
 )
