@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden import durations
 from gpuwarden.ruleengine.attack_runs import Outcome
+from gpuwarden.ruleengine.attack_tricks import TRICKS
 from gpuwarden.ruleengine.attacks import Kind
 
 if TYPE_CHECKING:
@@ -61,6 +62,16 @@ def report_markdown(attacked: Sequence[Attacked]) -> str:
             lines += ["", f"Without effect: {', '.join(f'`{name}`' for name in _held(item))}."]
         parts.append("\n".join(lines))
     return "\n\n".join([*parts, summary_lines(attacked)[0] + "."]) + "\n"
+
+
+def tricks_markdown() -> str:
+    """The catalogue of tricks as a table."""
+    lines = ["| trick | kind | the job | what stands against it |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| `{item.name}` | {item.kind} | {_escaped(item.help)} | {_escaped(item.stands)} |"
+        for item in TRICKS
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def report_json(attacked: Sequence[Attacked]) -> str:

@@ -56,6 +56,8 @@ SHORTEST_INTERVAL_SECONDS = 1.0
 LONGEST_INTERVAL_SECONDS = 60.0
 WINDOW_SCRAPES = 5
 """At least so many scrapes in the shortest window of a rule set."""
+MAX_SCRAPES = 3000
+"""A longer history, of two days at most, is not played: it would take hours."""
 SLACK_TICKS = 3
 """A trick that delays by no more than this many ticks delays by nothing."""
 _RANGES = re.compile(r"\[([0-9a-z]+)|offset ([0-9a-z]+)")
@@ -218,6 +220,13 @@ async def _attack(rule: Rule, rules: RuleSet, tricks: Sequence[Trick]) -> Attack
     if "job_id" in rule.match:
         return Attacked(rule, "it is about single jobs by their id")
     interval = _interval(rules.rules)
+    longest, needed = MAX_SCRAPES * interval, _reach(rule, interval) + rule.trust_for
+    if needed > longest:
+        return Attacked(
+            rule,
+            f"it takes {durations.render(round(needed))}, and attacks are played for at most "
+            f"{durations.render(longest)}",
+        )
     honest = await _honest(rule, rules, interval)
     if isinstance(honest, str):
         return Attacked(rule, honest)
@@ -369,7 +378,8 @@ async def _play(
     """What becomes of each trick, in their order."""
     found: dict[str, Result] = {}
     short = [(trick, play) for trick, play in played if not play.keeps]
-    long = [(trick, play) for trick, play in played if play.keeps and ended]
+    keeps = ended and target.length + _kept(target.rule) <= MAX_SCRAPES * target.interval
+    long = [(trick, play) for trick, play in played if play.keeps and keeps]
     for group, length in ((short, target.length), (long, target.length + _kept(target.rule))):
         if group:
             results = await _play_group(target, rules, group, length=length, ended=ended)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from gpuwarden.ruleengine.attack_offenders import OFFENDERS, disguised, example, moment_for
+from gpuwarden.ruleengine.attack_reports import tricks_markdown
 from gpuwarden.ruleengine.attack_tricks import TRICKS, plays, rests_on_word
 from gpuwarden.ruleengine.attacks import Target
 from gpuwarden.ruleengine.hours import within
 from gpuwarden.ruleengine.model import Rule
 from gpuwarden.ruleengine.rule_cli import rules as command
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "attacks.md"
+DEFAULTS = ROOT / "ruleengine" / "rules" / "defaults.yaml"
 SOUND = """\
 version: 1
 limits:
@@ -132,6 +134,20 @@ def test_a_rule_that_only_listens_is_dodged_for_good_and_the_command_fails(tmp_p
     assert hot["tricks"] == []
 
 
+def test_the_page_names_every_trick() -> None:
+    """docs/attacks.md has the table of `attack_reports.tricks_markdown()`."""
+    assert f"## The tricks\n\n{tricks_markdown()}\n" in PAGE.read_text()
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1500)
+def test_nothing_escapes_the_default_rules_and_the_page_says_what_bounds_it() -> None:
+    """Regenerate with `gpuwarden rules attack -o markdown ruleengine/rules/defaults.yaml`."""
+    result = CliRunner().invoke(command, ["attack", str(DEFAULTS), "-o", "markdown"])
+    assert PAGE.read_text().endswith(f"## The default rules\n\n{result.stdout}")
+    assert result.exit_code == 0
+
+
 def test_an_unknown_rule_is_a_mistake_of_the_command_line(tmp_path: Path) -> None:
     """Exit status 2, with what was meant."""
     path = tmp_path / "rules.yaml"
@@ -201,6 +217,13 @@ def test_an_offender_is_called_what_a_rule_asks_for(key: str, pattern: str) -> N
         "project": job.run.project if job.run else "",
     }
     assert re.fullmatch(pattern, shown.get(key) or getattr(job, key, ""))
+
+
+def test_a_rule_that_takes_longer_than_an_attack_is_not_attacked(tmp_path: Path) -> None:
+    """It says so, rather than that nothing escapes."""
+    status, document = played(tmp_path, DODGED.replace("for: 1m", "for: 40d"))
+    assert "attacks are played for at most" in document["rules"][0]["skipped"]
+    assert status == 0
 
 
 def test_a_pattern_that_nothing_made_up_matches_is_said(tmp_path: Path) -> None:
