@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 SNAPSHOT_INTERVAL_SECONDS = 2.0
 """How often an exporter takes its snapshot; a snapshot up to twice as old is current."""
+
+SCRAPED_TWICE = "scraped_twice"
+"""Reason: the server holds a node's series more than once, under labels that we do not ask for."""
 
 _OF_JOB = ("instance", "job_id")
 _OF_CARD = ("instance", "uuid")
@@ -390,6 +393,9 @@ class Assembly:
     def _nodes(self) -> tuple[dict[str, str], dict[str, float]]:
         """Instances that are not fresh with the reason, and the clock skew of those that speak."""
         scraped = {node: at for at, (node,) in self._rows["scraped"]}
+        fresh_from = self._time - signals.FRESH_SCRAPES * self._scrape_interval
+        # Two clusters, replicas that nobody folds, or two scrape jobs: which is which is not known.
+        twice = Counter(node for at, (node,) in self._rows["scraped"] if at >= fresh_from)
         skews: dict[str, float] = {}
         dark: dict[str, str] = {}
         for taken, (node,) in self._rows["gpuwarden_snapshot_timestamp_seconds"]:
@@ -397,7 +403,9 @@ class Assembly:
             age = at - taken
             skew = min(0.0, age) or max(0.0, age - 2 * SNAPSHOT_INTERVAL_SECONDS)
             skews[node] = skew
-            if at < self._time - signals.FRESH_SCRAPES * self._scrape_interval:
+            if twice[node] > 1:
+                dark[node] = SCRAPED_TWICE
+            elif at < fresh_from:
                 dark[node] = "dark_node"
             elif abs(skew) > MAX_SKEW_SECONDS:
                 dark[node] = "clock_skew"

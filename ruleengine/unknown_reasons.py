@@ -13,6 +13,7 @@ REASONS = {
     "no_run": "it declares no training",
     "phase": "its training is in a phase that this rule passes over for a while",
     "run_conflict": "two jobs claim its run",
+    "scraped_twice": "Prometheus holds its node's series twice, so that none can be believed",
     "self_report": "only the job itself says so",
     "shared_card": "it shares a card, and what the card shows cannot be told apart",
 }

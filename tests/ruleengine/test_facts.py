@@ -133,6 +133,37 @@ def test_a_node_with_a_wrong_clock_is_as_good_as_dark(fleet: FleetFacts) -> None
     assert fleet.jobs["slow"].not_fresh_reason == "clock_skew"
 
 
+class _Doubled(PrometheusClient):
+    """A global view that holds one node under two values of a label that nobody asks for."""
+
+    node = ""
+
+    async def instant(self, query: str, time: float) -> list[Sample]:
+        """The rows, and those of the node once more."""
+        rows = await super().instant(query, time)
+        twice = [row for row in rows if row.labels.get("instance") == self.node]
+        return rows + [Sample({**row.labels, "cluster": "b"}, row.value) for row in twice]
+
+
+def test_a_node_that_is_there_twice_is_not_believed(server: Server, fleet: FleetFacts) -> None:
+    """Two clusters or unfolded replicas: which is which is not known; other nodes are judged."""
+    fresh = [job for job in fleet.jobs.values() if job.fresh]
+    node = fleet.jobs["train"].instance
+
+    async def once() -> FleetFacts:
+        async with _Doubled(server.url) as client:
+            client.node = node
+            return await gather(client, _rules(UTILIZATION), time=NOW, scrape_interval=SCRAPE)
+
+    doubled = asyncio.run(once())
+    for job in fresh:
+        there = doubled.jobs[job.job_id]
+        assert there.fresh == (node not in job.instances)
+        if not there.fresh:
+            assert there.not_fresh_reason == "scraped_twice"
+    assert doubled.lit_nodes == fleet.lit_nodes - 1
+
+
 def test_dark_nodes_are_counted_and_named_as_a_problem(fleet: FleetFacts) -> None:
     """Two of three nodes do not speak: nothing may be ended on that."""
     assert (fleet.expected_nodes, fleet.lit_nodes) == (3, 1)
