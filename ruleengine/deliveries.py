@@ -8,6 +8,8 @@ status and the recipient: Alertmanager repeats itself after every answer that is
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ MAX_ALERTS = 1000
 """More alerts than this in one message are not from our Alertmanager."""
 AT_ONCE = 8
 """Messages that are sent at the same time; the others wait their turn."""
+_NANOSECONDS = re.compile(r"(\.\d{6})\d+")
 NO_ADDRESS = "the directory has no address"
 """Error of a notice whose owner cannot be reached at all."""
 
@@ -117,7 +120,7 @@ class LastHop:
         """
         deliveries: list[_Delivery] = []
         failed: list[str] = []
-        for firing in _firing(body):
+        for firing in _firing(body, self._clock.wall()):
             found = self._deliveries(firing, channels, channel_target)
             if not found:
                 failed.append(f"{firing.labels.get('alertname', '?')}: {NO_ADDRESS}")
@@ -226,7 +229,16 @@ def _stage(labels: Mapping[str, str]) -> str:
     return f"{labels.get('stage', labels.get('level', ''))}:{labels.get('mode', '')}"
 
 
-def _firing(body: object) -> list[_Firing]:
+def _over(ends_at: object, now: float) -> bool:
+    """Whether an alert's end is past; the year 1 is Alertmanager's word for: not known."""
+    try:
+        moment = dt.datetime.fromisoformat(_NANOSECONDS.sub(r"\1", str(ends_at)))
+    except ValueError:
+        return False
+    return moment.tzinfo is not None and moment.year > 1 and moment.timestamp() <= now
+
+
+def _firing(body: object, now: float) -> list[_Firing]:
     if not isinstance(body, dict) or not isinstance(body.get("alerts"), list):
         raise MalformedMessage("alerts is not a list")
     alerts: list[Any] = body["alerts"]
@@ -236,7 +248,7 @@ def _firing(body: object) -> list[_Firing]:
     for alert in alerts:
         if not isinstance(alert, dict):
             raise MalformedMessage("alerts holds something that is not an object")
-        if alert.get("status") != "firing":
+        if alert.get("status") != "firing" or _over(alert.get("endsAt"), now):
             continue  # news of an end is an alert of its own
         labels, notes = alert.get("labels"), alert.get("annotations")
         if not isinstance(labels, dict) or not isinstance(notes, dict):

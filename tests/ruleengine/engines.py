@@ -99,6 +99,7 @@ class World:
     source: Source | None = None
     """What the engine asks instead of the fleet itself, such as a client of a server before it."""
     open_ledger: Callable[[Path], Ledger] = Ledger
+    rule_files: str = "[rules.yaml]"
     queue: SlurmQueue | None = None
     web: str = ""
     external_url: str = "http://engine:9837"
@@ -177,7 +178,8 @@ class World:
 
 def _build(world: World) -> None:
     (world.folder / "engine.yaml").write_text(
-        "version: 1\nprometheus: {url: http://127.0.0.1:1}\nrules: [rules.yaml]\n"
+        "version: 1\nprometheus: {url: http://127.0.0.1:1}\n"
+        f"rules: {world.rule_files}\n"
         f"directory: directory.yaml\nledger: ledger.sqlite\ntick: {TICK:.0f}s\n"
         "alertmanagers: [http://127.0.0.1:1]\nkill_switch: halt\n"
         f"external_url: {world.external_url}\n{world.web}"
