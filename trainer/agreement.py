@@ -49,6 +49,8 @@ class Team(Protocol):
     """The processes of one training, as one of them sees them."""
 
     place: Place
+    alone: bool
+    """There is one process: what it wants is agreed at once."""
 
     def exchange(self, wish: Wish) -> Wish:
         """What was agreed at the former boundary; each rank calls it at the same ones."""
@@ -76,6 +78,7 @@ class Alone:
     """A training of one process: what it wants is agreed at once."""
 
     place = Place()
+    alone = True
 
     def exchange(self, wish: Wish) -> Wish:
         """The wish itself."""
@@ -113,6 +116,8 @@ class Ranks:
         place: this rank's.
         group: for these messages alone.
     """
+
+    alone = False
 
     def __init__(self, place: Place, group: Any) -> None:
         self.place, self._group = place, group

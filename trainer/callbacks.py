@@ -30,7 +30,7 @@ from gpuwarden.trainer.loaders import TrainLoader
 from gpuwarden.trainer.states import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gpuwarden.trainer.sessions import Session
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         world_size: int
         stop: bool
         loss: Any
+        loss_items: Any
         tloss: Any
         metrics: Any
         fitness: Any
@@ -87,6 +88,10 @@ _NEVER = 1 << 60
 """An accumulation that no batch number reaches."""
 
 
+def _nothing(_: Any) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class LoopState:
     """Where ultralytics' loop is, as far as gpuwarden must know it."""
@@ -94,12 +99,21 @@ class LoopState:
     mode: str = resume.NONE
     order: str = ""
     dataset: str = ""
-    position: Position = field(default_factory=lambda: Position(0, 0))
+    epoch: int = 0
     batch: int = -1
+    """Of the epoch: the one in training, or trained on last."""
+    batches: int = 0
+    """The epoch's."""
+    before: int = 0
+    """Batches of all epochs before this one."""
+    settled: Position | None = None
+    """Where the training is, if it is not within an epoch's batches."""
     last_step: int = -1
+    gating: bool = False
+    """Until its first optimizer step, a resumed loop counts from another one than `last_step`."""
     accumulate: int = 1
-    images: int = 0
-    elapsed: float = 0.0
+    losses: list[Any] = field(default_factory=list)
+    """Components of the loss of each batch that was trained on and has not been counted yet."""
     live: bool = False
     """The state is that of the training: what is saved now can be continued."""
     final: bool = False
@@ -112,6 +126,15 @@ class LoopState:
     replay_began: float = 0.0
     gradient_norm: Any = None
     """Of the newest optimizer step, where it is asked for."""
+    run_callbacks: Callable[[str], None] = _nothing
+    """The base class's own."""
+    boundary: Callable[[Any], None] = _nothing
+    """What is done between two batches."""
+
+    @property
+    def position(self) -> Position:
+        """Where the training is, between two batches or beyond them."""
+        return self.settled or Position(self.epoch, self.batch + 1)
 
 
 class Hooks(_Host):
@@ -120,8 +143,11 @@ class Hooks(_Host):
     gpuwarden_session: Session
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.gpuwarden = LoopState()
         session = self.gpuwarden_session
+        # Found once: for each batch they would be looked up anew, with cold caches.
+        self.gpuwarden = LoopState(
+            run_callbacks=super().run_callbacks, boundary=session.boundaries.after_batch
+        )
         session.adopt(self)
         try:
             super().__init__(*args, **kwargs)
@@ -149,29 +175,32 @@ class Hooks(_Host):
 
     def run_callbacks(self, event: str) -> None:
         """Ultralytics' and the user's callbacks, between gpuwarden's own steps."""
-        if not self._before_event(event):
+        # Twice a batch, and then with caches that the model has left cold: each call is dear.
+        loop = self.gpuwarden
+        if event == "on_train_batch_start":
+            loop.batch += 1
+            if not (loop.gating and self._plays_stand_in()):
+                loop.run_callbacks(event)
             return
+        if event == "on_train_batch_end":
+            if loop.gating and self._ungate():
+                return
+            loop.losses.append(self.loss_items)
+            if loop.batch + 1 == loop.batches:
+                self._after_last_batch()
+            loop.run_callbacks(event)
+            loop.boundary(self)
+            return
+        if event == "teardown" and self.gpuwarden_session.boundaries.must_leave():
+            loggers.leaving()
         with self._beside_loggers() if event == "on_pretrain_routine_end" else nullcontext():
-            super().run_callbacks(event)
+            loop.run_callbacks(event)
         if event == "on_train_start":
             self._before_training()
         elif event == "on_train_epoch_start":
             self._before_epoch()
-        elif event == "on_train_batch_end":
-            self.gpuwarden_session.boundary(self)
         elif event == "on_fit_epoch_end":
             self._after_epoch()
-
-    def _before_event(self, event: str) -> bool:
-        """Returns whether others are to hear of it: not of a batch of an earlier attempt."""
-        if event == "on_train_batch_start":
-            self._before_batch()
-            return self.gpuwarden.model is None
-        if event == "on_train_batch_end":
-            return not self._after_batch()
-        if event == "teardown" and self.gpuwarden_session.must_leave():
-            loggers.leaving()
-        return True
 
     @contextmanager
     def _beside_loggers(self) -> Iterator[None]:
@@ -189,9 +218,11 @@ class Hooks(_Host):
 
     def _before_epoch(self) -> None:
         loop = self.gpuwarden
-        loop.batch = -1
-        loop.ended = None
-        loop.position = Position(self.epoch, 0)
+        self.gpuwarden_count()  # what is left of the epoch before
+        loop.epoch, loop.batch = self.epoch, -1
+        loop.batches = len(self.train_loader)
+        loop.before = loop.batches * self.epoch
+        loop.ended = loop.settled = None
         if self._skips():
             # Halving the batch for lack of memory would start this epoch over: fail instead.
             self._oom_retries = 3
@@ -202,34 +233,35 @@ class Hooks(_Host):
         loop = self.gpuwarden
         return bool(loop.resumed and loop.resumed["batch"] and not loop.live)
 
-    def _before_batch(self) -> None:
+    def _plays_stand_in(self) -> bool:
+        """Whether the batch about to begin is a stand-in, of which others are not to hear."""
         loop = self.gpuwarden
-        loop.batch += 1
         if loop.batch == 0 and loop.resumed and self._skips():
             loop.replay_began = time.monotonic()
             loop.model = self.model
             self.model = captures.StandIn(loop.resumed["loss_names"], self.device)
+        return loop.model is not None
 
-    def _after_batch(self) -> bool:
-        """Returns whether the batch was a stand-in."""
+    def _ungate(self) -> bool:
+        """Give the loop its own accumulation back; returns whether the batch was a stand-in."""
         loop = self.gpuwarden
-        if loop.mode == resume.EXACT:
-            self.accumulate = loop.accumulate
+        self.accumulate = loop.accumulate
         if loop.model is None:
-            batches = len(self.train_loader)
-            loop.position = Position(self.epoch, loop.batch + 1)
-            if loop.batch + 1 == batches and loop.mode == resume.EXACT:
-                loop.ended = captures.after_last_batch(self)
-            world = self.gpuwarden_session.team.place.world
-            self.gpuwarden_session.trained(self, images=loop.images * world)
+            if loop.last_step == self.gpuwarden_step():
+                self._gate(active=False)
             return False
         state = loop.resumed
         if state is not None and loop.batch + 1 == state["batch"]:
             self.model, loop.model = loop.model, None
             captures.restore_losses(self, state)
             self.accumulate = state["accumulate"]
-            self.gpuwarden_session.board.replayed(time.monotonic() - loop.replay_began)
+            self.gpuwarden_session.board.pulse.replay += time.monotonic() - loop.replay_began
         return True
+
+    def _after_last_batch(self) -> None:
+        self.gpuwarden_count()
+        if self.gpuwarden.mode == resume.EXACT:
+            self.gpuwarden.ended = captures.after_last_batch(self)
 
     def _after_epoch(self) -> None:
         loop = self.gpuwarden
@@ -237,16 +269,16 @@ class Hooks(_Host):
             return  # comes once more, from the final evaluation
         session = self.gpuwarden_session
         session.validated(self)
-        agreed = session.epoch_ended(self)  # which rank 0 alone knows
+        agreed = session.boundaries.epoch_ended(self)  # which rank 0 alone knows
         if agreed.stop:
-            loop.position = Position(self.epoch, len(self.train_loader), validated=True)
+            loop.settled = Position(self.epoch, len(self.train_loader), validated=True)
         else:
-            loop.position = Position(self.epoch + 1, 0)
+            loop.settled = Position(self.epoch + 1, 0)
             loop.ended = None
-            session.after_epoch(self, agreed)
+            session.boundaries.after_epoch(self, agreed)
 
     def _after_val_batch(self, validator: Any) -> None:
-        self.gpuwarden_session.in_validation(validator.batch_i)
+        self.gpuwarden_session.boundaries.in_validation(validator.batch_i)
 
     # -- data
 
@@ -346,6 +378,7 @@ class Hooks(_Host):
         if state is None:
             return
         loop.resumed = state
+        self._gate(active=loop.mode == resume.EXACT)
         self.start_epoch = state["epoch"]
         if loop.mode != resume.EXACT or found.kind == comparisons.EPOCH:
             loop.last_step = state["epoch"] * len(self.train_loader) - 1
@@ -370,31 +403,49 @@ class Hooks(_Host):
         if not state["batch"]:
             self.accumulate = state["accumulate"]
         captures.restore_live(self, state)
-        loop.position = Position(state["epoch"], state["batch"], state["validated"])
+        if state["validated"]:
+            loop.settled = Position(state["epoch"], state["batch"], validated=True)
         if state["batch"] == len(self.train_loader):
             loop.ended = {part: state[part] for part in ("random", "criterion")}
         loop.live = True
 
     # -- the step
 
-    def preprocess_batch(self, batch: Any) -> Any:
-        """Gate the optimizer step: the loop's condition follows `last_step`, not its own local."""
+    def _gate(self, *, active: bool) -> None:
+        self.gpuwarden.gating = active
+        # Only for as long as it is needed: no call in between costs nothing.
+        if active:
+            vars(self)["preprocess_batch"] = self._gated
+        else:
+            vars(self).pop("preprocess_batch", None)
+
+    def _gated(self, batch: Any) -> Any:
+        """In place of `preprocess_batch`: the loop's condition for a step follows `last_step`."""
         loop = self.gpuwarden
+        loop.accumulate = self.accumulate
         if captures.STAND_IN in batch:
-            loop.accumulate, self.accumulate = self.accumulate, _NEVER
+            self.accumulate = _NEVER
             return batch
         batch = super().preprocess_batch(batch)
-        loop.images = int(batch["img"].shape[0])
-        loop.live = True
-        if loop.mode == resume.EXACT:
-            loop.accumulate = self.accumulate
-            due = self.gpuwarden_step() - loop.last_step >= self.accumulate
-            self.accumulate = 0 if due else _NEVER
+        due = self.gpuwarden_step() - loop.last_step >= self.accumulate
+        self.accumulate = 0 if due else _NEVER
         return batch
 
     def gpuwarden_step(self) -> int:
         """Number of the current batch in the whole run, from 0."""
-        return self.gpuwarden.batch + len(self.train_loader) * self.epoch
+        return self.gpuwarden.before + self.gpuwarden.batch
+
+    def gpuwarden_count(self) -> None:
+        """Count the batches that were trained on since this was called last."""
+        loop, pulse = self.gpuwarden, self.gpuwarden_session.board.pulse
+        if not loop.losses:
+            return
+        loop.live = True
+        pulse.images = pulse.drawn  # no batch is drawn before the one before it is done
+        pulse.steps += len(loop.losses)
+        pulse.step = self.gpuwarden_step() + 1
+        pulse.nonfinite += measuring.nonfinite(self.tloss, loop.losses)
+        loop.losses.clear()
 
     def optimizer_step(self) -> None:
         """One step of the optimizer, noted."""
@@ -405,8 +456,8 @@ class Hooks(_Host):
             loop.gradient_norm = norms[-1] if norms else None
         else:
             super().optimizer_step()
-        loop.last_step = self.gpuwarden_step()
-        self.gpuwarden_session.board.stepped()
+        loop.last_step = loop.before + loop.batch
+        self.gpuwarden_session.board.pulse.optimizer_steps += 1
 
     def plot_training_samples(self, batch: Any, ni: int) -> None:
         """Not for stand-ins."""

@@ -12,7 +12,7 @@ import signal
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwarden import job_files
 from gpuwarden.clock import Clock, SystemClock
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from gpuwarden.job_files import LeaveRequest
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """All lead to the same save: Slurm, Kubernetes, launchers and people choose different ones."""
@@ -78,7 +80,8 @@ class LeaveWatch:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
         self._previous: dict[int, Any] = {}
-        self._signal: int | None = None
+        self.signalled: int | None = None
+        """The first signal that came, if any."""
         self._signal_time = 0.0
         self._counted = 0
         self._counted_time = 0.0
@@ -87,7 +90,8 @@ class LeaveWatch:
         self._answered: set[str] = set()
         self._since = 0.0
         self._polled = float("-inf")
-        self._request: LeaveRequest | None = None
+        self.standing: LeaveRequest | None = None
+        """The request that stood when the file was read last."""
         self._request_time = 0.0
         self._complained = ""
 
@@ -125,8 +129,8 @@ class LeaveWatch:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         now = self.clock.monotonic()
-        if self._signal is None:
-            self._signal, self._signal_time = number, now
+        if self.signalled is None:
+            self.signalled, self._signal_time = number, now
         if not self._counted or now - self._counted_time >= REPEAT_SECONDS:
             self._counted, self._counted_time = self._counted + 1, now
         if number == signal.SIGINT and self._counted >= INSISTENCE:
@@ -155,6 +159,31 @@ class LeaveWatch:
             raise
         finally:
             self._may_raise = before
+
+    def waiting(self, wait: Callable[..., T], /, *arguments: Any) -> T:
+        """What `wait` gives; a signal leaves at once, as within `interruptible`.
+
+        For the wait of each batch: of what stands before it, only a signal is looked at.
+
+        Args:
+            wait: called with the arguments; may take long, and changes no state.
+            arguments: its own.
+
+        Raises:
+            Leave: as `interruptible`.
+        """
+        before = self._may_raise
+        self._may_raise = True
+        try:
+            if self.signalled is None:
+                return wait(*arguments)
+        except Exception as error:
+            if _stems_from_leave(error):
+                raise Leave from error
+            raise
+        finally:
+            self._may_raise = before
+        raise Leave
 
     def _obey(self) -> None:
         if self.must_leave():
@@ -189,23 +218,28 @@ class LeaveWatch:
     def answer(self, decision_id: str) -> None:
         """Do not report this request again."""
         self._answered.add(decision_id)
-        if self._request is not None and self._request.decision_id == decision_id:
-            self._request = None
+        if self.standing is not None and self.standing.decision_id == decision_id:
+            self.standing = None
 
     def reread(self) -> None:
         """Read the request file now: its last word counts for the exit status."""
         self._polled = float("-inf")
         self._poll()
 
+    @property
+    def due_at(self) -> float:
+        """Monotonic time from which on a question reads the request file."""
+        return float("inf") if self._path is None else self._polled + POLL_SECONDS
+
     def _poll(self) -> None:
         now = self.clock.monotonic()
-        if self._path is None or now - self._polled < POLL_SECONDS:
+        if self._path is None or now < self.due_at:
             return
         self._polled = now
         try:
             request = job_files.LeaveRequest.decode(job_files.read(self._path).content)
         except FileNotFoundError:
-            self._request = None  # none, or withdrawn
+            self.standing = None  # none, or withdrawn
             return
         except job_files.JobFileError as error:
             if self._complained != error.reason:
@@ -213,27 +247,27 @@ class LeaveWatch:
             self._complained = error.reason
             return
         if request.decision_id in self._answered or request.leave_by < self._since:
-            self._request = None
+            self.standing = None
             return
-        if self._request is None or self._request.decision_id != request.decision_id:
+        if self.standing is None or self.standing.decision_id != request.decision_id:
             self._request_time = now
-        self._request = request
+        self.standing = request
 
     # -- what the loop asks
 
     def request(self) -> LeaveRequest | None:
         """The request that stands, if any."""
         self._poll()
-        return self._request
+        return self.standing
 
     def notice(self) -> Notice | None:
         """The notice to leave that stands, or None. Costs a comparison, once a second a read."""
         request = self.request()
         if request is not None and request.then == "continue":
             request = None
-        if self._signal is not None:
+        if self.signalled is not None:
             return Notice(
-                reason=signal.Signals(self._signal).name,
+                reason=signal.Signals(self.signalled).name,
                 at="step",
                 then=request.then if request else "requeue",
                 received=min(self._signal_time, self._request_time if request else float("inf")),
@@ -257,13 +291,8 @@ class LeaveWatch:
         Args:
             number: of the signal; 0 for none.
         """
-        if number and self._signal is None:
-            self._signal, self._signal_time = number, self.clock.monotonic()
-
-    @property
-    def signalled(self) -> int | None:
-        """The first signal that came, if any."""
-        return self._signal
+        if number and self.signalled is None:
+            self.signalled, self._signal_time = number, self.clock.monotonic()
 
     def leaving_status(self) -> int:
         """Exit status of an attempt that leaves now."""

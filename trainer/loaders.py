@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.trainer import captures, orders
@@ -117,27 +116,33 @@ class TrainLoader:
         if getattr(self.inner, "iterator", None) is None and self.inner.num_workers:
             self._settle()
         source = iter(self.inner)
-        for _ in range(first, len(self.inner)):
-            began = time.monotonic()
-            # Without workers samples are drawn in this process, whose generators they borrow.
-            whole = self.inner.num_workers or not self._interruptible  # then no draw is cut short
-            borrowed = None if whole else orders.get_randomness()
+        pulse, now = self._board.pulse, time.monotonic
+        wait = self._watch.waiting if self._interruptible else _at_once
+        uneven, last, images = not self._is_even(), len(self.inner) - 1, 0
+        left = now()
+        for at in range(first, last + 1):
             try:
-                with self._watch.interruptible() if self._interruptible else nullcontext():
-                    batch = next(source, None)
+                batch = wait(next, source, None)
             except Leave:
-                if borrowed is not None:
-                    orders.set_randomness(borrowed)
+                dataset = getattr(self.inner, "dataset", None)
+                if isinstance(dataset, orders.StatelessDataset):
+                    dataset.put_back()
                 raise
             if batch is None:  # a user's loader may be shorter than it says
                 break
-            arrived = time.monotonic()
-            self._board.waited(arrived - began)
-            saving = self._board.checkpoint_seconds
+            arrived, saving = now(), pulse.saving
+            pulse.data_wait += arrived - left
+            if not images or uneven or at == last:  # a look at it costs more than all the rest
+                images = batch["img"].shape[0] * self._place.world
+            pulse.drawn += images
             yield batch
-            saving = self._board.checkpoint_seconds - saving
-            self._board.computed(time.monotonic() - arrived - saving)
+            left = now()
+            pulse.compute += left - arrived - (pulse.saving - saving)
         self._next_epoch = self._epoch() + 1
+
+    def _is_even(self) -> bool:
+        """Whether all batches but the last are known to have equally many images."""
+        return self._batches is not None or self._recorded is not None
 
     def _position(self, first: int, resume: _Resume | None) -> None:
         if self._batches is not None:
@@ -153,6 +158,10 @@ class TrainLoader:
 class _Resume:
     def __init__(self, state: dict[str, Any], closing: bool, ready: Callable[[], None]) -> None:
         self.state, self.closing, self.ready = state, closing, ready
+
+
+def _at_once(wait: Callable[..., Any], /, *arguments: Any) -> Any:
+    return wait(*arguments)
 
 
 def close(trainer: Any) -> None:

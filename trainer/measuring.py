@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gpuwarden.trainer.status import StatusBoard
 
@@ -41,12 +41,26 @@ def publish(trainer: Any, board: StatusBoard, *, gradient_norm: Any = None) -> N
         )
 
 
-def is_finite(loss: Any) -> bool:
-    """Whether a loss of one element is a number.
+def nonfinite(mean: Any, losses: Sequence[Any]) -> int:
+    """How many of some batches had a loss that is no number.
 
-    Reads it: torch's own test would compute with several kernels what one look tells.
+    Args:
+        mean: running mean of the epoch, which stays no number once a loss was none; None: not
+            known. As long as it is one, no other is looked at.
+        losses: components of each batch's loss; the epoch's.
     """
-    return math.isfinite(loss.item())
+    if mean is not None and _is_finite(mean):
+        return 0
+    return sum(not _is_finite(items) for items in losses)
+
+
+def _is_finite(items: Any) -> bool:
+    """Whether all components are numbers: a mapping of tensors, or one tensor as in older releases.
+
+    Reads them: torch's own test would compute with several kernels what one look tells.
+    """
+    tensors = items.values() if isinstance(items, dict) else [items]
+    return all(math.isfinite(value) for one in tensors for value in one.reshape(-1).tolist())
 
 
 def metrics(trainer: Any) -> dict[str, Any]:

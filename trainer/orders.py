@@ -134,6 +134,7 @@ class StatelessDataset:
 
     def __init__(self, inner: Any, order: EpochOrder, seed: int) -> None:
         self._inner, self._order, self._seed = inner, order, seed
+        self._borrowed: tuple[Any, ...] | None = None
         if hasattr(inner, "buffer"):  # classification makes no mosaics
             inner.buffer = WindowedBuffer(inner.buffer)
 
@@ -164,7 +165,8 @@ class StatelessDataset:
             "little",
         )
         # In the training's own process the model's and multi_scale's randomness must not notice.
-        kept = get_randomness() if torch.utils.data.get_worker_info() is None else None
+        if torch.utils.data.get_worker_info() is None:
+            self._borrowed = get_randomness()
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 -- what ultralytics' transforms draw from
         torch.default_generator.manual_seed(seed & ((1 << 63) - 1))
@@ -173,8 +175,16 @@ class StatelessDataset:
         try:
             return self._inner[index]
         finally:
-            if kept is not None:
-                set_randomness(kept)
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Give the process's generators back what a sample has borrowed; also one that was cut off.
+
+        A signal may end a sample at any point, this one included: then it is to be called again.
+        """
+        if self._borrowed is not None:
+            set_randomness(self._borrowed)
+            self._borrowed = None
 
 
 def get_randomness() -> tuple[Any, ...]:

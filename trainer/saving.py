@@ -56,6 +56,8 @@ class Saver:
         self._committed = committed
         self._overdue = False
         self._last = clock.monotonic()
+        self.ended: Callable[[], None] = lambda: None
+        """Called, on a thread of its own, once there is something to `collect`."""
         self._writing: BackgroundWrite | None = None
         self._copied = 0.0
         self.save_seconds = 0.0
@@ -68,11 +70,19 @@ class Saver:
     @property
     def due(self) -> bool:
         """Whether a periodic state should be taken at the next boundary."""
-        return (
-            self.possible
-            and (self._overdue or self._clock.monotonic() - self._last >= self.interval)
-            and not (self._writing and self._writing.running)
-        )
+        return self._clock.monotonic() >= self.due_at
+
+    @property
+    def due_at(self) -> float:
+        """Monotonic time from which on it should; infinite while another is being written."""
+        if not self.possible or (self._writing and self._writing.running):
+            return float("inf")
+        return float("-inf") if self._overdue else self._last + self.interval
+
+    @property
+    def collectable(self) -> bool:
+        """Whether a background write has ended of which no note was taken."""
+        return self._writing is not None and not self._writing.running
 
     @property
     def interval(self) -> float:
@@ -117,7 +127,9 @@ class Saver:
                 log.warning("a state could not be copied (%s); the states before it stay", error)
                 return False
             self._copied = time.monotonic() - began
-            self._writing = BackgroundWrite(lambda: self._store.write(state, draft))
+            self._writing = BackgroundWrite(
+                lambda: self._store.write(state, draft), ended=self.ended
+            )
             if not background:
                 self.collect(wait=True)
                 return self.newest == position

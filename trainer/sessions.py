@@ -35,6 +35,7 @@ from gpuwarden.trainer import (
 )
 from gpuwarden.trainer.agreement import Alone, Wish
 from gpuwarden.trainer.beginnings import Beginning
+from gpuwarden.trainer.boundaries import Boundaries
 from gpuwarden.trainer.leaving import Leave
 from gpuwarden.trainer.ranks import Place
 from gpuwarden.trainer.runs import RunLock, RunRecord
@@ -71,13 +72,11 @@ class Session:
         self.plan: resume.Plan
         self.record: RunRecord
         self._store: StateStore
-        self._saver: Saver
+        self.saver: Saver
         self._adviser: advice.Adviser
         self._backup: backups.Backup
         self.team: Team = Alone()
-        self._shared_batches = 0
-        self._save_wished = self._save_owed = False
-        self._durable_told = False
+        self.boundaries = Boundaries(self)
 
     # -- the attempt
 
@@ -188,7 +187,7 @@ class Session:
             if self.team.place.world > 1 and not words["resume"]:
                 # Ultralytics' ranks would all delete it, and the second fail. A state has it too.
                 (self.plan.save_dir / "results.csv").unlink(missing_ok=True)
-        self._saver = (Saver if leads else peers.PeerSaver)(
+        self.saver = (Saver if leads else peers.PeerSaver)(
             self._store,
             self.board,
             every=self.settings.checkpoint_seconds,
@@ -223,7 +222,7 @@ class Session:
             raise
         finally:
             loaders.close(self.trainer)
-        self._saver.collect(wait=True)
+        self.saver.collect(wait=True)
         self.note(finished=self.clock.wall())
         self._backup.finish()
         self.board.enter("done")
@@ -253,11 +252,13 @@ class Session:
         saved = True
         if notice and notice.then == "hold":
             ranks.tell(ranks.HOLD)
-        self._answer(RequestState.SAVING)
+        self.answer(RequestState.SAVING)
+        if loop is not None:
+            self.trainer.gpuwarden_count()
         if loop is not None and loop.mode == resume.EXACT and loop.live and not loop.final:
-            saved = self._save(self.trainer, f"left: {notice.reason if notice else '?'}")
-        self._collect(wait=True)
-        saved = (saved or self._saver.newest is not None) and self._saver.possible
+            saved = self.save(self.trainer, f"left: {notice.reason if notice else '?'}")
+        self.boundaries.collect(wait=True)
+        saved = (saved or self.saver.newest is not None) and self.saver.possible
         deadline = notice.leave_by if notice else None
         self._backup.leave(None if deadline is None else deadline - self.clock.wall())
         # The ladder's signal may come before its request was read: the last word counts.
@@ -271,9 +272,9 @@ class Session:
             if notice.decision_id:
                 self.note(answered=self.record.having_answered(notice.decision_id).answered)
             self.board.set(stop_latency=max(0.0, self.clock.monotonic() - notice.received))
-        self._answer(RequestState.LEAVING)
+        self.answer(RequestState.LEAVING)
         self.board.finish(code, reason)
-        at = self._saver.newest
+        at = self.saver.newest
         log.log(
             logging.INFO if self.team.place.leads else logging.DEBUG,
             "left (%s) with exit status %d; %s",
@@ -370,7 +371,7 @@ class Session:
                 raise resume.only_whole_epochs(manifest)
             kind = comparisons.EPOCH
         if kind == comparisons.EXACT:
-            self._saver.newest = manifest.position
+            self.saver.newest = manifest.position
         self.board.saved(Checkpoint(manifest.time, manifest.step, manifest.time, manifest.size))
         self.board.set(step=manifest.step, epoch=manifest.epoch)
         log.info(
@@ -401,164 +402,65 @@ class Session:
             if path.exists():
                 path.replace(path.with_stem(f"{path.stem}-before-{manifest.lineage}"))
         self._store = StateStore(self.plan.folder, self.record.lineage, keep=self.settings.keep)
-        self._saver.follow(self._store)
+        self.saver.follow(self._store)
         self._write_record()
 
     def training_begins(self, trainer: Any) -> None:
         """Set-up is over: from here on only waits for data may be cut short."""
         self.watch.disarm()
         self._write_record()
-        self._shared_batches = self.team.fewest(len(trainer.test_loader))
+        self.boundaries.begin(trainer)
         self._describe(trainer)
         self.board.enter("train")
-        self._figures(trainer)
+        self.figures(trainer)
         self._adviser = advice.Adviser(self.board)
         if self.team.place.leads:
             self._adviser.begin(trainer, self.record.words, world=self.team.place.world)
 
-    def trained(self, trainer: Any, *, images: int) -> None:
-        """One batch was trained on."""
-        # The progress bar has just read the losses: rank 0's device is in step already.
-        finite = not self.team.place.leads or measuring.is_finite(trainer.loss)
-        self.board.trained(images=images, finite=finite, step=trainer.gpuwarden_step() + 1)
-
     def validated(self, trainer: Any) -> None:
         """An epoch is complete, its metrics are known."""
         self.board.figures(metrics=measuring.metrics(trainer))
-        self._figures(trainer)
+        self.figures(trainer)
         self._adviser.epoch_ended()
-
-    def boundary(self, trainer: Any) -> None:
-        """Between two batches: publish, save, leave.
-
-        Raises:
-            Leave: a notice stands, and all ranks know of it.
-        """
-        self._between(trainer)
-        wish = self._wish(trainer)
-        self._act(trainer, self.team.exchange(wish))
-
-    def epoch_ended(self, trainer: Any) -> Wish:
-        """The epoch is validated: what all ranks agree to do now.
-
-        Args:
-            trainer: whose `stop` only rank 0 knows.
-        """
-        self._between(trainer)
-        wish = self._wish(trainer, epoch_ended=True)
-        return self.team.settle(dataclasses.replace(wish, stop=int(bool(trainer.stop))))
-
-    def after_epoch(self, trainer: Any, agreed: Wish) -> None:
-        """Between two epochs: save, leave; raises as `boundary`."""
-        self._act(trainer, agreed, epoch_ended=True)
-
-    def in_validation(self, batch: int) -> None:
-        """One batch of a validation is done, final ones included.
-
-        Raises:
-            Leave: as `boundary`.
-        """
-        if self.board.due():
-            self.stalls.beat()
-        self.board.beat()
-        if self.team.place.world > 1 and batch >= self._shared_batches:
-            return  # not all ranks have so many: their agreement waits for the epoch's end
-        agreed = self.team.exchange(
-            Wish(leave=int(self.must_leave()), signal=self.watch.signalled or 0)
-        )
-        self._save_owed |= bool(agreed.save)
-        if agreed.leave:
-            self.watch.hear(agreed.signal)
-            raise Leave
-
-    def _between(self, trainer: Any) -> None:
-        self._collect()
-        if self.board.due():
-            self._figures(trainer)
-        self.board.beat()
-        request = self.watch.request()
-        answered = self.board.status.request
-        if request and (answered is None or answered.decision_id != request.decision_id):
-            self._answer(RequestState.RECEIVED)
-
-    def _wish(self, trainer: Any, *, epoch_ended: bool = False) -> Wish:
-        request, exact = self.watch.request(), trainer.gpuwarden.mode == resume.EXACT
-        asked = request is not None and request.then == "continue" and (exact or epoch_ended)
-        save = not self._save_wished and (asked or (exact and self._saver.due))
-        self._save_wished |= save
-        return Wish(
-            leave=int(self.must_leave(epoch_ended=epoch_ended)),
-            save=int(save),
-            signal=self.watch.signalled or 0,
-        )
-
-    def _act(self, trainer: Any, agreed: Wish, *, epoch_ended: bool = False) -> None:
-        loop = trainer.gpuwarden
-        if agreed.leave:
-            self.watch.hear(agreed.signal)
-            if epoch_ended and loop.mode == resume.EPOCH:
-                self._save(trainer, "epoch", background=True)
-            raise Leave
-        every = self.settings.checkpoint_epochs
-        epochs = epoch_ended and (
-            loop.mode == resume.EPOCH or bool(every and loop.position.epoch % every == 0)
-        )
-        if not (epochs or agreed.save or self._save_owed):
-            return
-        self._save_wished = self._save_owed = False
-        request = self.watch.request()
-        if request is not None and request.then == "continue":
-            self._save_and_continue(trainer, request.decision_id)
-        elif epochs:
-            self._save(trainer, "epoch", background=True, later=loop.mode == resume.EXACT)
-        else:
-            self._save(trainer, "periodic", background=True)
-
-    def _collect(self, *, wait: bool = False) -> None:
-        self._saver.collect(wait=wait)
-        if not self._durable_told and self._saver.newest is not None:
-            self._durable_told = True
-            ranks.tell(ranks.DURABLE)
 
     def settle(self) -> None:
         """Wait for a state being written: loader workers must not be forked meanwhile."""
-        self._saver.collect(wait=True)
+        self.saver.collect(wait=True)
 
     def before_final(self, trainer: Any) -> None:
         """Only the final evaluation is left."""
         if trainer.gpuwarden.mode == resume.EXACT:
-            self._save(trainer, "final", background=False)
-
-    def must_leave(self, *, epoch_ended: bool = False) -> bool:
-        """Whether to leave at this boundary; a deadline leaves time for one more step and a save.
-
-        Args:
-            epoch_ended: the boundary is the end of an epoch.
-        """
-        margin = 2.0 + 2.0 * self._saver.save_seconds
-        return self.watch.must_leave(epoch_ended=epoch_ended, margin=margin)
+            self.save(trainer, "final", background=False)
 
     def rewound(self) -> None:
         """The training has gone back to a checkpoint of ultralytics' own."""
-        self._saver.rewound()
+        self.saver.rewound()
 
-    # -- inside
-
-    def _save_and_continue(self, trainer: Any, decision_id: str) -> None:
-        self._answer(RequestState.SAVING)
+    def save_and_continue(self, trainer: Any, decision_id: str) -> None:
+        """Take the state that a request asks for, and go on."""
+        self.answer(RequestState.SAVING)
         # Answered even if it failed, which the checkpoint's time tells: not a try at each step.
-        self._save(trainer, "request", background=True)
+        self.save(trainer, "request", background=True)
         self.note(answered=self.record.having_answered(decision_id).answered)
         self.watch.answer(decision_id)
 
-    def _answer(self, state: RequestState) -> None:
+    def answer(self, state: RequestState) -> None:
+        """Tell how far the request that stands has come, if one does."""
         request = self.watch.request()
         if request is not None:
             self.board.answered(request.decision_id, state)
 
-    def _save(
+    def save(
         self, trainer: Any, reason: str, *, background: bool = False, later: bool = False
     ) -> bool:
+        """Take a state, with every rank's part; all ranks call it at the same boundary.
+
+        Args:
+            trainer: between two batches, or in validation.
+            reason: for its manifest.
+            background: see `Saver.save`.
+            later: likewise.
+        """
         from gpuwarden.trainer import captures
 
         loop = trainer.gpuwarden
@@ -566,8 +468,8 @@ class Session:
         batches = len(trainer.train_loader)
         earlier = loop.ended if position.batch == batches else None
         stream = trainer.train_loader.stream(position.epoch, position.batch)
-        if not self.team.decide(lambda: self._saver.wants(position, later=later)):
-            return self._saver.possible
+        if not self.team.decide(lambda: self.saver.wants(position, later=later)):
+            return self.saver.possible
         others = self.team.gather(
             lambda: captures.peer_part(trainer, earlier=earlier, stream=stream)
         )
@@ -578,7 +480,7 @@ class Session:
             now=self.clock.wall(),
             world_size=self.team.place.world,
         )
-        return self._saver.save(
+        return self.saver.save(
             position,
             capture=lambda: captures.capture(
                 trainer,
@@ -594,7 +496,8 @@ class Session:
             background=background,
         )
 
-    def _figures(self, trainer: Any) -> None:
+    def figures(self, trainer: Any) -> None:
+        """Look up what is told once a second."""
         self.stalls.beat()
         measuring.publish(trainer, self.board, gradient_norm=trainer.gpuwarden.gradient_norm)
         self._backup.tick()

@@ -384,10 +384,19 @@ def file_digest(path: Path) -> tuple[str, int]:
 
 
 class BackgroundWrite:
-    """One write on a thread of its own, so that the loop stands still only for the copy."""
+    """One write on a thread of its own, so that the loop stands still only for the copy.
 
-    def __init__(self, write: Callable[[], Manifest]) -> None:
-        self._write = write
+    Args:
+        write: writes, and gives the manifest.
+        ended: called on that thread once `running` is false.
+    """
+
+    def __init__(
+        self, write: Callable[[], Manifest], *, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        self._write, self._ended = write, ended
+        self.running = True
+        """Whether the write has not ended."""
         self._result: Manifest | None = None
         self._error: Exception | None = None
         self._durable = 0.0
@@ -404,11 +413,9 @@ class BackgroundWrite:
             self.seconds = time.monotonic() - began
         except Exception as error:  # noqa: BLE001 -- handed to the loop, which reports it
             self._error = error
-
-    @property
-    def running(self) -> bool:
-        """Whether the write has not ended."""
-        return self._thread.is_alive()
+        finally:
+            self.running = False
+            self._ended()
 
     def result(self) -> tuple[Manifest, float]:
         """Wait for the end: the manifest, and the Unix time at which it was durable.

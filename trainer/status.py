@@ -15,6 +15,7 @@ import os
 import stat
 from collections import deque
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,35 @@ def output_file() -> Path | None:
         return None
 
 
+@dataclass(slots=True)
+class Pulse:
+    """What every batch changes: the loop counts it up in place, the board reads it once a second.
+
+    Attributes:
+        drawn: images of the batches that the loop was given in this attempt.
+        images: those that are known to have been trained on.
+        steps: batches trained on in this attempt.
+        step: batches trained on in the whole run; None before the first.
+        data_wait: seconds that the loop waited for batches.
+        compute: seconds that it worked on them: all but waiting for data and saving.
+        saving: seconds that it stood still for saving.
+        nonfinite: batches whose loss was no number.
+        optimizer_steps: made in this attempt.
+        replay: seconds in which batches of an earlier attempt were passed over.
+    """
+
+    drawn: int = 0
+    images: int = 0
+    steps: int = 0
+    step: int | None = None
+    data_wait: float = 0.0
+    compute: float = 0.0
+    saving: float = 0.0
+    nonfinite: int = 0
+    optimizer_steps: int = 0
+    replay: float = 0.0
+
+
 class StatusBoard:
     """Keeps one attempt's figures and publishes them.
 
@@ -82,14 +112,7 @@ class StatusBoard:
         self._written = float("-inf")
         self._retry = float("-inf")
         self._complained = False
-        self._images = 0
-        self._steps = 0
-        self._step: int | None = None
-        self._data_wait = 0.0
-        self._compute = 0.0
-        self._nonfinite = 0
-        self._optimizer_steps = 0
-        self._replay = 0.0
+        self.pulse = Pulse()
         self._phases: dict[str, float] = {}
         self._window: deque[tuple[float, int]] = deque()
         self._description: bytes | None = None
@@ -98,11 +121,6 @@ class StatusBoard:
     def status(self) -> RunStatus:
         """What was published last, or is about to be."""
         return self._status
-
-    @property
-    def checkpoint_seconds(self) -> float:
-        """How long the loop has stood still for saving."""
-        return self.seconds("checkpoint")
 
     def seconds(self, phase: str) -> float:
         """Seconds that the loop has spent in a phase, as far as they were accounted."""
@@ -142,29 +160,6 @@ class StatusBoard:
         finally:
             self.enter(before)
 
-    def waited(self, seconds: float) -> None:
-        """The loop waited for a batch."""
-        self._data_wait += seconds
-
-    def computed(self, seconds: float) -> None:
-        """The loop worked on a batch: everything but waiting for data and saving."""
-        self._compute += max(0.0, seconds)
-
-    def replayed(self, seconds: float) -> None:
-        """Batches trained on by an earlier attempt were passed over."""
-        self._replay += seconds
-
-    def trained(self, *, images: int, finite: bool, step: int) -> None:
-        """One batch was trained on, which was the run's `step`th."""
-        self._step = step
-        self._steps += 1
-        self._images += images
-        self._nonfinite += not finite
-
-    def stepped(self) -> None:
-        """The optimizer made a step."""
-        self._optimizer_steps += 1
-
     def set(self, **values: Any) -> None:
         """Change fields of the status; they are published with the next write."""
         self._status = dataclasses.replace(self._status, **values)
@@ -190,33 +185,39 @@ class StatusBoard:
         self.set(request=job_files.RequestProgress(decision_id, state))
         self.beat(force=True)
 
+    @property
+    def due_at(self) -> float:
+        """Monotonic time from which on a beat writes."""
+        return self._written + WRITE_SECONDS
+
     def due(self) -> bool:
         """Whether the next beat would write: time to look up figures that cost something."""
-        return self._clock.monotonic() - self._written >= WRITE_SECONDS
+        return self._clock.monotonic() >= self.due_at
 
     def beat(self, *, force: bool = False) -> None:
         """The loop moved on."""
         now = self._clock.monotonic()
-        if not force and now - self._written < WRITE_SECONDS:
+        if not force and now < self.due_at:
             return
         self._account()
         self._written = now
+        pulse = self.pulse
         self._status = dataclasses.replace(
             self._status,
             heartbeat=self._clock.wall(),
-            step=self._status.step if self._step is None else self._step,
+            step=self._status.step if pulse.step is None else pulse.step,
             sequence=self._status.sequence + 1,
             throughput=self._throughput(now),
             counters=Counters(
-                images=self._images,
-                steps=self._steps,
-                data_wait_seconds=self._data_wait,
-                compute_seconds=self._compute,
-                nonfinite_losses=self._nonfinite,
-                checkpoint_seconds=self.checkpoint_seconds,
-                replay_seconds=self._replay,
+                images=pulse.images,
+                steps=pulse.steps,
+                data_wait_seconds=pulse.data_wait,
+                compute_seconds=pulse.compute,
+                nonfinite_losses=pulse.nonfinite,
+                checkpoint_seconds=pulse.saving,
+                replay_seconds=pulse.replay,
                 phase_seconds=dict(self._phases),
-                optimizer_steps=self._optimizer_steps,
+                optimizer_steps=pulse.optimizer_steps,
             ),
         )
         self._write(job_files.status_path(self._root, self._run_id), self._status.encode())
@@ -237,15 +238,16 @@ class StatusBoard:
         phase = self._status.phase
         self._phases[phase] = self._phases.get(phase, 0.0) + now - self._accounted
         self._accounted = now
+        self.pulse.saving = self._phases.get("checkpoint", 0.0)
 
     def _throughput(self, now: float) -> float | None:
         if self._status.phase != "train":
             return self._status.throughput
         window = self._window
-        window.append((now, self._images))
+        window.append((now, self.pulse.images))
         while len(window) > 2 and now - window[1][0] >= THROUGHPUT_SECONDS:
             window.popleft()
-        seconds, images = now - window[0][0], self._images - window[0][1]
+        seconds, images = now - window[0][0], self.pulse.images - window[0][1]
         if seconds <= 0 or (not images and seconds < THROUGHPUT_SECONDS):
             # The phase has only begun, or is what follows a validation: results, last.pt.
             return self._status.throughput

@@ -1,8 +1,12 @@
 """Side by side with plain ultralytics: what gpuwarden's hooks and its data order cost.
 
 The hooks are timed from both sides: the loop's calls into them, and their calls of what ultralytics
-does itself. What lies between is CPU time of the training thread that gpuwarden adds; the clock's
-own calls are counted as gpuwarden's, and stand beside.
+does itself. What lies between is CPU time of the training thread that gpuwarden adds, and what the
+meter takes itself. The latter is as large, for both run upon caches that a step of the model has
+left cold; so plain ultralytics is trained under the same meter too, with nothing between its two
+sides, and what that shows is subtracted.
+
+Drawing a batch counts as loading, and all else that is done for one as the wrapper.
 """
 
 from __future__ import annotations
@@ -22,9 +26,7 @@ import torch
 from PIL import Image
 
 from gpuwarden.trainer import attach, orders
-from gpuwarden.trainer.captures import StandIn
 from gpuwarden.trainer.leaving import QuietWorker
-from gpuwarden.trainer.loaders import TrainLoader
 from gpuwarden.trainer.ranks import Place
 
 if TYPE_CHECKING:
@@ -35,12 +37,8 @@ if TYPE_CHECKING:
         """What is used of ultralytics' BaseTrainer."""
 
         gpuwarden_meter: Meter
-        idle: bool
         loader_workers: int
         args: Any
-        model: Any
-        loss_names: Any
-        device: Any
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
         def run_callbacks(self, event: str) -> None: ...
@@ -59,8 +57,6 @@ LOADING_LOSS = 0.15
 OURS, THEIRS = "ours", "theirs"
 _BATCH = 16
 _PICTURES = 400
-_CALLS = 4
-"""Into the hooks for each batch: its start, its end, the wait for it, and its preparation."""
 _END = object()
 
 
@@ -70,8 +66,6 @@ class Meter:
     def __init__(self) -> None:
         self.batches: list[int] = []
         """Nanoseconds of ours, by batch."""
-        self.clock: list[int] = []
-        """Of those, what reading the clock cost."""
         self.epochs = 0
         """Nanoseconds of ours within epochs, validation and all that ends them included."""
         self._total = self._before_batch = self._before_epoch = 0
@@ -121,9 +115,9 @@ class Meter:
 
 
 class _MeteredLoader:
-    """A `TrainLoader` whose own work is measured."""
+    """A loader whose own work is measured."""
 
-    def __init__(self, loader: TrainLoader, meter: Meter) -> None:
+    def __init__(self, loader: Any, meter: Meter) -> None:
         self._loader, self._meter = loader, meter
 
     def __len__(self) -> int:
@@ -136,20 +130,6 @@ class _MeteredLoader:
         return self._meter.items(OURS, self._loader)
 
 
-class _IdleModel(StandIn):
-    """Computes nothing, and is otherwise the model in whose place it is.
-
-    From the second batch on: the first gives the model its criterion.
-    """
-
-    def __init__(self, model: Any, names: Any, device: Any) -> None:
-        super().__init__(list(names), device)
-        self.real = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-
 class _WithWorkers(_Host):
     """On the CPU too, where ultralytics would take none."""
 
@@ -159,7 +139,10 @@ class _WithWorkers(_Host):
 
 
 class _Metered(_WithWorkers):
-    """Below gpuwarden's hooks: ends their account; above them, it begins by attributes."""
+    """Below gpuwarden's hooks, if there are any: ends their account.
+
+    Above them, it begins by attributes.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -170,39 +153,29 @@ class _Metered(_WithWorkers):
             *("preprocess_batch", "optimizer_step", "validate", "save_metrics"),
             "_after_val_batch",
         ):
-            setattr(above, name, meter.ours(getattr(above, name)))
+            if hasattr(above, name):
+                setattr(above, name, meter.ours(getattr(above, name)))
         hooks, load = above.run_callbacks, above.get_dataloader
-        spare = Meter()
 
         def run_callbacks(event: str) -> None:
             meter.call(OURS, hooks, event)
             meter.event(event)
-            if event == "on_train_batch_start":
-                spare.call(OURS, spare.call, THEIRS, int)
-                spare.event("on_train_batch_end")
-                meter.clock.append(_CALLS * spare.batches.pop())
 
         def get_dataloader(*args: Any, **kwargs: Any) -> Any:
             loader = load(*args, **kwargs)
-            return _MeteredLoader(loader, meter) if isinstance(loader, TrainLoader) else loader
+            mode = kwargs.get("mode", args[3] if len(args) > 3 else "train")
+            return _MeteredLoader(loader, meter) if mode == "train" else loader
 
         above.run_callbacks, above.get_dataloader = run_callbacks, get_dataloader
 
     def run_callbacks(self, event: str) -> None:
         self.gpuwarden_meter.call(THEIRS, super().run_callbacks, event)
-        if not self.idle:
-            return
-        if event == "on_train_batch_start" and hasattr(self.model, "criterion"):
-            self.model = _IdleModel(self.model, self.loss_names, self.device)
-        elif event == "on_train_batch_end" and isinstance(self.model, _IdleModel):
-            self.model = self.model.real
 
     def preprocess_batch(self, batch: Any) -> Any:
         return self.gpuwarden_meter.call(THEIRS, super().preprocess_batch, batch)
 
     def optimizer_step(self) -> None:
-        if not self.idle:
-            self.gpuwarden_meter.call(THEIRS, super().optimizer_step)
+        self.gpuwarden_meter.call(THEIRS, super().optimizer_step)
 
     def validate(self) -> Any:
         return self.gpuwarden_meter.call(THEIRS, super().validate)
@@ -248,9 +221,6 @@ class Epochs:
 def wrapper(folder: Path, words: dict[str, Any], *, rounds: int) -> tuple[str, list[str]]:
     """Table of the hooks' cost, and what misses its target.
 
-    A hook that runs after a step of the model on the same core finds little of itself in the
-    processor's caches; beside it stands what it costs where the model computes nothing.
-
     Args:
         folder: for the job files.
         words: of a training of a few epochs.
@@ -259,36 +229,35 @@ def wrapper(folder: Path, words: dict[str, Any], *, rounds: int) -> tuple[str, l
     ultralytics: Any = importlib.import_module("ultralytics")
     base = importlib.import_module("ultralytics.models.yolo.detect").DetectionTrainer
     table = (
-        "| wrapper, per batch | workers | median us | p99 us | mean us | of which the clock's | "
-        "median us with an idle model | share of an epoch | plain epoch s | ours s | target |\n"
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|\n"
+        "| wrapper, per batch | workers | median us | p90 us | mean us | "
+        "median us of the meter itself | share of an epoch | plain epoch s | ours s | target |\n"
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|\n"
     )
     missed = []
     others = {key: value for key, value in words.items() if key != "model"}
     for order, workers in (("ultralytics", 0), ("stateless", 0), ("stateless", 2)):
-        meters = {"metered": Meter(), "idle": Meter()}
+        meters = {"metered": Meter(), "empty": Meter()}
         epochs = {kind: Epochs() for kind in ("plain", "ours", *meters)}
         for number in range(rounds):
             for kind, noted in epochs.items():
-                own = {"loader_workers": workers, "idle": kind == "idle"}
+                own: dict[str, Any] = {"loader_workers": workers}
                 if kind in meters:
                     trainer = type(kind, (_Metered, base), {**own, "gpuwarden_meter": meters[kind]})
                 else:
                     trainer = type(kind, (_WithWorkers, base), own)
                 model = ultralytics.YOLO(words["model"])
                 run_id = f"{words['name']}-{order}-{workers}-{kind}-{number}"
-                if kind != "plain":
+                if kind in ("ours", "metered"):
                     attach(model, run_id=run_id, jobs_directory=folder, data_order=order)
                 noted.train(model, trainer, {**others, "name": run_id})
-        micro = sorted(taken / 1e3 for taken in meters["metered"].batches)
-        median = statistics.median(micro)
         whole, ours = (statistics.median(epochs[kind].seconds) for kind in ("plain", "ours"))
-        share = meters["metered"].epochs / 1e9 / (words["epochs"] * rounds) / whole
+        ours_us, meters_us = (_Spread.of(meters[kind].batches) for kind in ("metered", "empty"))
+        net = meters["metered"].epochs - meters["empty"].epochs
+        share = net / 1e9 / (words["epochs"] * rounds) / whole
+        median = ours_us.median - meters_us.median
         table += (
-            f"| {order} | {workers} | {median:.1f} | {micro[int(len(micro) * 0.99)]:.0f} | "
-            f"{statistics.fmean(micro):.1f} | "
-            f"{statistics.median(meters['metered'].clock) / 1e3:.1f} | "
-            f"{statistics.median(meters['idle'].batches) / 1e3:.1f} | {share:.2%} | "
+            f"| {order} | {workers} | {median:.1f} | {ours_us.most - meters_us.median:.0f} | "
+            f"{ours_us.mean - meters_us.mean:.1f} | {meters_us.median:.1f} | {share:.2%} | "
             f"{whole:.3f} | {ours:.3f} | "
             f"{WRAPPER_MICROSECONDS:.0f} us, {WRAPPER_SHARE:.0%} |\n"
         )
@@ -297,6 +266,20 @@ def wrapper(folder: Path, words: dict[str, Any], *, rounds: int) -> tuple[str, l
         if share > WRAPPER_SHARE:
             missed.append(f"wrapper, {order}, {workers} workers: {share:.2%} of an epoch")
     return table, missed
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """Of some durations, in microseconds: `most` is what nine of ten do not exceed."""
+
+    median: float
+    most: float
+    mean: float
+
+    @classmethod
+    def of(cls, nanoseconds: list[int]) -> _Spread:
+        micro = sorted(taken / 1e3 for taken in nanoseconds)
+        return cls(statistics.median(micro), micro[int(len(micro) * 0.9)], statistics.fmean(micro))
 
 
 def loading(folder: Path, *, rounds: int, batches: int) -> tuple[str, list[str]]:

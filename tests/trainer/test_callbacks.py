@@ -250,7 +250,9 @@ def test_what_is_trained_again_after_nan_is_saved_again(trainings: Trainings) ->
 
     def leave(trainer: Any) -> None:
         if trainer.gpuwarden_step() == BATCHES + 2:
-            trainer.gpuwarden_session._saver._last = float("-inf")  # a periodic state is due
+            session = trainer.gpuwarden_session
+            session.saver._last = float("-inf")  # a periodic state is due
+            session.boundaries.wake()
             if len(passes) == 2:
                 signal.raise_signal(signal.SIGTERM)
 

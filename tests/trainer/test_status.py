@@ -28,7 +28,7 @@ def _published(jobs: Path) -> RunStatus:
 def test_it_writes_once_a_second(board: StatusBoard, jobs: Path, clock: Any) -> None:
     """However fast the steps are, the node's disk sees one write a second."""
     for _ in range(40):
-        board.trained(images=8, finite=True, step=1)
+        board.pulse.steps += 1
         board.beat()
         clock.advance(0.125)
     status = _published(jobs)
@@ -62,7 +62,7 @@ def test_phases_share_the_time_among_them(board: StatusBoard, jobs: Path, clock:
     board.enter("done")
     seconds = _published(jobs).counters.phase_seconds
     assert seconds == {"setup": 3, "train": 6, "checkpoint": 2, "done": 0}
-    assert board.checkpoint_seconds == 2
+    assert board.pulse.saving == 2
 
 
 def test_throughput_is_that_of_training(board: StatusBoard, jobs: Path, clock: Any) -> None:
@@ -70,7 +70,7 @@ def test_throughput_is_that_of_training(board: StatusBoard, jobs: Path, clock: A
     board.enter("train")
     for _ in range(30):
         clock.advance(1)
-        board.trained(images=16, finite=True, step=1)
+        board.pulse.images += 16
         board.beat()
     assert _published(jobs).throughput == pytest.approx(16)
     with board.during("validate"):
@@ -78,14 +78,14 @@ def test_throughput_is_that_of_training(board: StatusBoard, jobs: Path, clock: A
         board.beat()
         assert _published(jobs).throughput == pytest.approx(16)
     clock.advance(1)
-    board.trained(images=32, finite=True, step=1)
+    board.pulse.images += 32
     board.beat()
     assert _published(jobs).throughput == pytest.approx(32)
 
 
 def test_what_is_not_finite_is_left_out(board: StatusBoard, jobs: Path) -> None:
     """A loss of NaN is counted, not published: the contract knows finite numbers only."""
-    board.trained(images=4, finite=False, step=1)
+    board.pulse.nonfinite += 1
     board.figures(losses={"box": float("nan"), "cls": 1.5}, lr={"pg0": 0.01})
     board.beat(force=True)
     status = _published(jobs)
@@ -202,7 +202,7 @@ def test_what_follows_a_validation_is_not_a_standstill(
 ) -> None:
     """Writing results may take seconds; a trainer that hangs is at 0 once the window is over."""
     board.enter("train")
-    board.trained(images=16, finite=True, step=1)
+    board.pulse.images += 16
     clock.advance(1)
     with board.during("validate"):
         clock.advance(5)
