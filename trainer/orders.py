@@ -20,13 +20,17 @@ from gpuwarden.trainer.ranks import Place
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-STATELESS = "stateless-1"
+STATELESS = "stateless-2"
 ULTRALYTICS = "ultralytics-1"
 """Names with a version: a state is continued only in the very order it was trained in."""
 
-WINDOW = 64
-"""Mosaic partners come from so many neighbours in the epoch's order: statistics close to those of
-ultralytics' buffer of recent images, and about 1.5 instead of 3 extra decodes per sample."""
+WINDOW = 32
+"""Mosaic partners come from so many images, or somewhat more."""
+STRIPES = 8
+"""A sample's partners come from earlier batches whose running number, modulo this, is that of its
+own; where batches are large, from the same of up to as many lanes in them. For loader workers take
+batches in turn, and ranks the images of each: so 1, 2, 4 or 8 of them find the partners among what
+they have in memory still. Others decode some again, and see the same samples."""
 
 _EPOCH_STRIDE = 1_000_003
 _SEEDS = (1 << 62) - 1
@@ -43,25 +47,68 @@ class EpochOrder:
 
     def __init__(self, count: int, seed: int, *, shuffle: bool = True) -> None:
         self.count, self._seed, self._shuffle = count, seed, shuffle
-        self._cached: tuple[int, list[int]] = (-1, [])
+        self.batch = WINDOW
+        """Images per batch of all ranks together."""
+        self._cached: dict[int, list[int]] = {}
 
     def indices(self, epoch: int) -> list[int]:
         """Image indices by position."""
-        if self._cached[0] != epoch:
+        order = self._cached.get(epoch)
+        if order is None:
             if self._shuffle:
                 generator = torch.Generator()
                 generator.manual_seed((self._seed * _EPOCH_STRIDE + epoch) & _SEEDS)
                 order = torch.randperm(self.count, generator=generator).tolist()
             else:
                 order = list(range(self.count))
-            self._cached = (epoch, order)
-        return self._cached[1]
+            # The epoch before is looked back to; as workers run ahead, one may still be at it.
+            self._cached = {
+                kept: self._cached[kept] for kept in (epoch - 1, epoch - 2) if kept in self._cached
+            }
+            self._cached[epoch] = order
+        return order
 
     def window(self, epoch: int, position: int) -> Sequence[int]:
-        """Indices of the neighbours from which a sample's mosaic partners are drawn."""
-        size = min(WINDOW, self.count)
-        low = min(max(position + 1 - size, 0), self.count - size)
-        return self.indices(epoch)[low : low + size]
+        """Indices of the images from which a sample's mosaic partners are drawn.
+
+        At a training's beginning its own batch helps out. A data set of few batches has no
+        stripes: there it is the sample's neighbourhood.
+        """
+        size, batches, lanes, needed = self._stripes()
+        if batches < needed * STRIPES:
+            size = min(2 * WINDOW, self.count)
+            low = min(max(position + 1 - size, 0), self.count - size)
+            return self.indices(epoch)[low : low + size]
+        own = epoch * batches + position // size
+        first = max(own - needed * STRIPES, own % STRIPES)
+        chosen: list[int] = []
+        for number in (*range(first, own, STRIPES), own):
+            if number == own and len(chosen) >= WINDOW:
+                break
+            past, at = divmod(number, batches)
+            low = at * size
+            chosen += self.indices(past)[low + (position - low) % lanes : low + size : lanes]
+        return chosen
+
+    def memory(self, workers: int, batch: int) -> int:
+        """How many images a loader worker must keep in memory to decode few of them again.
+
+        Args:
+            workers: of the loader.
+            batch: images per batch of this rank.
+        """
+        _size, batches, _lanes, needed = self._stripes()
+        if batches >= needed * STRIPES:
+            # Besides those between some to spare: an image that is decoded again for want of room
+            # takes room from the next.
+            batches = needed * (math.ceil(STRIPES / max(workers, 1)) + 2) + 2
+        return min(batches * batch, self.count)
+
+    def _stripes(self) -> tuple[int, int, int, int]:
+        """Images per batch, batches per epoch, lanes in a batch, batches to look back to."""
+        lanes = min(STRIPES, 1 << (max(self.batch // WINDOW, 1).bit_length() - 1))
+        batches = math.ceil(self.count / self.batch)
+        return self.batch, batches, lanes, math.ceil(WINDOW * lanes / self.batch)
 
 
 class EpochBatches:
@@ -133,7 +180,7 @@ class StatelessDataset:
     """
 
     def __init__(self, inner: Any, order: EpochOrder, seed: int) -> None:
-        self._inner, self._order, self._seed = inner, order, seed
+        self.inner, self._order, self._seed = inner, order, seed
         self._borrowed: tuple[Any, ...] | None = None
         if hasattr(inner, "buffer"):  # classification makes no mosaics
             inner.buffer = WindowedBuffer(inner.buffer)
@@ -144,12 +191,12 @@ class StatelessDataset:
         return self._order
 
     def __len__(self) -> int:
-        return len(self._inner)
+        return len(self.inner)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_inner":  # absent while being unpickled
+        if name.startswith("__") or name == "inner":  # absent while being unpickled
             raise AttributeError(name)
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)
 
     def __getitem__(self, item: Any) -> Any:
         """One transformed sample.
@@ -158,7 +205,7 @@ class StatelessDataset:
             item: (epoch, position, index), or a bare index, which takes the global randomness.
         """
         if not isinstance(item, tuple):
-            return self._inner[item]
+            return self.inner[item]
         epoch, position, index = item
         seed = int.from_bytes(
             hashlib.blake2b(f"{self._seed},{epoch},{position}".encode(), digest_size=8).digest(),
@@ -170,10 +217,10 @@ class StatelessDataset:
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 -- what ultralytics' transforms draw from
         torch.default_generator.manual_seed(seed & ((1 << 63) - 1))
-        if (buffer := getattr(self._inner, "buffer", None)) is not None:
+        if (buffer := getattr(self.inner, "buffer", None)) is not None:
             buffer.window = self._order.window(epoch, position)
         try:
-            return self._inner[index]
+            return self.inner[index]
         finally:
             self.put_back()
 
@@ -206,7 +253,14 @@ def use_stateless(loader: Any, place: Place) -> EpochBatches:
         loader: not iterated yet.
         place: this rank among the training's.
     """
-    batches = EpochBatches(loader.dataset.order, loader.batch_size, place)
+    dataset, order = loader.dataset, loader.dataset.order
+    order.batch = loader.batch_size * place.world
+    inner = dataset.inner
+    if getattr(inner, "max_buffer_length", 0):  # else there are no mosaics
+        inner.max_buffer_length = max(
+            inner.max_buffer_length, order.memory(loader.num_workers, loader.batch_size) + 1
+        )
+    batches = EpochBatches(order, loader.batch_size, place)
     # DataLoader refuses to change this attribute after construction; ultralytics does the same.
     object.__setattr__(loader, "batch_sampler", batches)
     return batches

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import islice
+from itertools import islice, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,7 +94,7 @@ def test_a_sample_depends_on_its_place_alone() -> None:
 
 
 def test_mosaic_partners_come_from_the_window() -> None:
-    """They are neighbours in the epoch's order, wherever the sample stands."""
+    """A small data set's are neighbours in the epoch's order, wherever the sample stands."""
     data = _stateless()
     for position in (0, 50, 99):
         window = set(data.order.window(3, position))
@@ -102,6 +102,48 @@ def test_mosaic_partners_come_from_the_window() -> None:
         assert data.order.indices(3)[position] in window
         seen = Counter(data[3, position, 1][1])
         assert set(seen) <= window
+
+
+@pytest.mark.parametrize("batch", [1, 5, 16, 64, 100, 512])
+def test_every_sample_has_enough_partners(batch: int) -> None:
+    """Whatever the batch size, and in the first batch as in the last one, which is short."""
+    order = _order(5001, batch)
+    for epoch, position in product((0, 1), (0, 17, 555, 2500, 5000)):
+        window = order.window(epoch, position)
+        beginning = not epoch and position < orders.STRIPES * orders.WINDOW
+        assert (
+            min(orders.WINDOW, batch)
+            if beginning
+            else orders.WINDOW <= len(window) <= 2 * batch + 64
+        )
+        assert len(set(window)) == len(window)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+@pytest.mark.parametrize(("batch", "world"), [(8, 1), (16, 1), (64, 1), (128, 4), (256, 8)])
+def test_partners_are_in_memory_already(batch: int, world: int, workers: int) -> None:
+    """Each loader worker of each rank decodes an image once an epoch, as ultralytics' own do."""
+    order = _order(100 * batch, batch)
+    batches = orders.EpochBatches(order, batch // world, Place(world - 1, world))
+    memory: list[dict[int, None]] = [{} for _ in range(workers)]
+    decoded = 0
+    stream = list(islice(batches, 2 * len(batches)))
+    for number, items in enumerate(stream):
+        kept = memory[number % workers]
+        for epoch, position, index in items:
+            for wanted in (index, *random.choices(order.window(epoch, position), k=3)):  # noqa: S311
+                if wanted not in kept:
+                    kept[wanted] = None
+                    decoded += 1
+                if len(kept) > order.memory(workers, batch // world):
+                    del kept[next(iter(kept))]
+    assert decoded < 1.1 * sum(map(len, stream))
+
+
+def _order(count: int, batch: int) -> orders.EpochOrder:
+    order = orders.EpochOrder(count, 0)
+    order.batch = batch
+    return order
 
 
 def test_the_data_set_can_be_sent_to_a_worker() -> None:
