@@ -1,4 +1,7 @@
-"""A small detection data set, drawn rather than downloaded, for the demo and the tests."""
+"""A small detection data set, drawn rather than downloaded, and a model that learns it at once.
+
+For the demo, the tests and the benches.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES = ("disc", "box")
+
+# 0.15 M parameters: set up, trained for 3 epochs and evaluated in under a second.
+TINY_MODEL = """\
+nc: 2
+scales: {n: [0.33, 0.25, 1024]}
+backbone:
+  - [-1, 1, Conv, [16, 3, 2]]
+  - [-1, 1, Conv, [32, 3, 2]]
+  - [-1, 1, Conv, [32, 3, 2]]
+  - [-1, 1, Conv, [64, 3, 2]]
+  - [-1, 1, Conv, [64, 3, 2]]
+head:
+  - [[2, 3, 4], 1, Detect, [nc]]
+"""
 
 
 def make_detection_dataset(

@@ -84,19 +84,26 @@ def restore(settings: TrainSettings, plan: Plan, record: RunRecord) -> None:
     """
     if settings.upload is None or plan.fresh or record.finished is not None:
         return
-    here = StateStore(plan.folder, record.lineage).manifests()
+    # Until its first state, a run that was begun from another's weights needs that other's state.
+    for lineage in filter(None, (record.lineage, record.begun_from)):
+        if _restore(settings.upload, plan, record, lineage):
+            return
+
+
+def _restore(url: str, plan: Plan, record: RunRecord, lineage: str) -> bool:
+    """Bring a newer state of that lineage here; returns whether one of it is here then."""
+    here = StateStore(plan.folder, lineage).manifests()
     newest = here[0].sequence if here else 0
     try:
-        fetched = uploading.fetch(
-            settings.upload, record.run_id, plan.save_dir, lineage=record.lineage, after=newest
-        )
+        fetched = uploading.fetch(url, record.run_id, plan.save_dir, lineage=lineage, after=newest)
     except ServiceUnavailable as error:
         if not here:
             raise
         log.warning("%s: continuing from what is on this disk", error)
-        return
+        return True
     if fetched is not None:
-        log.info("fetched state %06d from %s", fetched, settings.upload)
+        log.info("fetched state %06d from %s", fetched, url)
+    return bool(here) or fetched is not None
 
 
 class Backup:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput
-from gpuwarden.trainer import backups, resume
+from gpuwarden.trainer import backups, resume, status
 from gpuwarden.trainer.runs import RunIsLocked, RunLock, RunRecord
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gpuwarden.clock import Clock
     from gpuwarden.trainer.leaving import LeaveWatch
     from gpuwarden.trainer.resume import Plan
@@ -73,6 +76,7 @@ def claim(
             answered=set(plan.record.answered),
             since=clock.wall(),
         )
+        _refuse_namesake(settings.jobs_directory, plan)
         before = RunRecord.read(plan.folder)
         try:
             plan.folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +100,28 @@ def claim(
             return plan, plan.record, lock
         lock.release()  # a fresh start must not supersede what was begun since it was planned
     raise RunIsLocked(f"{plan.save_dir}: other trainings kept taking this folder")
+
+
+def _refuse_namesake(jobs: Path, plan: Plan) -> None:
+    """Two trainings of one name would write one status, and a request would reach either.
+
+    Raises:
+        RunIsLocked: a process that lives trains a run of this id into another folder.
+    """
+    run_id = plan.record.run_id
+    try:
+        content = job_files.read(job_files.description_path(jobs, run_id)).content
+        other = job_files.RunDescription.decode(content)
+        if other.checkpoints == str(plan.folder) or other.pid == os.getpid():
+            return  # one in this folder is waited for, and one in this process is over
+        identity = status.process_identity(other.pid)
+    except (OSError, job_files.JobFileError):
+        return  # there is none, or no longer
+    if all(getattr(other, name) == value for name, value in identity.items()):
+        raise RunIsLocked(
+            f"run {run_id} is being trained by process {other.pid} into {other.checkpoints}: "
+            "wait for its end, or give this one a --run-id of its own"
+        )
 
 
 def resume_choice(settings: TrainSettings, words: dict[str, Any]) -> tuple[TrainSettings, Any]:

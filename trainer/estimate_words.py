@@ -103,6 +103,12 @@ def parse(words: Sequence[str]) -> Request:
     except ValueError as error:
         # The words' own names: what the workload calls classes is nc= here.
         raise InvalidInput(str(error).replace("classes=", "nc=", 1)) from error
+    if workload.batch % workload.gpus:
+        cards, less = workload.gpus, workload.batch // workload.gpus * workload.gpus
+        raise InvalidInput(
+            f"batch={workload.batch} cannot be shared among {cards} cards: the batch is that of "
+            f"all together; say {max(less, cards)} or {less + cards}"
+        )
     if automatic and gpu is not None:
         workload = _largest(model, gpu, workload)
     known = [numbers[key] for key in ("cores", "workers") if key in numbers]

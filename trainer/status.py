@@ -177,8 +177,12 @@ class StatusBoard:
                 self.set(**{name: finite_numbers(values)})
 
     def saved(self, checkpoint: Checkpoint) -> None:
-        """A state is now known to be on disk; one that is only being written is not told."""
+        """A state is now known to be on disk; published at once, for it bounds what can be lost.
+
+        One that is only being written is not told.
+        """
         self.set(checkpoint=checkpoint)
+        self.beat(force=True)
 
     def answered(self, decision_id: str, state: RequestState) -> None:
         """How far a leave request has come; published at once."""

@@ -31,7 +31,7 @@ from gpuwarden.trainer.leaving import QuietWorker
 from gpuwarden.trainer.ranks import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     class _Host:
         """What is used of ultralytics' BaseTrainer."""
@@ -53,6 +53,9 @@ else:
 WRAPPER_MICROSECONDS = 20.0
 WRAPPER_SHARE = 0.01
 LOADING_LOSS = 0.15
+
+KINDS = (("ultralytics", 0), ("stateless", 0), ("stateless", 2))
+"""Data orders, with so many loader workers."""
 
 OURS, THEIRS = "ours", "theirs"
 _BATCH = 16
@@ -220,13 +223,20 @@ class Epochs:
         model.train(trainer=trainer, **words)
 
 
-def wrapper(folder: Path, words: dict[str, Any], *, rounds: int) -> tuple[str, list[str]]:
+def wrapper(
+    folder: Path,
+    words: dict[str, Any],
+    *,
+    rounds: int,
+    kinds: Sequence[tuple[str, int]] = KINDS,
+) -> tuple[str, list[str]]:
     """Table of the hooks' cost, and what misses its target.
 
     Args:
         folder: for the job files.
         words: of a training of a few epochs.
         rounds: trainings of each kind, in turn.
+        kinds: see `KINDS`.
     """
     ultralytics: Any = importlib.import_module("ultralytics")
     base = importlib.import_module("ultralytics.models.yolo.detect").DetectionTrainer
@@ -237,7 +247,7 @@ def wrapper(folder: Path, words: dict[str, Any], *, rounds: int) -> tuple[str, l
     )
     missed = []
     others = {key: value for key, value in words.items() if key != "model"}
-    for order, workers in (("ultralytics", 0), ("stateless", 0), ("stateless", 2)):
+    for order, workers in kinds:
         meters = {"metered": Meter(), "empty": Meter()}
         epochs = {kind: Epochs() for kind in ("plain", "ours", *meters)}
         for number in range(rounds):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from demo.datasets import make_detection_dataset
+from demo.datasets import TINY_MODEL, make_detection_dataset
 
 from bench.exporter import programs
 from gpuwarden import job_files
@@ -44,19 +44,6 @@ _PATIENCE_SECONDS = 180.0
 _TOLERANCE_SECONDS = 3.5
 """For each attempt that died: the exporter looks every other second, the training publishes every
 second, and learns only at the end of a step that a state is on disk."""
-
-TINY_MODEL = """\
-nc: 2
-scales: {n: [0.33, 0.25, 1024]}
-backbone:
-  - [-1, 1, Conv, [16, 3, 2]]
-  - [-1, 1, Conv, [32, 3, 2]]
-  - [-1, 1, Conv, [32, 3, 2]]
-  - [-1, 1, Conv, [64, 3, 2]]
-  - [-1, 1, Conv, [64, 3, 2]]
-head:
-  - [[2, 3, 4], 1, Detect, [nc]]
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +174,8 @@ class Ordeal:
         gone = time.time()
         status = self.published()
         said = status if status != before else None
-        # Of several ranks the one that speaks for the training was killed, or it has said so.
-        ended = said["exit"]["time"] if said and said["exit"] else signalled
+        # One that could not say that it ends has held its card until it was gone.
+        ended = said["exit"]["time"] if said and said["exit"] else gone
         step, written = self.durable()
         described = said and job_files.description_path(self.node, RUN).exists()
         cards = self.choices.nproc

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from demo.datasets import make_detection_dataset
+from demo.datasets import TINY_MODEL, make_detection_dataset
 
 from gpuwarden import job_files
+from gpuwarden.trainer.states import Manifest
 
 if TYPE_CHECKING:
     import signal
@@ -23,21 +24,6 @@ if TYPE_CHECKING:
     from tests.trainer.trainings import Trainings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-# 0.15 M parameters: set up, trained for 3 epochs and evaluated in under a second.
-TINY_MODEL = """\
-nc: 2
-scales: {n: [0.33, 0.25, 1024]}
-backbone:
-  - [-1, 1, Conv, [16, 3, 2]]
-  - [-1, 1, Conv, [32, 3, 2]]
-  - [-1, 1, Conv, [32, 3, 2]]
-  - [-1, 1, Conv, [64, 3, 2]]
-  - [-1, 1, Conv, [64, 3, 2]]
-head:
-  - [[2, 3, 4], 1, Detect, [nc]]
-"""
-
 
 END_TO_END_MODEL = f"end2end: True\nreg_max: 1\n{TINY_MODEL}"
 """With a loss whose weights move at each epoch's end, as YOLO26's do."""
@@ -125,6 +111,24 @@ def trainings(material: Material, tmp_path: Path, jobs: Path) -> Trainings:
     from tests.trainer.trainings import Trainings  # noqa: PLC0415 -- after its environment is set
 
     return Trainings(material, tmp_path, jobs)
+
+
+def draft(step: int = 1) -> Manifest:
+    """A manifest before its state is written."""
+    return Manifest(
+        lineage="",
+        epoch=0,
+        batch=step,
+        step=step,
+        batches=10,
+        epochs=3,
+        batch_size=8,
+        dataset="d",
+        order="o",
+        exact=True,
+        reason="test",
+        time=0.0,
+    )
 
 
 def copy_by_pickle(value: Any) -> Any:

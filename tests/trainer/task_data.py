@@ -7,8 +7,8 @@ import shutil
 from typing import TYPE_CHECKING
 
 import yaml
-from demo.datasets import NAMES, make_detection_dataset
-from tests.trainer.conftest import TINY_MODEL, Material
+from demo.datasets import NAMES, TINY_MODEL, make_detection_dataset
+from tests.trainer.conftest import Material
 
 if TYPE_CHECKING:
     from pathlib import Path

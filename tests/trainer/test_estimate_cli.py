@@ -152,6 +152,7 @@ def test_weights_of_a_run_are_known_by_its_arguments(tmp_path: Path, model: str)
         (["model=yolov8m", "batch=-1"], "on which card"),
         (["model=yolov8x", "imgsz=8192", "gpu=T4", "batch=-1"], "with no batch"),
         (["model=yolov8m", "gpu=T4", "gpus=0", "batch=-1"], "gpus=0 is not between"),
+        (["model=yolov8m", "gpu=T4", "gpus=4", "batch=15"], "among 4 cards: .* say 12 or 16"),
         (["yolov8m"], "'yolov8m' is no KEY=VALUE"),
         (["model="], "no KEY=VALUE"),
         (["model=yolov8m", "bacth=3"], "'bacth' is no word .*did you mean \"batch\""),

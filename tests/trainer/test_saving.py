@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.trainer.conftest import draft
 
 from gpuwarden.trainer.saving import Saver, best_interval
 from gpuwarden.trainer.states import Manifest, Position, StateStore
@@ -38,23 +39,6 @@ class SlowStore(StateStore):
         return super().write(state, draft)
 
 
-def _draft(step: int) -> Manifest:
-    return Manifest(
-        lineage="",
-        epoch=0,
-        batch=step,
-        step=step,
-        batches=10,
-        epochs=3,
-        batch_size=8,
-        dataset="d",
-        order="o",
-        exact=True,
-        reason="test",
-        time=0.0,
-    )
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> SlowStore:
     """On a disk that has stopped."""
@@ -81,7 +65,7 @@ def test_a_save_that_may_come_later_does_not_wait_for_a_slow_disk(
         return saver.save(
             Position(0, step),
             capture=lambda: dict(state),
-            draft=_draft(step),
+            draft=draft(step),
             background=True,
             later=later,
         )

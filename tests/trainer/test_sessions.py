@@ -16,10 +16,11 @@ from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput
 from gpuwarden.job_files import LeaveRequest
 from gpuwarden.trainer.leaving import LeaveWatch
-from gpuwarden.trainer.runs import RunRecord
+from gpuwarden.trainer.runs import RunIsLocked, RunRecord
 from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import TrainSettings
 from gpuwarden.trainer.states import FOLDER
+from gpuwarden.trainer.status import process_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,17 +64,18 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def run(
     material: Material, jobs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Attempts the run; what is to happen while it waits for its lock happens then."""
+    """Attempts the run; what is to happen while it waits for its lock happens then, if anything."""
     from ultralytics import YOLO  # noqa: PLC0415 -- after its environment is set
 
     watch = LeaveWatch()
     watch.install()
     caplog.set_level("INFO", "gpuwarden")
 
-    def attempt(meanwhile: Callable[[], None]) -> tuple[int, str]:
+    def attempt(meanwhile: Callable[[], None] | None = None) -> tuple[int, str]:
         def act() -> None:
-            wait_for(lambda: "waiting up to" in caplog.text)
-            meanwhile()
+            if meanwhile is not None:
+                wait_for(lambda: "waiting up to" in caplog.text)
+                meanwhile()
 
         thread = threading.Thread(target=act)
         thread.start()
@@ -118,3 +120,33 @@ def test_a_run_begun_meanwhile_is_not_superseded(
     record = RunRecord.read(tmp_path / "runs" / "run" / FOLDER)
     assert record is not None
     assert record.lineage == "theirs"
+
+
+def test_a_name_that_is_being_trained_elsewhere_is_refused(
+    run: Callable[..., tuple[int, str]], jobs: Path, tmp_path: Path
+) -> None:
+    """Two trainings in two folders would write one status; of one that is gone no trace counts."""
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        identity: dict[str, Any] = process_identity(process.pid)
+        description = job_files.RunDescription(
+            run_id="run",
+            **identity,
+            model="m",
+            batch=1,
+            imgsz=64,
+            amp=False,
+            epochs=1,
+            world_size=1,
+            checkpoints=str(tmp_path / "elsewhere"),
+        )
+        job_files.write(job_files.description_path(jobs, "run"), description.encode())
+        with pytest.raises(RunIsLocked, match=rf"process {process.pid} into .*elsewhere"):
+            run()
+        assert not (tmp_path / "runs").exists()
+        process.communicate()
+    assert run() == (0, "complete")

@@ -60,35 +60,40 @@ def _assert_left(training: Command, pids: list[int], *, code: int = 75) -> None:
     wait_for(lambda: nobody(pids), seconds=GONE_SECONDS)
 
 
-def test_two_processes_leave_together_and_do_not_outlive_their_launcher(
-    command: Callable[..., Command],
-) -> None:
-    """One told alone takes the other along; a launcher killed outright leaves no rank, and a state.
+def test_ranks_do_not_outlive_their_launcher(command: Callable[..., Command]) -> None:
+    """One that was killed outright leaves no rank behind, and a state of the very step."""
+    training = _start(command, "--nproc=2")
+    training.wait_for_step(2)
+    pids = family(training.process.pid)
+    assert len([pid for pid in pids[1:] if os.getpgid(pid) == pid]) == 2
+    training.process.kill()
+    assert training.end()[0] == -signal.SIGKILL
+    wait_for(lambda: nobody(pids), seconds=GONE_SECONDS)
+    status = training.status()
+    assert status is not None
+    assert status.exit is not None
+    assert (status.exit.code, status.resume_mode) == (75, "exact")
+    assert status.checkpoint is not None
+    assert status.checkpoint.step == status.step >= 2
 
-    What was saved then is continued: nothing but the signal was lost.
-    """
+
+@pytest.mark.sweep
+def test_what_ranks_saved_without_a_launcher_is_continued(command: Callable[..., Command]) -> None:
+    """One told alone takes the other along; then nothing but the signal was lost."""
     training = _start(command, "--nproc=2")
     training.wait_for_step(2)
     pids = family(training.process.pid)
     ranks = [pid for pid in pids[1:] if os.getpgid(pid) == pid]
-    assert len(ranks) == 2
     os.kill(ranks[1], signal.SIGTERM)
     _assert_left(training, pids)
     left = training.status()
     assert left is not None
-
     training = _start(command, "--nproc=2")
-    training.wait_for_step(left.step + 1)
+    again = training.wait_for_step(left.step + 1)
+    assert again.counters.steps == again.step - left.step
     pids = family(training.process.pid)
-    training.process.kill()
-    assert training.end()[0] == -signal.SIGKILL
-    wait_for(lambda: nobody(pids), seconds=GONE_SECONDS)
-    again = training.status()
-    assert again is not None
-    assert again.exit is not None
-    assert (again.exit.code, again.resume_mode) == (75, "exact")
-    assert again.checkpoint is not None
-    assert again.checkpoint.step == again.step > left.step
+    training.send(signal.SIGTERM)
+    _assert_left(training, pids)
 
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.trainer.conftest import TINY_MODEL
+from demo.datasets import TINY_MODEL
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.trainer import slopes

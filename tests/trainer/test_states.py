@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.trainer.conftest import draft
 
 from gpuwarden.trainer.runs import RunIsLocked, RunLock, RunRecord
 from gpuwarden.trainer.states import (
     BackgroundWrite,
-    Manifest,
     NonFiniteState,
     StateStore,
 )
@@ -24,23 +24,6 @@ from gpuwarden.trainer.states import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-
-def _draft(step: int = 1) -> Manifest:
-    return Manifest(
-        lineage="",
-        epoch=0,
-        batch=step,
-        step=step,
-        batches=10,
-        epochs=3,
-        batch_size=8,
-        dataset="d",
-        order="o",
-        exact=True,
-        reason="test",
-        time=0.0,
-    )
 
 
 def _state(value: float = 1.0) -> dict[str, Any]:
@@ -56,7 +39,7 @@ def store(tmp_path: Path) -> StateStore:
 
 def test_a_state_comes_back_as_it_was(store: StateStore) -> None:
     """Tensors and plain values survive, without unpickling code."""
-    written = store.write(_state(2.5), _draft(4))
+    written = store.write(_state(2.5), draft(4))
     found = store.newest()
     assert found is not None
     assert found[0] == written
@@ -68,22 +51,22 @@ def test_a_state_comes_back_as_it_was(store: StateStore) -> None:
 def test_the_newest_three_stay(store: StateStore, tmp_path: Path) -> None:
     """Older states go, together with their manifests; numbering goes on after a restart."""
     for step in range(1, 6):
-        store.write(_state(), _draft(step))
+        store.write(_state(), draft(step))
     assert [manifest.step for manifest in store.manifests()] == [5, 4, 3]
     assert len(list(tmp_path.glob("*.pt"))) == 3
-    assert StateStore(tmp_path, "mine").write(_state(), _draft(6)).sequence == 6
+    assert StateStore(tmp_path, "mine").write(_state(), draft(6)).sequence == 6
 
 
 def test_the_best_state_stays_too(tmp_path: Path) -> None:
     """However long ago it was; once there is a better one, it goes."""
     store = StateStore(tmp_path, "mine", keep=2)
     for step, fitness in enumerate((None, 0.4, 0.1, 0.2, 0.3)):
-        store.write(_state(), dataclasses.replace(_draft(step), fitness=fitness))
+        store.write(_state(), dataclasses.replace(draft(step), fitness=fitness))
     assert [manifest.step for manifest in store.manifests()] == [4, 3, 1]
     best = store.best()
     assert best is not None
     assert best.step == 1
-    store.write(_state(), dataclasses.replace(_draft(5), fitness=0.4))
+    store.write(_state(), dataclasses.replace(draft(5), fitness=0.4))
     assert [manifest.step for manifest in store.manifests()] == [5, 4]
 
 
@@ -117,8 +100,8 @@ def test_a_damaged_state_is_put_aside_for_the_one_before(
     kind: str,
 ) -> None:
     """Truncated, flipped, missing: reported as what it is, renamed, and never loaded."""
-    store.write(_state(1.0), _draft(1))
-    store.write(_state(2.0), _draft(2))
+    store.write(_state(1.0), draft(1))
+    store.write(_state(2.0), draft(2))
     damage(tmp_path / "000002.pt")
     found = store.newest()
     assert found is not None
@@ -132,8 +115,8 @@ def test_a_state_of_another_version_is_left_alone(
     store: StateStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is good for the gpuwarden that wrote it."""
-    store.write(_state(), _draft(1))
-    store.write(_state(), _draft(2))
+    store.write(_state(), draft(1))
+    store.write(_state(), draft(2))
     path = tmp_path / "000002.json"
     path.write_text(path.read_text("utf-8").replace('"version": 1', '"version": 9'), "utf-8")
     found = store.newest()
@@ -145,20 +128,20 @@ def test_a_state_of_another_version_is_left_alone(
 
 def test_states_of_another_training_are_not_ours(store: StateStore, tmp_path: Path) -> None:
     """A fresh start into the same folder neither resumes them nor keeps them."""
-    StateStore(tmp_path, "theirs").write(_state(), _draft(9))
+    StateStore(tmp_path, "theirs").write(_state(), draft(9))
     assert store.newest() is None
     store = StateStore(tmp_path, "mine")
-    store.write(_state(), _draft(1))
+    store.write(_state(), draft(1))
     store.discard_others()
     assert [path.name for path in sorted(tmp_path.glob("0*"))] == ["000002.json", "000002.pt"]
 
 
 def test_nan_never_replaces_a_finite_state(store: StateStore, tmp_path: Path) -> None:
     """Three broken saves in a row would otherwise push out the last good one."""
-    store.write(_state(), _draft(1))
+    store.write(_state(), draft(1))
     for _ in range(3):
         with pytest.raises(NonFiniteState, match="model w"):
-            store.write(_state(float("nan")), _draft(2))
+            store.write(_state(float("nan")), draft(2))
     assert [manifest.step for manifest in store.manifests()] == [1]
     assert not list(tmp_path.glob(".*"))
 
@@ -168,12 +151,12 @@ def test_moments_that_are_not_finite_are_weights_that_will_not_be(store: StateSt
     state = _state()
     state["optimizer"] = {"state": {0: {"exp_avg": torch.tensor([1.0, float("inf")])}}}
     with pytest.raises(NonFiniteState, match="optimizer exp_avg 0"):
-        store.write(state, _draft(1))
+        store.write(state, draft(1))
 
 
 def _fits(store: StateStore, state: dict[str, Any], step: int) -> bool:
     try:
-        store.write(state, _draft(step))
+        store.write(state, draft(step))
     except (OSError, RuntimeError):
         return False
     return True
@@ -208,19 +191,19 @@ def test_a_disk_that_fills_up_keeps_what_it_has(small_disk: Path) -> None:
     assert not list(small_disk.glob(".*.tmp"))
     for path in (small_disk / "000001.pt", small_disk / "000002.pt"):
         path.unlink()
-    store.write(state, _draft(20))
+    store.write(state, draft(20))
     assert store.manifests()[0].step == 20
 
 
 def test_a_full_disk_leaves_the_old_states(store: StateStore, tmp_path: Path) -> None:
     """Nothing is given up before the new state is whole."""
-    store.write(_state(), _draft(1))
+    store.write(_state(), draft(1))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         with pytest.raises((OSError, RuntimeError)):
-            store.write(_state(), _draft(2))
+            store.write(_state(), draft(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
@@ -253,11 +236,11 @@ def test_a_write_that_was_killed_is_not_seen(tmp_path: Path) -> None:
 
 def test_a_state_without_its_manifest_does_not_stay(store: StateStore, tmp_path: Path) -> None:
     """It can never be resumed, and would fill a disk that is full already."""
-    store.write(_state(), _draft(1))
+    store.write(_state(), draft(1))
     blocked = tmp_path / f".000002.json.{os.getpid()}.tmp"
     blocked.mkdir()
     with pytest.raises(OSError, match="directory"):
-        store.write(_state(), _draft(2))
+        store.write(_state(), draft(2))
     assert [path.name for path in sorted(tmp_path.glob("0*"))] == ["000001.json", "000001.pt"]
     (tmp_path / "000007.pt").write_bytes(b"its writer was killed before the commit")
     blocked.rmdir()
@@ -269,8 +252,8 @@ def test_what_cannot_be_read_now_is_not_called_corrupt(
     store: StateStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A state whose bytes are right stays for a better moment, such as one with more memory."""
-    store.write(_state(1.0), _draft(1))
-    newest = store.write(_state(2.0), _draft(2))
+    store.write(_state(1.0), draft(1))
+    newest = store.write(_state(2.0), draft(2))
     content = b"no archive, but what was written"
     (tmp_path / "000002.pt").write_bytes(content)
     whole = dataclasses.replace(
@@ -287,10 +270,10 @@ def test_what_cannot_be_read_now_is_not_called_corrupt(
 def test_a_store_knows_that_it_had_states(store: StateStore, tmp_path: Path) -> None:
     """Damaged ones count, put aside or not: only a run without any may start from nothing."""
     assert not store.has_any()
-    StateStore(tmp_path, "theirs").write(_state(), _draft(1))
+    StateStore(tmp_path, "theirs").write(_state(), draft(1))
     assert not store.has_any()
     store.discard_others()
-    StateStore(tmp_path, "mine").write(_state(), _draft(1))
+    StateStore(tmp_path, "mine").write(_state(), draft(1))
     assert store.has_any()
     (tmp_path / "000001.json").write_text("{", "utf-8")
     assert store.has_any()
@@ -302,11 +285,11 @@ def test_a_store_knows_that_it_had_states(store: StateStore, tmp_path: Path) -> 
 
 def test_a_background_write_hands_over_its_result_or_error(store: StateStore) -> None:
     """The loop learns of both when it asks."""
-    manifest, durable = BackgroundWrite(lambda: store.write(_state(), _draft(1))).result()
+    manifest, durable = BackgroundWrite(lambda: store.write(_state(), draft(1))).result()
     assert manifest.sequence == 1
     assert durable > 0
     with pytest.raises(NonFiniteState):
-        BackgroundWrite(lambda: store.write(_state(float("inf")), _draft(2))).result()
+        BackgroundWrite(lambda: store.write(_state(float("inf")), draft(2))).result()
 
 
 def test_a_record_survives_and_a_broken_one_is_none(

@@ -28,7 +28,7 @@ def _words(kind: str) -> dict[str, Any]:
     return {**WORDS, **extra, **classes, "task": task_of(kind)}
 
 
-@pytest.mark.parametrize("kind", ["segment", "classify"])
+@pytest.mark.parametrize("kind", ["segment", pytest.param("classify", marks=pytest.mark.sweep)])
 def test_a_task_resumes_exactly(kind: str, tmp_path: Path, jobs: Path) -> None:
     """In the middle of an accumulation, with and without loader workers; to the last bit."""
     from tests.trainer.many_workers import many_workers  # noqa: PLC0415 -- after offline

@@ -297,6 +297,29 @@ def test_a_run_goes_on_on_a_machine_that_has_never_seen_it(
 
 
 @pytest.mark.training
+def test_a_run_begun_from_weights_moves_before_its_first_state(
+    trainings: Trainings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it began from is still where it was put, and is fetched."""
+
+    def die(_trainer: Any) -> None:
+        raise ZeroDivisionError
+
+    options: dict[str, Any] = {"upload": f"file://{tmp_path}/there", "on_mismatch": "weights"}
+    with pytest.raises(LeftTraining):
+        trainings.attempt("run", {}, hooks=at_batch(0, 2), **options)
+    other_words = {"batch": 4, "epochs": 1}
+    with pytest.raises(ZeroDivisionError):
+        trainings.attempt("run", other_words, hooks={"on_train_start": die}, **options)
+    other = Trainings(trainings.material, tmp_path / "other", trainings.jobs)
+    caplog.clear()
+    caplog.set_level("INFO", "gpuwarden")
+    other.attempt("run", other_words, **options)
+    assert "begins anew from weights" in caplog.text
+    assert trainings.status("run").counters.steps == 2 * BATCHES
+
+
+@pytest.mark.training
 def test_a_stale_disk_does_not_set_a_run_back(trainings: Trainings, tmp_path: Path) -> None:
     """It was continued elsewhere meanwhile: the newer state is there, and is fetched."""
     url = f"file://{tmp_path}/there"
