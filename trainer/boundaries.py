@@ -1,8 +1,9 @@
 """What happens between two batches: the training is published, saved, and left when asked.
 
 Most of the time nothing does, and finding that out must cost next to nothing: a boundary compares
-the clock with one moment, the earliest at which there is something to do, and looks whether anyone
-has asked. All else happens at a look, about once a second.
+the clock with one moment, `look_at`, the earliest at which there is something to do. Whoever has
+something to do earlier (a signal, a state that has become durable) moves that moment. All else
+happens at a look, about once a second.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gpuwarden.trainer.agreement import Wish
 from gpuwarden.trainer.leaving import Leave
 
 if TYPE_CHECKING:
+    from gpuwarden.trainer.callbacks import LoopState
     from gpuwarden.trainer.sessions import Session
 
 _NOTHING = Wish()
@@ -32,22 +34,25 @@ class Boundaries:
 
     def __init__(self, session: Session) -> None:
         self._session, self._watch = session, session.watch
-        self._alone, self._now = True, time.monotonic
-        self._look_at = _NOW
-        """Of `time.monotonic`, the cheapest clock there is, and good enough for the next second."""
+        self._loop: LoopState | None = None
+        self._alone = True
+        self._due = _NOW
+        """When to look next, of `time.monotonic`: the cheapest clock, good enough for a second."""
         self._shared_validations = 0
         self._save_wished = self._save_owed = False
         self._durable_told = False
 
     def begin(self, trainer: Any) -> None:
         """Set-up is over."""
-        self._alone = self._session.team.alone
+        self._loop, self._alone = trainer.gpuwarden, self._session.team.alone
         self._shared_validations = self._session.team.fewest(len(trainer.test_loader))
-        self._session.saver.ended = self.wake
+        self._session.saver.ended = self._watch.heard = self.wake
 
     def wake(self) -> None:
-        """Look at the next boundary, whatever the clock says; callable from any thread."""
-        self._look_at = _NOW
+        """Look at the next boundary, whatever the clock says; from any thread or handler."""
+        self._due = _NOW
+        if self._loop is not None:
+            self._loop.look_at = _NOW
 
     # -- the boundaries
 
@@ -57,12 +62,8 @@ class Boundaries:
         Raises:
             Leave: a notice stands, and all ranks know of it.
         """
-        watch = self._watch
-        if self._now() < self._look_at and watch.signalled is None and watch.standing is None:
-            if self._alone:
-                return
-            wish = _NOTHING
-        else:
+        wish = _NOTHING
+        if time.monotonic() >= self._due:
             self._look(trainer)
             wish = self._wish(trainer)
         self._act(trainer, self._session.team.exchange(wish))
@@ -90,8 +91,8 @@ class Boundaries:
         Raises:
             Leave: as `after_batch`.
         """
-        session, watch, wish = self._session, self._watch, _NOTHING
-        if self._now() >= self._look_at or watch.signalled or watch.standing:
+        session, wish = self._session, _NOTHING
+        if time.monotonic() >= self._due:
             if session.board.due():
                 session.stalls.beat()
             session.board.beat()
@@ -130,10 +131,13 @@ class Boundaries:
 
     def _until_next(self) -> None:
         """Choose the moment of the next look."""
-        session = self._session
-        due = min(session.board.due_at, session.saver.due_at, self._watch.due_at)
-        self._look_at = self._now() + due - session.clock.monotonic()
-        if session.saver.collectable:  # ended while the moment was chosen
+        session, watch = self._session, self._watch
+        due = min(session.board.due_at, session.saver.due_at, watch.due_at)
+        self._due = time.monotonic() + due - session.clock.monotonic()
+        if self._loop is not None and self._alone:  # else each boundary agrees with the others
+            self._loop.look_at = self._due
+        # What came while the moment was chosen; a request is looked at until it is answered.
+        if watch.signalled is not None or watch.standing or session.saver.collectable:
             self.wake()
 
     def _look(self, trainer: Any) -> None:

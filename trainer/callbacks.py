@@ -102,8 +102,8 @@ class LoopState:
     epoch: int = 0
     batch: int = -1
     """Of the epoch: the one in training, or trained on last."""
-    batches: int = 0
-    """The epoch's."""
+    last: int = -1
+    """The epoch's last one."""
     before: int = 0
     """Batches of all epochs before this one."""
     settled: Position | None = None
@@ -129,7 +129,9 @@ class LoopState:
     run_callbacks: Callable[[str], None] = _nothing
     """The base class's own."""
     boundary: Callable[[Any], None] = _nothing
-    """What is done between two batches."""
+    """What is done between two batches, once it is time to look."""
+    look_at: float = float("-inf")
+    """When that is, of `time.monotonic`: the cheapest clock, good enough for the next second."""
 
     @property
     def position(self) -> Position:
@@ -186,15 +188,19 @@ class Hooks(_Host):
             if loop.gating and self._ungate():
                 return
             loop.losses.append(self.loss_items)
-            if loop.batch + 1 == loop.batches:
+            if loop.batch == loop.last:
                 self._after_last_batch()
             loop.run_callbacks(event)
-            loop.boundary(self)
+            if time.monotonic() >= loop.look_at:
+                loop.boundary(self)
             return
+        self._run_others(event)
+
+    def _run_others(self, event: str) -> None:
         if event == "teardown" and self.gpuwarden_session.boundaries.must_leave():
             loggers.leaving()
         with self._beside_loggers() if event == "on_pretrain_routine_end" else nullcontext():
-            loop.run_callbacks(event)
+            self.gpuwarden.run_callbacks(event)
         if event == "on_train_start":
             self._before_training()
         elif event == "on_train_epoch_start":
@@ -220,8 +226,8 @@ class Hooks(_Host):
         loop = self.gpuwarden
         self.gpuwarden_count()  # what is left of the epoch before
         loop.epoch, loop.batch = self.epoch, -1
-        loop.batches = len(self.train_loader)
-        loop.before = loop.batches * self.epoch
+        batches = len(self.train_loader)
+        loop.last, loop.before = batches - 1, batches * self.epoch
         loop.ended = loop.settled = None
         if self._skips():
             # Halving the batch for lack of memory would start this epoch over: fail instead.

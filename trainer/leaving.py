@@ -12,7 +12,7 @@ import signal
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gpuwarden import job_files
 from gpuwarden.clock import Clock, SystemClock
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gpuwarden.job_files import LeaveRequest
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """All lead to the same save: Slurm, Kubernetes, launchers and people choose different ones."""
@@ -85,7 +83,10 @@ class LeaveWatch:
         self._signal_time = 0.0
         self._counted = 0
         self._counted_time = 0.0
-        self._may_raise = False
+        self.may_raise = False
+        """A signal raises `Leave` at once; see `interruptible`."""
+        self.heard: Callable[[], None] = lambda: None
+        """Called when a signal has come or a request is read; in a handler: it may set a flag."""
         self._path: Path | None = None
         self._answered: set[str] = set()
         self._since = 0.0
@@ -136,7 +137,8 @@ class LeaveWatch:
         if number == signal.SIGINT and self._counted >= INSISTENCE:
             signal.signal(number, self._previous.get(number) or signal.SIG_DFL)
             signal.raise_signal(number)
-        if self._may_raise:
+        self.heard()
+        if self.may_raise:
             raise Leave
 
     @contextmanager
@@ -148,42 +150,17 @@ class LeaveWatch:
                 of what other code has made of it: before Python 3.12 a class under construction,
                 as in an import, turns it into a RuntimeError.
         """
-        before = self._may_raise
-        self._may_raise = True
+        before = self.may_raise
+        self.may_raise = True
         try:
             self._obey()
             yield
         except Exception as error:
-            if _stems_from_leave(error):
+            if stems_from_leave(error):
                 raise Leave from error
             raise
         finally:
-            self._may_raise = before
-
-    def waiting(self, wait: Callable[..., T], /, *arguments: Any) -> T:
-        """What `wait` gives; a signal leaves at once, as within `interruptible`.
-
-        For the wait of each batch: of what stands before it, only a signal is looked at.
-
-        Args:
-            wait: called with the arguments; may take long, and changes no state.
-            arguments: its own.
-
-        Raises:
-            Leave: as `interruptible`.
-        """
-        before = self._may_raise
-        self._may_raise = True
-        try:
-            if self.signalled is None:
-                return wait(*arguments)
-        except Exception as error:
-            if _stems_from_leave(error):
-                raise Leave from error
-            raise
-        finally:
-            self._may_raise = before
-        raise Leave
+            self.may_raise = before
 
     def _obey(self) -> None:
         if self.must_leave():
@@ -192,16 +169,16 @@ class LeaveWatch:
     @contextmanager
     def shielded(self) -> Iterator[None]:
         """Within, a signal only sets the flag: for work that must not be cut in two."""
-        before = self._may_raise
-        self._may_raise = False
+        before = self.may_raise
+        self.may_raise = False
         try:
             yield
         finally:
-            self._may_raise = before
+            self.may_raise = before
 
     def disarm(self) -> None:
         """End an `interruptible` block's effect before the block ends: set-up is over."""
-        self._may_raise = False
+        self.may_raise = False
 
     # -- requests
 
@@ -252,6 +229,7 @@ class LeaveWatch:
         if self.standing is None or self.standing.decision_id != request.decision_id:
             self._request_time = now
         self.standing = request
+        self.heard()
 
     # -- what the loop asks
 
@@ -314,7 +292,8 @@ class LeaveWatch:
         return notice.leave_by is not None and self.clock.wall() + margin >= notice.leave_by
 
 
-def _stems_from_leave(error: BaseException | None) -> bool:
+def stems_from_leave(error: BaseException | None) -> bool:
+    """Whether an error is what other code has made of a `Leave`."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, Leave):

@@ -8,10 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.trainer import captures, orders
-from gpuwarden.trainer.leaving import Leave
+from gpuwarden.trainer.leaving import Leave, stems_from_leave
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from gpuwarden.trainer.leaving import LeaveWatch
     from gpuwarden.trainer.ranks import Place
@@ -106,8 +106,45 @@ class TrainLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch of batches; stand-ins for those that an earlier attempt trained on."""
+        first = yield from self._replayed()
+        source = iter(self.inner)
+        pulse, now = self._board.pulse, time.monotonic
+        watch = self._watch
+        # As `interruptible`, in place: for each batch its calls would be dear.
+        before, armed = watch.may_raise, self._interruptible or watch.may_raise
+        uneven, last, images = not self._is_even(), len(self.inner) - 1, 0
+        left = now()
+        try:
+            for at in range(first, last + 1):
+                watch.may_raise = armed
+                if armed and watch.signalled is not None:
+                    raise Leave  # noqa: TRY301 -- see above
+                batch = next(source, None)
+                watch.may_raise = before
+                if batch is None:  # a user's loader may be shorter than it says
+                    break
+                arrived, saving = now(), pulse.saving
+                pulse.data_wait += arrived - left
+                if not images or uneven or at == last:  # a look costs more than all the rest
+                    images = batch["img"].shape[0] * self._place.world
+                pulse.drawn += images
+                yield batch
+                left = now()
+                pulse.compute += left - arrived - (pulse.saving - saving)
+        except (Leave, Exception) as error:
+            watch.may_raise = before
+            dataset = getattr(self.inner, "dataset", None)
+            if isinstance(dataset, orders.StatelessDataset):
+                dataset.put_back()
+            if isinstance(error, Leave) or not stems_from_leave(error):
+                raise
+            raise Leave from error
+        self._next_epoch = self._epoch() + 1
+
+    def _replayed(self) -> Generator[Any, None, int]:
+        """The stand-ins; returns the first batch to train on, at which the data stand then."""
         resume, self._resume = self._resume, None
-        first = resume.state["batch"] if resume else 0
+        first: int = resume.state["batch"] if resume else 0
         for _ in range(first):
             yield captures.stand_in_batch()
         self._position(first, resume)
@@ -115,30 +152,7 @@ class TrainLoader:
             resume.ready()
         if getattr(self.inner, "iterator", None) is None and self.inner.num_workers:
             self._settle()
-        source = iter(self.inner)
-        pulse, now = self._board.pulse, time.monotonic
-        wait = self._watch.waiting if self._interruptible else _at_once
-        uneven, last, images = not self._is_even(), len(self.inner) - 1, 0
-        left = now()
-        for at in range(first, last + 1):
-            try:
-                batch = wait(next, source, None)
-            except Leave:
-                dataset = getattr(self.inner, "dataset", None)
-                if isinstance(dataset, orders.StatelessDataset):
-                    dataset.put_back()
-                raise
-            if batch is None:  # a user's loader may be shorter than it says
-                break
-            arrived, saving = now(), pulse.saving
-            pulse.data_wait += arrived - left
-            if not images or uneven or at == last:  # a look at it costs more than all the rest
-                images = batch["img"].shape[0] * self._place.world
-            pulse.drawn += images
-            yield batch
-            left = now()
-            pulse.compute += left - arrived - (pulse.saving - saving)
-        self._next_epoch = self._epoch() + 1
+        return first
 
     def _is_even(self) -> bool:
         """Whether all batches but the last are known to have equally many images."""
@@ -158,10 +172,6 @@ class TrainLoader:
 class _Resume:
     def __init__(self, state: dict[str, Any], closing: bool, ready: Callable[[], None]) -> None:
         self.state, self.closing, self.ready = state, closing, ready
-
-
-def _at_once(wait: Callable[..., Any], /, *arguments: Any) -> Any:
-    return wait(*arguments)
 
 
 def close(trainer: Any) -> None:
