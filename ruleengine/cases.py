@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
+from gpuwarden.ruleengine.grade_clocks import UNKNOWN_LIMIT_SECONDS, GradeClock
 from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.verdicts import Grade
 
 _Said = TypeVar("_Said")
-
-UNKNOWN_LIMIT_SECONDS = 600.0
-"""Longer than this without a known verdict closes a case: nothing may hang on old knowledge."""
 
 GONE_AFTER_SECONDS = 60.0
 """A job that is missing from a lit node for this long has ended; shorter gaps are label churn."""
@@ -105,23 +103,6 @@ class StageMark:
     at: float
     elapsed: float
     would: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GradeClock:
-    """How long a stage's own condition has held.
-
-    Attributes:
-        key: name of the stage within its rule.
-        last: its last truth: yes, no or unknown.
-        held: seconds without a break; only yes runs it, no sets it back, anything else stops it.
-        unknown_for: seconds since it was last known.
-    """
-
-    key: str
-    last: str
-    held: float = 0.0
-    unknown_for: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,25 +388,13 @@ def _observed(case: Case, truth: Truth | None, delta: float) -> Case:
 
 
 def _graded(case: Case, rule: Rule, grades: Sequence[Grade], delta: float) -> Case:
-    """Run the clocks of the stages' own conditions, by the same rules as that of `for`."""
-    if all(stage.when is None for stage in rule.stages):
-        return case if not case.grades else dataclasses.replace(case, grades=())
+    """Run the clocks of the stages' own conditions."""
+    keys = [key for key, stage in stage_keys(rule) if stage.when is not None]
+    if not keys and not case.grades:
+        return case
     found = {grade.stage: grade.truth for grade in grades}
-    clocks = []
-    for key, stage in stage_keys(rule):
-        if stage.when is None:
-            continue
-        clock, now = case.clock(key), found.get(key, Truth.UNKNOWN).name.lower()
-        same = delta if now == clock.last else 0.0
-        held, unknown = clock.held, 0.0
-        if now == "unknown":
-            unknown = clock.unknown_for + same
-        elif now == "yes":
-            held += same
-        if now == "no" or unknown > UNKNOWN_LIMIT_SECONDS:
-            held = 0.0
-        clocks.append(GradeClock(key, now, held, unknown))
-    return dataclasses.replace(case, grades=tuple(clocks))
+    clocks = tuple(case.clock(key).after(found.get(key, Truth.UNKNOWN), delta) for key in keys)
+    return dataclasses.replace(case, grades=clocks)
 
 
 def _closing(case: Case, rule: Rule) -> CloseReason | None:

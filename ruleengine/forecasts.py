@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.ruleengine import cases
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.condition_differences import words
+from gpuwarden.ruleengine.grade_clocks import UNKNOWN_LIMIT_SECONDS
 from gpuwarden.ruleengine.messages import about
 from gpuwarden.ruleengine.model import Action, Mode
 
@@ -90,7 +91,7 @@ def _closing(case: Case, rule: Rule) -> Forecast | None:
         left = cases.GONE_AFTER_SECONDS - case.missing_for
         return Forecast("close", "the case is closed: the job is gone", max(left, 0.0), _IF_SO)
     if case.last == "unknown":
-        left = cases.UNKNOWN_LIMIT_SECONDS - case.unknown_for
+        left = UNKNOWN_LIMIT_SECONDS - case.unknown_for
         what = "the case is closed, since too little is known; until then its clock stands still"
         return Forecast("close", what, max(left, 0.0), _IF_SO)
     if case.last == "no" and case.state not in cases.DECIDED:

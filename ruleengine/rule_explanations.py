@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden import durations
 from gpuwarden.ruleengine import quantities, signals
-from gpuwarden.ruleengine.cases import UNKNOWN_LIMIT_SECONDS, stage_keys
+from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
@@ -21,6 +21,7 @@ from gpuwarden.ruleengine.conditions import (
     SilentFor,
 )
 from gpuwarden.ruleengine.evaluation import listens
+from gpuwarden.ruleengine.grade_clocks import UNKNOWN_LIMIT_SECONDS
 from gpuwarden.ruleengine.model import Action, Mode, Target, TerminateLimits
 
 if TYPE_CHECKING:

@@ -242,10 +242,15 @@ def _show_rule(console: Console, rule: dict[str, Any]) -> None:
     if rule["self_report_only"]:
         console.print("  only what the job says of itself speaks against it, for a limited time")
     table = Table("CONDITION", "HOLDS", "MEASURED", "EXPECTED", "WHY UNKNOWN", box=None)
-    for item in rule["evidence"]:
+    found = [("", item) for item in rule["evidence"]]
+    # An engine of before the stages' own conditions does not tell of them.
+    for grade in rule.get("grades", ()):
+        found += [(f"{grade['stage']}: ", item) for item in grade["evidence"]]
+    for stage, item in found:
         reason = REASONS.get(item["reason"], item["reason"])
-        table.add_row(item["condition"], item["truth"], item["measured"], item["expected"], reason)
-    if rule["evidence"]:
+        condition = f"{stage}{item['condition']}"
+        table.add_row(condition, item["truth"], item["measured"], item["expected"], reason)
+    if found:
         console.print(table)
     case = rule["case"]
     if case:

@@ -10,20 +10,46 @@ files is believed beyond its shape: who may speak for which process is the expor
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import os
 import re
 import stat
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from gpuwarden.catalogue import PHASES
-from gpuwarden.errors import PermanentError
+from gpuwarden.job_file_fields import Fields, JobFileError, encode
 
-VERSION = 1
+__all__ = [
+    "DEFAULT_DIRECTORY",
+    "DIRECTORY_VARIABLE",
+    "EXIT_DONE",
+    "EXIT_FAULT",
+    "EXIT_HOLD",
+    "EXIT_NOT_RESUMABLE",
+    "EXIT_REQUEUE",
+    "MAX_BYTES",
+    "RUN_ID",
+    "Checkpoint",
+    "Counters",
+    "JobFileError",
+    "LeaveRequest",
+    "OpenedFile",
+    "RequestProgress",
+    "RequestState",
+    "RunDescription",
+    "RunExit",
+    "RunStatus",
+    "UploadProgress",
+    "description_path",
+    "directory",
+    "read",
+    "request_path",
+    "status_path",
+    "write",
+]
+
 MAX_BYTES = 64 * 1024
 DEFAULT_DIRECTORY = Path("/run/gpuwarden")
 DIRECTORY_VARIABLE = "GPUWARDEN_JOBS"
@@ -39,14 +65,6 @@ EXIT_HOLD = 76
 """State is saved; the job left because a rule ended it and must not come back by itself."""
 EXIT_NOT_RESUMABLE = 77
 """The job left, but what it saved cannot be resumed."""
-
-
-class JobFileError(PermanentError):
-    """A job file cannot be used; `reason` is a short machine-readable word for a counter."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class RequestState(StrEnum):
@@ -129,7 +147,7 @@ class RunDescription:
 
     def encode(self) -> bytes:
         """The file's content."""
-        return _encode(dataclasses.asdict(self))
+        return encode(dataclasses.asdict(self))
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
@@ -138,7 +156,7 @@ class RunDescription:
         Raises:
             JobFileError: naming the field.
         """
-        data = _Fields(content)
+        data = Fields(content)
         return cls(
             run_id=_checked(data.text("run_id", 64)),
             pid=data.integer("pid", 1),
@@ -269,7 +287,7 @@ class RunStatus:
 
     def encode(self) -> bytes:
         """The file's content."""
-        return _encode(dataclasses.asdict(self))
+        return encode(dataclasses.asdict(self))
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
@@ -278,7 +296,7 @@ class RunStatus:
         Raises:
             JobFileError: naming the field.
         """
-        data = _Fields(content)
+        data = Fields(content)
         phase = data.text("phase", 32)
         if phase not in PHASES:
             raise JobFileError("phase", f"phase {phase!r} is none of {', '.join(PHASES)}")
@@ -311,7 +329,7 @@ class RunStatus:
         )
 
 
-def _decode_counters(data: _Fields) -> Counters:
+def _decode_counters(data: Fields) -> Counters:
     seconds = data.numbers("phase_seconds")
     return Counters(
         images=data.integer("images", default=0),
@@ -326,7 +344,7 @@ def _decode_counters(data: _Fields) -> Counters:
     )
 
 
-def _decode_checkpoint(data: _Fields | None) -> Checkpoint | None:
+def _decode_checkpoint(data: Fields | None) -> Checkpoint | None:
     if data is None:
         return None
     return Checkpoint(
@@ -337,13 +355,13 @@ def _decode_checkpoint(data: _Fields | None) -> Checkpoint | None:
     )
 
 
-def _decode_upload(data: _Fields | None) -> UploadProgress | None:
+def _decode_upload(data: Fields | None) -> UploadProgress | None:
     if data is None:
         return None
     return UploadProgress(data.optional_number("uploaded"), data.optional_number("pending"))
 
 
-def _decode_progress(data: _Fields | None) -> RequestProgress | None:
+def _decode_progress(data: Fields | None) -> RequestProgress | None:
     if data is None:
         return None
     state = data.text("state", 16)
@@ -352,7 +370,7 @@ def _decode_progress(data: _Fields | None) -> RequestProgress | None:
     return RequestProgress(data.text("decision_id", 64), RequestState(state))
 
 
-def _decode_exit(data: _Fields | None) -> RunExit | None:
+def _decode_exit(data: Fields | None) -> RunExit | None:
     if data is None:
         return None
     return RunExit(data.integer("code"), data.text("reason", 256), data.number("time"))
@@ -385,7 +403,7 @@ class LeaveRequest:
 
     def encode(self) -> bytes:
         """The file's content."""
-        return _encode(dataclasses.asdict(self))
+        return encode(dataclasses.asdict(self))
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
@@ -394,7 +412,7 @@ class LeaveRequest:
         Raises:
             JobFileError: naming the field.
         """
-        data = _Fields(content)
+        data = Fields(content)
         at, then = data.text("at", 16, default="step"), data.text("then", 16, default="requeue")
         if at not in cls.AT:
             raise JobFileError("at", f"at {at!r} is none of {', '.join(cls.AT)}")
@@ -500,107 +518,3 @@ def write(path: Path, content: bytes, *, mode: int = 0o644, durable: bool = Fals
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def _encode(fields: dict[str, Any]) -> bytes:
-    document = {"version": VERSION, **fields}
-    return json.dumps(document, ensure_ascii=True, allow_nan=False).encode() + b"\n"
-
-
-_MISSING: Any = object()
-
-
-class _Fields:
-    """Typed access to a JSON object; every complaint names the field."""
-
-    def __init__(self, content: bytes | dict[str, Any], *, prefix: str = "") -> None:
-        self._prefix = prefix
-        if isinstance(content, dict):
-            self._data = content
-            return
-        try:
-            # Python's reader accepts NaN and Infinity, and very deep nesting overflows its stack.
-            data = json.loads(content.decode(), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise JobFileError("json", f"not valid JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise JobFileError("json", "not a JSON object")
-        version = data.get("version")
-        if isinstance(version, bool) or not isinstance(version, int) or version != VERSION:
-            raise JobFileError("version", f"version {version!r} is not {VERSION}")
-        self._data = data
-
-    def _get(self, name: str, default: Any) -> Any:
-        value = self._data.get(name)
-        if value is None:
-            if default is _MISSING:
-                raise JobFileError("field", f"{self._prefix}{name} is missing")
-            return default
-        return value
-
-    def _wrong(self, name: str, wanted: str) -> JobFileError:
-        return JobFileError("field", f"{self._prefix}{name} is not {wanted}")
-
-    def text(self, name: str, limit: int, *, default: Any = _MISSING) -> str:
-        value = self._get(name, default)
-        if not isinstance(value, str) or len(value) > limit:
-            raise self._wrong(name, f"a string of at most {limit} characters")
-        return value
-
-    def optional_text(self, name: str, limit: int) -> str | None:
-        return self.text(name, limit) if self._data.get(name) is not None else None
-
-    def integer(self, name: str, minimum: int = 0, *, default: Any = _MISSING) -> int:
-        value = self._get(name, default)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not minimum <= value < 2**63:
-            raise self._wrong(name, f"a whole number of at least {minimum}")
-        return int(value)
-
-    def optional_integer(self, name: str) -> int | None:
-        return self.integer(name) if self._data.get(name) is not None else None
-
-    def number(self, name: str, *, default: Any = _MISSING) -> float:
-        value = self._get(name, default)
-        if not _is_number(value):
-            raise self._wrong(name, "a finite number")
-        return float(value)
-
-    def optional_number(self, name: str) -> float | None:
-        return self.number(name) if self._data.get(name) is not None else None
-
-    def boolean(self, name: str) -> bool:
-        value = self._get(name, _MISSING)
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false")
-        return value
-
-    def numbers(self, name: str) -> dict[str, float]:
-        value = self._get(name, {})
-        if not isinstance(value, dict) or len(value) > 64:
-            raise self._wrong(name, "an object of at most 64 numbers")
-        for key, item in value.items():
-            if len(key) > 64 or not _is_number(item):
-                raise self._wrong(f"{name}.{key[:64]}", "a finite number")
-        return {key: float(item) for key, item in value.items()}
-
-    def child(self, name: str) -> _Fields | None:
-        value = self._get(name, None)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self._wrong(name, "an object")
-        return _Fields(value, prefix=f"{self._prefix}{name}.")
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:
-        return False
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")

@@ -86,6 +86,23 @@ def test_a_broken_rule_is_told_with_what_comes_next(servers: World) -> None:
     assert "not ended: the owner has had the notice for" in text.stdout
 
 
+def test_how_far_it_must_still_come_is_told(servers: World) -> None:
+    """The condition of the stage that would end the job, with what was measured for it."""
+    path = servers.folder / "rules.yaml"
+    grade = "when: {signal: gpu_memory_share, agg: min, window: 60s, above: 90%, gpus: any}, "
+    path.write_text(path.read_text().replace("do: terminate, ", f"do: terminate, {grade}"))
+
+    async def story(world: World, why: Any) -> str:
+        while world.state() is not CaseState.NOTIFIED:
+            await world.tick()
+        answer: Asked = await why("proc-1")
+        return " ".join(answer.stdout.split())
+
+    text = told(servers, story)
+    assert "severe-terminate: gpu_memory_share min" in text
+    assert "and from now on gpu_memory_share min over 1m > 90 %" in text
+
+
 def test_a_job_that_breaks_nothing_is_fine(servers: World) -> None:
     """Every rule in one line with what it rests on; `--all` shows the whole; exit status 0."""
     servers.fleet.jobs[0].utilization = 0.9
