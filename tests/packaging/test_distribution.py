@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPONENTS = ("exporter", "trainer", "ruleengine")
-SHIPPED = (".py", ".c", ".json", ".toml", ".yaml", ".typed")
+SHIPPED = (".py", ".c", ".css", ".html", ".json", ".toml", ".yaml", ".typed")
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -69,7 +69,7 @@ class Series:
             elif "memory" in query:
                 value = (30 + 14 * wave) * GIB if share > 0.03 else 4 * GIB
             elif busy and not 0.3 < share < 0.34:
-                value = 310 * (1 + wave)
+                value = 165 * (1 + wave)
             else:
                 continue
             points.append((start + number * step, value))
@@ -94,6 +94,7 @@ def populate(world: World, jobs: int = 24) -> None:
                 memory=31 * GIB,
                 activity={"cpu": 1_799_990_000.0},
                 instance=nodes[number % len(nodes)],
+                run={**RUN, "run_id": f"yolov8m-coco-{number + 14}"} if sleeps else {},
             )
         )
 

@@ -91,6 +91,34 @@ def test_while_enforcement_is_paused_nothing_is_ended_and_every_place_says_why(
     asyncio.run(story())
 
 
+def test_a_pause_that_comes_at_the_last_moment_still_counts(servers: World) -> None:
+    """It is read again after the last look at the facts, right before the decision is written."""
+
+    async def story() -> None:
+        async with asked(servers) as (world, _):
+            asked_for: list[str] = []
+            begun: list[str] = []
+
+            def last_look() -> None:
+                # The agent said who it is: what follows is the look before the act.
+                if asked_for and not begun:
+                    begun.append("now")
+                    world.engine.pauses.begin(
+                        by="root", role="admin", reason="a mistake", seconds=None
+                    )
+
+            world.agent.on_node = lambda: asked_for.append("who it is")
+            world.fleet.before_answer = last_look
+            while not begun:
+                await world.tick()
+            assert "paused" in world.why()
+            await world.tick(20)
+            assert world.agent.requests == []
+            assert "paused" in world.why()
+
+    asyncio.run(story())
+
+
 def test_a_pause_with_an_end_ends_by_itself(servers: World) -> None:
     """To the second, by the engine's clock."""
 
