@@ -14,6 +14,7 @@ from gpuwarden.ruleengine import api_models as shapes
 from gpuwarden.ruleengine import documents, explain, lookups, tickets
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, read_object, seconds, word
+from gpuwarden.ruleengine.cards import CardFilter, cards_document
 from gpuwarden.ruleengine.documents import JobFilter
 from gpuwarden.ruleengine.job_histories import history_document
 from gpuwarden.ruleengine.operations import Operation
@@ -95,6 +96,21 @@ class Api:
                 "What a job did over the last hours, beside what it should do.",
                 TypeAdapter(shapes.History),
                 refusals=_NO_JOB,
+            ),
+            Operation(
+                "GET",
+                "/v1/cards",
+                self.cards,
+                "Every card, and who holds it.",
+                TypeAdapter(shapes.Cards),
+                parameters={
+                    "node": ("string", "A part of the node's address."),
+                    "model": ("string", "A part of the product's name."),
+                    "free": ("boolean", "Only cards that no job holds."),
+                    "offset": ("integer", "How many to pass over."),
+                    "limit": ("integer", "How many at most; all by default."),
+                },
+                refusals={400: "A parameter is not a number."},
             ),
             Operation(
                 "GET",
@@ -185,6 +201,23 @@ class Api:
             broken=_yes(query.get("broken")),
         )
         document = documents.fleet_document(
+            self._engine,
+            person,
+            wanted,
+            offset=whole(query.get("offset"), "offset") or 0,
+            limit=whole(query.get("limit"), "limit"),
+        )
+        return JSONResponse(document)
+
+    async def cards(self, request: Request) -> Response:
+        """Every card, and who holds it."""
+        person, query = self._access.api(request), request.query_params
+        wanted = CardFilter(
+            node=query.get("node", ""),
+            model=query.get("model", ""),
+            free=_yes(query.get("free")),
+        )
+        document = cards_document(
             self._engine,
             person,
             wanted,

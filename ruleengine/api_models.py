@@ -91,6 +91,50 @@ class Jobs(Shape):
     jobs: list[ListedJob]
 
 
+class CardHolder(Shape):
+    """A job that holds a card."""
+
+    job_id: str
+    user: str
+    team: str
+
+
+class Card(Shape):
+    """A card."""
+
+    uuid: str
+    node: str
+    index: str
+    name: str
+    """Empty where it is not known."""
+    memory_total_bytes: float | None
+    throttle: list[str]
+    """What lowers its clocks now."""
+    fresh: bool
+    """Whether its node's snapshot is current."""
+    holders: int
+    """How many jobs hold it."""
+    jobs: list[CardHolder]
+    """Those of them that who asks may see."""
+    cases: dict[str, str]
+    """Rule about cards -> state of its case."""
+
+
+class Cards(Shape):
+    """Cards by node and index."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    time: Time | None
+    all: int
+    """How many there are."""
+    free: int
+    """How many of them no job holds, on nodes that are seen."""
+    total: int
+    """How many fit the filter."""
+    offset: int
+    cards: list[Card]
+
+
 class Job(JobHead):
     """A running job."""
 

@@ -10,6 +10,7 @@ from starlette.routing import Route
 from gpuwarden import durations
 from gpuwarden.ruleengine import charts, documents, explain
 from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.cards import CardFilter, cards_document
 from gpuwarden.ruleengine.documents import JobFilter
 from gpuwarden.ruleengine.job_histories import HOURS
 from gpuwarden.ruleengine.keeps import MAX_KEEP_SECONDS
@@ -18,6 +19,8 @@ from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -66,6 +69,7 @@ class Readings:
             Route("/", self.overview),
             Route("/jobs", self.jobs),
             Route("/jobs/{job_id}", self.job),
+            Route("/cards", self.cards),
             Route("/decisions", self.decisions),
             Route("/decisions/{decision_id}", self.decision),
             Route("/rules", self.rules),
@@ -129,11 +133,6 @@ class Readings:
         )
         total, shown = found["total"], len(found["jobs"])
         first = found["offset"] + 1
-        kept = {name: value for name, value in query.items() if name != "page" and value}
-
-        def turned(page: int) -> str:
-            return f"/jobs?{urlencode({**kept, 'page': page})}"
-
         users = self._engine.rulebook.directory.users.values()
         return self._pages.render(
             "jobs.html",
@@ -148,9 +147,30 @@ class Readings:
             broken=wanted.broken,
             teams=sorted({user.team for user in users if user.team}),
             rules=[rule.id for rule in self._engine.rulebook.rules.rules],
-            newer=turned(number - 1) if number > 1 else "",
-            older=turned(number + 1) if first + shown <= total and shown else "",
-            turn=f"page {number} of {max(1, -(-total // PER_PAGE))}",
+            **_turning("/jobs", query, number, shown=shown, total=total),
+        )
+
+    async def cards(self, request: Request) -> Response:
+        """The cards, who holds them, and which are free."""
+        person, query = self._access.page(request), request.query_params
+        wanted = CardFilter(
+            node=query.get("node", "").strip(),
+            model=query.get("model", "").strip(),
+            free=query.get("free") == "1",
+        )
+        number = page_number(query.get("page"))
+        found = cards_document(
+            self._engine, person, wanted, offset=(number - 1) * PER_PAGE, limit=PER_PAGE
+        )
+        return self._pages.render(
+            "cards.html",
+            request,
+            person,
+            cards=found["cards"],
+            time=found["time"],
+            answer=f"{found['free']} of {found['all']} cards are free.",
+            wanted=wanted,
+            **_turning("/cards", query, number, shown=len(found["cards"]), total=found["total"]),
         )
 
     async def job(self, request: Request) -> Response:
@@ -348,6 +368,23 @@ class Readings:
         return self._pages.render(
             "audit.html", request, person, events=found["events"], people=people, older=older
         )
+
+
+def _turning(
+    path: str, query: Mapping[str, str], number: int, *, shown: int, total: int
+) -> dict[str, Any]:
+    """Links to the pages before and after one of a filtered list."""
+    kept = {name: value for name, value in query.items() if name != "page" and value}
+
+    def turned(page: int) -> str:
+        return f"{path}?{urlencode({**kept, 'page': page})}"
+
+    more = shown > 0 and (number - 1) * PER_PAGE + shown < total
+    return {
+        "newer": turned(number - 1) if number > 1 else "",
+        "older": turned(number + 1) if more else "",
+        "turn": f"page {number} of {max(1, -(-total // PER_PAGE))}",
+    }
 
 
 def _tone(document: dict[str, Any]) -> str:

@@ -11,7 +11,16 @@ import httpx
 import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from tests.ruleengine.browsing import OLGA, ROOT, WEB, WHITELIST, Series, application, populate
+from tests.ruleengine.browsing import (
+    ALICE,
+    OLGA,
+    ROOT,
+    WEB,
+    WHITELIST,
+    Series,
+    application,
+    populate,
+)
 from tests.ruleengine.engines import World, running
 
 from gpuwarden.ruleengine.cases import CaseState
@@ -97,7 +106,14 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
 
             async def read() -> None:
                 for path in (
-                    *("/v1/jobs", "/v1/decisions", "/v1/rules", "/v1/protections", "/v1/health"),
+                    *(
+                        "/v1/jobs",
+                        "/v1/cards",
+                        "/v1/decisions",
+                        "/v1/rules",
+                        "/v1/protections",
+                        "/v1/health",
+                    ),
                     *("/v1/audit", "/v1/enforcement", "/v1/nodes", "/v1/sd/prometheus"),
                 ):
                     await ask("GET", path)
@@ -163,6 +179,39 @@ def test_jobs_are_filtered_and_those_in_trouble_come_first(servers: World) -> No
             assert "proc-1" in alices
             assert set(await ids("node=gpu02")) < set(everything)
             assert (await client.get("/v1/jobs?limit=x")).status_code == 400
+
+    asyncio.run(story())
+
+
+def test_cards_tell_who_holds_them_and_which_are_free(servers: World) -> None:
+    """An owner learns that a card is taken, and not by whom."""
+
+    async def story() -> None:
+        async with asked(servers) as (world, client, _):
+            await world.tick()
+            world.fleet.jobs.pop()
+            free = world.fleet.jobs.pop()
+            world.fleet.spare_cards.append((free.instance, free.uuid, "NVIDIA L4"))
+            await world.tick()
+            document = (await client.get("/v1/cards")).json()
+            assert (document["all"], document["free"]) == (7, 1)
+            (card,) = (await client.get("/v1/cards?free=true")).json()["cards"]
+            assert (card["uuid"], card["holders"], card["jobs"]) == (free.uuid, 0, [])
+            nodes = [card["node"] for card in document["cards"]]
+            assert nodes == sorted(nodes)
+            alice = {"Authorization": f"Bearer {ALICE}"}
+            owners = (await client.get("/v1/cards", headers=alice)).json()["cards"]
+            assert {job["user"] for card in owners for job in card["jobs"]} == {"alice"}
+            assert sum(card["holders"] for card in owners) == 6
+            anonymous = await client.get("/cards?free=1", headers={"Authorization": ""})
+            assert anonymous.status_code == 401
+            page = await client.get("/cards?free=1&model=l4")
+            assert page.text.count(">free<") == 1
+            # A card that is cut into instances is not one of its own.
+            world.fleet.spare_cards.append((free.instance, "MIG-1", "NVIDIA L4 MIG 1g.5gb"))
+            await world.tick()
+            (part,) = (await client.get("/v1/cards?free=true")).json()["cards"]
+            assert part["uuid"] == "MIG-1"
 
     asyncio.run(story())
 

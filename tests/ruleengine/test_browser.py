@@ -56,7 +56,17 @@ LOOK = """() => {
     titles: document.querySelectorAll("h1").length,
   };
 }"""
-PATHS = ("/", "/jobs", "/jobs/proc-1", "/decisions", "/rules", "/protections", "/engine", "/audit")
+PATHS = (
+    "/",
+    "/jobs",
+    "/cards",
+    "/jobs/proc-1",
+    "/decisions",
+    "/rules",
+    "/protections",
+    "/engine",
+    "/audit",
+)
 
 
 @contextlib.asynccontextmanager

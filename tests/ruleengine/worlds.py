@@ -95,6 +95,8 @@ class Fleet:
     waiting: float | None = None
     queries: int = 0
     before_answer: Callable[[], None] | None = None
+    spare_cards: list[tuple[str, str, str]] = field(default_factory=list)
+    """(node, UUID, name) of cards that no job holds."""
 
     async def clock_skew(self) -> float:
         """The server's clock, as the test set it."""
@@ -141,7 +143,7 @@ class Fleet:
             return [Sample({}, float(len(self.nodes)))]
         if metric == "gpuwarden_snapshot_timestamp_seconds":
             return [Sample({"instance": node}, time - 2.0) for node in lit]
-        rows: list[Sample] = []
+        rows = self._spare(metric)
         for job in self.jobs:
             base = {"instance": job.instance, "job_id": job.job_id}
             card = {"instance": job.instance, "uuid": job.uuid, "gpu": "0"}
@@ -157,6 +159,13 @@ class Fleet:
             else:
                 rows += self._lit_inventory(metric, job, base, card)
         return rows
+
+    def _spare(self, metric: str) -> list[Sample]:
+        found = [
+            Sample({"instance": node, "uuid": uuid, "gpu": "0", "name": name}, 1.0)
+            for node, uuid, name in self.spare_cards
+        ]
+        return found if metric == "gpu_info" else []
 
     def _lit_inventory(
         self, metric: str, job: Job, base: dict[str, str], card: dict[str, str]
