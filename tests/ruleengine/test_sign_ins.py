@@ -278,6 +278,9 @@ def test_an_owner_sees_and_keeps_their_own_jobs_only(servers: World) -> None:
                 "/v1/keeps", json={**KEEP, "job_id": theirs}, headers=bearer(ALICE)
             )
             assert kept.status_code == 404
+            own = {**KEEP, "job_id": "proc-1", "for": "2h", "by": "somebody else"}
+            denied_length = await client.post("/v1/keeps", json=own, headers=bearer(ALICE))
+            assert denied_length.json()["error"] == "too_long"
             assert (await client.get("/v1/audit", headers=bearer(ALICE))).status_code == 403
             await sign_in(client, ALICE)
             assert (await client.get(f"/jobs/{theirs}")).status_code == 404
