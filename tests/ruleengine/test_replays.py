@@ -130,6 +130,7 @@ async def _live_events(folder: Path, url: str, test: RuleTest) -> list[tuple[Any
     (folder / "engine.yaml").write_text(
         "version: 1\nprometheus: {url: http://127.0.0.1:1}\nrules: [rules.yaml]\n"
         f"ledger: ledger.sqlite\ntick: {test.tick:.0f}s\nkill_switch: halt\n"
+        f"scrape_interval: {test.interval:.0f}s\n"
     )
     settings, clock = load_settings(folder / "engine.yaml"), OwnedClock(test.start.timestamp())
     with alertmanager_sink(clock) as (sink, _):
@@ -165,7 +166,7 @@ def test_cases_and_stages_are_those_of_the_live_engine(tmp_path: Path) -> None:
     text = RULES.replace("target: job\n  match", "mode: warn\n  target: job\n  match")
     (tmp_path / "rules.yaml").write_text(text)
     rules = load_rule_files([tmp_path / "rules.yaml"])
-    test = made("40m", JOBS, outages=OUTAGES, tick="60s")
+    test = made("40m", JOBS, outages=OUTAGES, tick="60s", interval="15s")
 
     async def both() -> tuple[list[tuple[Any, ...]], Arm]:
         async with temporary_prometheus(history(test)) as url:
@@ -190,15 +191,15 @@ def test_cases_and_stages_are_those_of_the_live_engine(tmp_path: Path) -> None:
 
 
 def test_neither_the_cuts_nor_the_order_of_jobs_change_anything(tmp_path: Path) -> None:
-    """Stretches of 1 minute, 7 minutes or all; the same jobs the other way round."""
+    """Stretches of 5 minutes, 13 minutes or all; the same jobs the other way round."""
     rules = rules_of(tmp_path)
-    forward = made("45m", JOBS, outages=OUTAGES)
+    forward = made("45m", JOBS, outages=OUTAGES, interval="15s")
     backward = forward.model_copy(update={"jobs": forward.jobs[::-1]})
 
     async def each() -> list[Arm]:
         found = []
         async with temporary_prometheus(history(forward)) as url:
-            for stretch in (86400.0, 60.0, 420.0):
+            for stretch in (86400.0, 300.0, 780.0):
                 result = await replayed(plan(url, forward, stretch=stretch), rules)
                 found.append(result.arms[0])
         async with temporary_prometheus(history(backward)) as url:
@@ -223,7 +224,7 @@ def test_what_an_end_would_have_freed_lost_and_spoiled_is_told(tmp_path: Path) -
 - {job: slurm-1, user: cyd, like: idle}
 - {job: proc-unsaved, user: dan, like: idle, age: 5h}
 """)
-    test = made("150m", jobs)
+    test = made("150m", jobs, interval="15s")
     rules = rules_of(tmp_path)
 
     async def run() -> Any:
@@ -259,7 +260,7 @@ def test_limits_hold_as_live_and_it_is_told_when_and_how_many(tmp_path: Path) ->
         {"job": f"proc-{n}", "user": user, "like": "idle", "run": {"saves_every": "10m"}}
         for n, user in enumerate(("ana", "ana", "ben", "cyd"))
     ]
-    test = made("100m", jobs)
+    test = made("100m", jobs, interval="15s")
 
     async def run() -> Any:
         async with temporary_prometheus(history(test)) as url:
