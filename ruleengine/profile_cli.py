@@ -116,6 +116,7 @@ def _history_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--window",
+            metavar="DURATION",
             default="5m",
             show_default=True,
             callback=_read(_seconds),
@@ -124,12 +125,14 @@ def _history_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--scrape-interval",
             "interval",
+            metavar="DURATION",
             callback=_read(_seconds),
             help="How often the nodes were scraped.  [default: of --config, else 5s]",
         ),
         click.option(
             "--timeout",
             "seconds",
+            metavar="DURATION",
             default="60s",
             show_default=True,
             callback=_read(_seconds),
@@ -204,6 +207,7 @@ def profiles() -> None:
 @click.option(
     "--min-trained",
     "trained",
+    metavar="DURATION",
     default="30m",
     show_default=True,
     callback=_read(_seconds),
@@ -212,6 +216,7 @@ def profiles() -> None:
 @click.option(
     "--warm-up",
     "warm_up",
+    metavar="DURATION",
     default="5m",
     show_default=True,
     callback=_read(_seconds),
@@ -340,15 +345,15 @@ def show(
     if output == "json":
         click.echo(json.dumps(comparison_document(found), indent=2))
         return
-    heads = ("TRAINING", "SIGNAL", "PROFILE", "ESTIMATE", "MEASURED", "RUNS", "OFF", "")
+    heads = ["TRAINING", "SIGNAL", "PROFILE", "ESTIMATE"]
+    heads += ["MEASURED", "RUNS", "OFF", ""] if runs else []
     table = Table(*heads, box=None, pad_edge=False)
     before = ""
     for item in found:
         profile, band, measured, deviation = amounts(item)
-        remark = item.remark if runs else ""
         words = "" if item.words == before else item.words
-        count = str(item.runs) if runs else ""
-        table.add_row(words, item.signal, profile, band, measured, count, deviation, remark)
+        seen = (measured, str(item.runs), deviation, item.remark) if runs else ()
+        table.add_row(words, item.signal, profile, band, *seen)
         before = item.words
     open_console().print(table)
 
@@ -399,7 +404,12 @@ async def _of_shard(
         except ServiceUnavailable as error:
             click.echo(f"{url} fails ({error}): the next replica is asked", err=True)
     url = replicas[-1]
-    return await collect(url, client, period, seconds=seconds, told=_shown(bar, url))
+    try:
+        return await collect(url, client, period, seconds=seconds, told=_shown(bar, url))
+    except ServiceUnavailable as error:
+        raise ServiceUnavailable(
+            f"Prometheus at {url}: {error}: is it running, and is its address right?"
+        ) from error
 
 
 def _shown(bar: Progress, words: str) -> Callable[[float], None]:

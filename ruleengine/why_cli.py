@@ -73,6 +73,8 @@ def why(
     Exit status: 0 it breaks no rule, as far as is known; 1 it breaks one, or was ended by one;
     2 wrong usage, or JOB means several jobs; 3 no such job was seen, or the engine does not answer.
     """
+    if not job.strip():
+        raise click.UsageError("JOB is empty: `gpuwarden jobs list` shows those that run")
     document = _found(job, url, token_headers(token_file))
     if output == "json":
         click.echo(json.dumps(document, indent=2))

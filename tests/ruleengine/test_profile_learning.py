@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.servers import free_port
 
+from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.histories import history
 from gpuwarden.ruleengine.loading import check_rule_files
 from gpuwarden.ruleengine.profile_cli import profiles
@@ -275,6 +276,14 @@ def test_profiles_are_shown_beside_estimate_and_measurement(asked: dict[str, Any
     assert head == ["TRAINING", "SIGNAL", "PROFILE", "ESTIMATE", "MEASURED", "RUNS", "OFF"]
 
 
+def test_a_server_that_is_away_is_named() -> None:
+    """Exit status 3, and which address it was."""
+    url = f"http://127.0.0.1:{free_port()}"
+    result = CliRunner().invoke(profiles, ["learn", "--prometheus", url])
+    assert isinstance(result.exception, ServiceUnavailable)
+    assert f"Prometheus at {url}: " in str(result.exception)
+
+
 def test_shipped_profiles_are_shown_without_a_server() -> None:
     """What gpuwarden brings, beside its own formula."""
     result = CliRunner().invoke(profiles, ["show"])
@@ -289,6 +298,7 @@ def test_shipped_profiles_are_shown_without_a_server() -> None:
         (("learn", "--from", "yesterday"), "is no moment"),
         (("learn", "--from", "now", "--to", "now"), "at least one --window"),
         (("learn", "--window", "5"), "lacks a unit"),
+        (("show", "/nowhere/rules.yaml", "--window", "0s"), "more than 0s"),
     ],
 )
 def test_wrong_usage_is_told(arguments: tuple[str, ...], text: str) -> None:
