@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gpuwarden.errors import GpuwardenError
+from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, health
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
@@ -26,7 +26,7 @@ from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.slurm_queues import with_queue
 from gpuwarden.ruleengine.telling import Teller
-from gpuwarden.ruleengine.ticks import OUTAGE_TICKS, TickCounts
+from gpuwarden.ruleengine.ticks import BUDGET_SHARE, OUTAGE_TICKS, Breaker, TickCounts
 from gpuwarden.ruleengine.usages import Usage
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
 from gpuwarden.ruleengine.views import View, pair_of
@@ -98,6 +98,7 @@ class Engine:
         self.clock = clock
         self.started_at = clock.wall()
         self.ticks = TickCounts()
+        self.breaker = Breaker(settings.tick)
         self.view = View()
         self.superseded = ""
         self.epoch = ledger.next_epoch(clock.wall())
@@ -148,9 +149,6 @@ class Engine:
                 await self._tick_or_end()
                 spent = self.clock.monotonic() - begun
                 self.ticks.last_seconds = spent
-                if spent > self.settings.tick:
-                    self.ticks.count("overrun")
-                    log.warning("tick overrun", seconds=round(spent, 1), tick=self.settings.tick)
                 # Late ticks are skipped, never made up for.
                 await self._pause(max(0.0, self.settings.tick - spent))
         finally:
@@ -184,8 +182,9 @@ class Engine:
         if self._superseded():
             return
         self.reclaimer.follow()
+        begun = self.clock.monotonic()
         try:
-            facts = await self._gather()
+            facts = await self._asked(begun)
         except GpuwardenError as error:
             self.ticks.count("discarded")
             self.ticks.last_error = str(error)
@@ -197,6 +196,7 @@ class Engine:
             view.halted_since = self.view.halted_since
             self.view = view
             self.usage.add(facts, self.clock.monotonic())
+            self._budget(self.clock.monotonic() - begun)
             await self._enforce(facts)
             for pair in self._upkeep.run(facts):
                 self._judgements.forget(pair)
@@ -204,6 +204,35 @@ class Engine:
             self.ticks.last_error = ""
             self.ticks.last_completed = self.clock.wall()
         await self.teller.tell(self.view)
+
+    async def _asked(self, now: float) -> FleetFacts:
+        """Facts for a tick, unless Prometheus has failed so often that it is spared for a while."""
+        wait = self.breaker.wait(now)
+        if wait > 0:
+            raise ServiceUnavailable(
+                f"{self.ticks.last_failure} (asked again in {wait:.0f} s, after "
+                f"{self.breaker.failures} failures in a row)"
+            )
+        try:
+            facts = await self._gather()
+        except GpuwardenError as error:
+            self.breaker.failed(self.clock.monotonic())
+            self.ticks.last_failure = str(error)
+            raise
+        self.breaker.succeeded()
+        return facts
+
+    def _budget(self, spent: float) -> None:
+        """A tick that took too long until now ends nothing: the next one is near."""
+        allowed = BUDGET_SHARE * self.settings.tick
+        self.ticks.late = ""
+        if spent > allowed:
+            self.ticks.late = (
+                f"the tick took {spent:.1f} s until now; {allowed:.1f} s are allowed of every "
+                f"{self.settings.tick:.0f} s"
+            )
+            self.ticks.count("overrun")
+            log.warning("tick overrun; it ends nothing", seconds=round(spent, 1), allowed=allowed)
 
     def _superseded(self) -> bool:
         """Whether the ledger is not this engine's own any more; it then does nothing at all."""
@@ -379,6 +408,7 @@ class Engine:
             notices_skew=self.teller.skew,
             bad_files=self.rulebook.problem,
             paused=self.pauses.sentence,
+            late=self.ticks.late,
         )
 
     def unproven_cards(self, facts: FleetFacts) -> set[str]:

@@ -76,6 +76,7 @@ class Situation:
         bad_files: why the rule files or the directory in force are not those on disk, or "".
         running: jobs that run on nodes that are not dark, where `facts` holds only some of them.
         paused: who paused enforcement, until when and why, in words, or "".
+        late: why this tick comes too late to act, in words, or "".
         groups: limits of single files, beside those over all.
         ended_rules: whose those of this tick are.
         due_rules: rule -> owners, as in `due_owners`, of the jobs that it would end.
@@ -97,6 +98,7 @@ class Situation:
     bad_files: str = ""
     running: int | None = None
     paused: str = ""
+    late: str = ""
     groups: Sequence[LimitGroup] = ()
     ended_rules: Sequence[str] = ()
     due_rules: Mapping[str, Collection[str]] = field(default_factory=lambda: MappingProxyType({}))
@@ -135,6 +137,8 @@ def fleet_blocks(situation: Situation) -> list[Blocked]:
         found.append(Blocked("kill_switch", "the kill switch is on"))
     if situation.paused:
         found.append(Blocked("paused", situation.paused))
+    if situation.late:
+        found.append(Blocked("late_tick", situation.late))
     if situation.bad_files:
         found.append(Blocked("bad_files", situation.bad_files))
     if situation.settled_for < situation.settle_after:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwarden.ruleengine.ticks import OUTAGE_TICKS
+from gpuwarden.ruleengine.ticks import FAILURES, OUTAGE_TICKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,6 +23,9 @@ def problems(engine: Engine) -> list[str]:
     age = None if last is None else engine.clock.wall() - last
     if age is None or age > OUTAGE_TICKS * engine.settings.tick + ticks.last_seconds:
         found.append("no tick has been completed lately: is Prometheus up?")
+    failures = engine.breaker.failures
+    if failures >= FAILURES:
+        found.append(f"Prometheus has failed {failures} times in a row: it is asked less often")
     return [*found, *(text for text in (engine.rulebook.problem, engine.teller.problem) if text)]
 
 
@@ -33,6 +36,7 @@ def rows(engine: Engine) -> Iterator[tuple[str, Iterable[Row]]]:
         engine: read, never changed.
     """
     yield "gpuwarden_engine_start_timestamp_seconds", [((), engine.started_at)]
+    yield "gpuwarden_engine_failed_ticks", [((), float(engine.breaker.failures))]
     replicas = engine.teller.replicas
     yield (
         "gpuwarden_engine_alertmanager_up",

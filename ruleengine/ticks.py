@@ -12,6 +12,44 @@ if TYPE_CHECKING:
 
 OUTAGE_TICKS = 3
 """More than this many ticks without a completed one is an outage; time in it does not count."""
+BUDGET_SHARE = 0.5
+"""Of its interval a tick may take this much until enforcement: what is later ends nothing."""
+FAILURES = 3
+"""After so many ticks in a row without facts Prometheus is asked less often."""
+MAX_BACK_OFF_SECONDS = 60.0
+
+
+class Breaker:
+    """Spares a Prometheus that fails: it is asked less often then, at least once a minute.
+
+    Args:
+        tick: seconds between two ticks.
+    """
+
+    def __init__(self, tick: float) -> None:
+        self._tick = tick
+        self._retry_at: float | None = None
+        self.failures = 0
+        """Ticks in a row for which it was asked and gave no facts."""
+
+    def wait(self, now: float) -> float:
+        """Seconds until it may be asked again; 0 if now.
+
+        Args:
+            now: monotonic time.
+        """
+        return 0.0 if self._retry_at is None else max(0.0, self._retry_at - now)
+
+    def failed(self, now: float) -> None:
+        """It was asked at this monotonic time, and gave no facts."""
+        self.failures += 1
+        if self.failures >= FAILURES:
+            longer = self._tick * 2.0 ** min(self.failures - FAILURES + 1, 8)
+            self._retry_at = now + min(MAX_BACK_OFF_SECONDS, longer)
+
+    def succeeded(self) -> None:
+        """It gave facts: it is asked every tick again."""
+        self.failures, self._retry_at = 0, None
 
 
 @dataclass(slots=True)
@@ -23,6 +61,10 @@ class TickCounts:
     verdicts: dict[tuple[str, str], int] = field(default_factory=dict)
     last_completed: float | None = None
     last_seconds: float = 0.0
+    late: str = ""
+    """Why the last tick came too late to end anything, or an empty string."""
+    last_failure: str = ""
+    """What Prometheus last said instead of facts."""
     last_error: str = ""
     """Why the last tick was discarded, or an empty string."""
 

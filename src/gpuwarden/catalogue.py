@@ -622,6 +622,13 @@ _ENGINE = (
     ),
     _engine("gpuwarden_engine_tick_seconds", _G, "seconds", "How long the last tick took."),
     _engine("gpuwarden_engine_ticks_total", _C, "", "Ticks by outcome.", "outcome"),
+    _engine(
+        "gpuwarden_engine_failed_ticks",
+        _G,
+        "",
+        "How often in a row Prometheus was asked and gave no facts; from 3 on it is asked less "
+        "often, at least once a minute.",
+    ),
     _engine("gpuwarden_engine_enforcement_halted", _G, "", "1 while no job is ended.", "reason"),
     _engine(
         "gpuwarden_engine_enforcement_paused", _G, "", "1 while a person has paused every end."

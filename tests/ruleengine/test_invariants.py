@@ -85,7 +85,7 @@ def _slow(world: World) -> None:
     [
         (_dark, {"dark_nodes", "facts_incomplete"}),
         (_skewed, {"clock_skew", "facts_incomplete"}),
-        (_slow, {"stale_facts"}),
+        (_slow, {"stale_facts", "late_tick"}),
         (_down, {"no_facts"}),
     ],
 )
