@@ -169,7 +169,9 @@ def test_what_was_not_measured_is_not_idle(tmp_path: Path) -> None:
     )
     tests = (
         "\ntests:\n- name: not measured\n  interval: 15s\n  tick: 15s\n  jobs:\n"
-        + "".join(f"  - {{job: {job}, cpu: 0 cores, log: false}}\n" for job in jobs)
+        + "".join(
+            f"  - {{job: {job}, cpu: 0 cores, log: false, heartbeat: false}}\n" for job in jobs
+        )
         + f"  series:\n{series}  expect:\n"
         + "".join(
             f"  - {{at: {at}, rule: {rule}, job: {job}, verdict: unknown, stage: none}}\n"

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.ruleengine.lives import WHITELIST, Lives, rule_text
+from tests.ruleengine.worlds import Job
 
 from gpuwarden.ruleengine.cases import CaseState
 
@@ -170,8 +171,36 @@ async def _any(lives: Lives, steps: list[Step]) -> None:
     await lives.tick(LONG)
 
 
-@settings(deadline=None, max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(steps=st.lists(_STEPS, min_size=1, max_size=12))
+def _story_of(order: list[int], stranger: bool) -> list[tuple[float, str, str]]:
+    """Who was ended when, with the jobs in an order, and maybe with a busy one of a third user."""
+    with _lives(jobs=6) as lives:
+
+        async def story() -> None:
+            lives.fleet.jobs = [lives.fleet.jobs[place] for place in order]
+            if stranger:
+                busy = Job("proc-busy", user="eve", uuid="GPU-busy", utilization=0.8)
+                lives.fleet.jobs.insert(len(order) // 2, busy)
+            try:
+                await lives.tick(LONG)
+            finally:
+                await lives.close()
+
+        asyncio.run(story())
+        assert lives.seen.faults == []
+        return lives.seen.ends
+
+
+@settings(deadline=None, max_examples=3)
+@given(order=st.permutations(range(6)), stranger=st.booleans())
+def test_neither_order_nor_strangers_change_who_is_ended_and_when(
+    order: list[int], stranger: bool
+) -> None:
+    """The same jobs end at the same ticks, however they are listed and whoever else is there."""
+    assert _story_of(order, stranger) == _story_of(list(range(6)), stranger=False)
+
+
+@settings(deadline=None, max_examples=6, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(steps=st.lists(_STEPS, min_size=1, max_size=10))
 def test_promises_and_limits_hold_through_every_life(steps: list[Step]) -> None:
     """No end that the world as it is does not allow, whatever came before."""
     _checked(lambda lives: _any(lives, steps))
