@@ -11,6 +11,7 @@ from gpuwarden.ruleengine.conditions import (
     Any_,
     Comparing,
     Gpus,
+    GpuShare,
     NeedsMemory,
     NoProgress,
     Not,
@@ -59,7 +60,7 @@ def normal(condition: Condition, *, negated: bool = False) -> Condition:
                     if piece not in parts:
                         parts.append(piece)
             return parts[0] if len(parts) == 1 else _joined(parts, whole=whole)
-        case Signal() | Promql() if negated and not _by_share(condition):
+        case Signal() | Promql() if negated and not _without_opposite(condition):
             return _turned(condition)
         case _:
             return Not.model_construct(not_=condition) if negated else condition
@@ -82,8 +83,11 @@ def _joined(parts: Sequence[Condition], *, whole: bool) -> Condition:
     return All.model_construct(all=joined) if whole else Any_.model_construct(any=joined)
 
 
-def _by_share(condition: Signal | Promql) -> bool:
-    return isinstance(condition, Signal) and condition.share is not None
+def _without_opposite(condition: Signal | Promql) -> bool:
+    """Whether it is about a share, of samples or of cards: what is left over is no such share."""
+    return isinstance(condition, Signal) and (
+        condition.share is not None or isinstance(condition.gpus, GpuShare)
+    )
 
 
 def _turned(condition: Signal | Promql) -> Condition:
@@ -206,9 +210,7 @@ def _limit(part: str, old: Comparing, new: Comparing) -> Iterator[Change]:
 
 def _signals(part: str, old: Signal, new: Signal) -> Iterator[Change]:
     yield from _limit(part, old, new)
-    if old.gpus is not new.gpus:
-        effect = more(new.gpus is Gpus.ANY) if old.gpus and new.gpus else Effect.DIFFERENT
-        yield Change(f"{part}.gpus", effect, str(old.gpus or "none"), str(new.gpus or "none"))
+    yield from _cards(part, old.gpus, new.gpus)
     how = (_how(old), _how(new))
     if how[0] != how[1]:
         yield Change(f"{part}.agg", _aggregates(old, new), *how)
@@ -290,9 +292,25 @@ def _profiles(part: str, old: ProfileCondition, new: ProfileCondition) -> Iterat
             yield Change(f"{part}.{name}", _deviations(first, second), str(first), str(second))
     if old.window != new.window:
         yield Change(f"{part}.window", Effect.DIFFERENT, str(old.window), str(new.window))
-    if old.gpus is not new.gpus:
-        effect = more(new.gpus is Gpus.ANY)
-        yield Change(f"{part}.gpus", effect, old.gpus.value, new.gpus.value)
+    yield from _cards(part, old.gpus, new.gpus)
+
+
+def _cards(part: str, old: Gpus | GpuShare | None, new: Gpus | GpuShare | None) -> Iterator[Change]:
+    """Of how many cards it must be true: the fewer, the sooner."""
+    before, after = (None if gpus is None else _needed(gpus) for gpus in (old, new))
+    if before == after:
+        return
+    effect = Effect.DIFFERENT
+    if before is not None and after is not None:
+        effect = more(after < before)
+    yield Change(f"{part}.gpus", effect, str(old or "none"), str(new or "none"))
+
+
+def _needed(gpus: Gpus | GpuShare) -> float:
+    """The share of the cards; 0 for any."""
+    if isinstance(gpus, GpuShare):
+        return gpus.share
+    return 1.0 if gpus is Gpus.ALL else 0.0
 
 
 def _deviations(old: Deviation, new: Deviation) -> Effect:

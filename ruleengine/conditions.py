@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.ruleengine import quantities, signals
@@ -30,6 +40,54 @@ class Gpus(StrEnum):
     ANY = "any"
 
 
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """Of at least this share of the job's cards: more than 0, at most 1."""
+
+    share: float
+
+    @property
+    def value(self) -> str:
+        """As it is written, such as 75%."""
+        return f"{round(100 * self.share, 4):g}%"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def _of_cards(value: object) -> Gpus | GpuShare:
+    if isinstance(value, (Gpus, GpuShare)):
+        return value
+    words = tuple(word.value for word in Gpus)
+    if value in words:
+        return Gpus(value)
+    share = None
+    if isinstance(value, str) and value.endswith("%"):
+        share = quantities.parse_ratio(value)
+    if share is None or not 0 < share <= 1:
+        raise PydanticCustomError(
+            "GW104",
+            "{value} is neither all, any nor a share of the cards such as 75%",
+            {"value": repr(value), "known": words, "word": str(value)},
+        )
+    return GpuShare(share)
+
+
+OfCards = Annotated[
+    Gpus | GpuShare,
+    PlainValidator(_of_cards),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": [word.value for word in Gpus]},
+                {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?%$"},
+            ],
+            "examples": ["all", "any", "75%"],
+        }
+    ),
+    PlainSerializer(str, when_used="json"),
+]
+"""`all`, `any`, or at least a share of the job's cards."""
 Aggregate = Literal["min", "max", "avg", "last"]
 Channel = Literal["log", "heartbeat", "cpu"]
 
@@ -116,8 +174,9 @@ class Signal(Comparing):
     """How far back it looks; not with `agg: last`."""
     share: Annotated[Ratio, Field(gt=0, le=1)] | None = None
     """Share of the window's samples for which the comparison holds."""
-    gpus: Gpus | None = None
-    """Of all or of any of the job's cards; mandatory for signals of a card in `target: job`."""
+    gpus: OfCards | None = None
+    """Of all, of any, or of at least a share of the job's cards; mandatory for signals of a card in
+    `target: job`."""
 
     @model_validator(mode="after")
     def _fits_the_signal(self) -> Self:
@@ -227,8 +286,8 @@ class ProfileCondition(Strict):
     """Which deviations count; any of them suffices."""
     window: WindowText
     """The mean over this window is compared."""
-    gpus: Gpus = Gpus.ALL
-    """For memory and utilization: of all or of any of the job's cards."""
+    gpus: OfCards = Gpus.ALL
+    """For memory and utilization: of all, of any, or of at least a share of the job's cards."""
 
     def key(self, name: str) -> SignalKey:
         """The query behind one entry."""

@@ -20,6 +20,7 @@ from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
     Gpus,
+    GpuShare,
     NeedsMemory,
     NoProgress,
     Not,
@@ -66,6 +67,26 @@ def all_of(truths: Iterable[Truth]) -> Truth:
 def any_of(truths: Iterable[Truth]) -> Truth:
     """Kleene's disjunction: the maximum; UNKNOWN of nothing."""
     return max(truths, key=lambda truth: truth.value, default=Truth.UNKNOWN)
+
+
+def share_of(truths: Iterable[Truth], share: float) -> Truth:
+    """Whether at least a share of them is YES: known as soon as what is unknown cannot matter."""
+    found = list(truths)
+    if not found:
+        return Truth.UNKNOWN
+    # A third of three is one, whatever binary fractions make of it.
+    needed = share * len(found) - 1e-9
+    yes, unknown = found.count(Truth.YES), found.count(Truth.UNKNOWN)
+    if yes >= needed:
+        return Truth.YES
+    return Truth.NO if yes + unknown < needed else Truth.UNKNOWN
+
+
+def of_cards(truths: Iterable[Truth], gpus: Gpus | GpuShare) -> Truth:
+    """The truth for a job, of those of its cards."""
+    if isinstance(gpus, GpuShare):
+        return share_of(truths, gpus.share)
+    return all_of(truths) if gpus is Gpus.ALL else any_of(truths)
 
 
 def negate(truth: Truth) -> Truth:
@@ -262,7 +283,10 @@ def _unknown(condition: str, reason: str, measured: str = "") -> Evidence:
     return Evidence(condition, Truth.UNKNOWN, measured=measured, reason=reason)
 
 
-_GPUS = {Gpus.ALL: "all GPUs", Gpus.ANY: "any GPU"}
+def _which(gpus: Gpus | GpuShare) -> str:
+    if isinstance(gpus, GpuShare):
+        return f"at least {quantities.render(gpus.share, quantities.Unit.RATIO)} of the GPUs"
+    return "all GPUs" if gpus is Gpus.ALL else "any GPU"
 
 
 class _Judge:
@@ -381,7 +405,7 @@ class _Judge:
             return self._job_value(text, condition, key)
         wanted = condition.gpus or Gpus.ALL
         return self._cards(
-            f"{text}, {_GPUS[wanted]}" if self._rule.target is Target.JOB else text,
+            f"{text}, {_which(wanted)}" if self._rule.target is Target.JOB else text,
             key,
             wanted,
             holds=condition.holds,
@@ -405,7 +429,7 @@ class _Judge:
         self,
         text: str,
         key: SignalKey,
-        gpus: Gpus,
+        gpus: Gpus | GpuShare,
         *,
         holds: _Holds,
         expected: Expected | None = None,
@@ -413,7 +437,7 @@ class _Judge:
         """A comparison on each card that the job holds."""
         found = [(gpu, *self._card(gpu, key, holds)) for gpu in self._job.gpus]
         truths = [truth for _, truth, _ in found]
-        truth = all_of(truths) if gpus is Gpus.ALL else any_of(truths)
+        truth = of_cards(truths, gpus)
         reason = ""
         if truth is Truth.UNKNOWN:
             reason = next((why for _, _, why in found if why), "no_gpus")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from gpuwarden.ruleengine import evaluation, signals
 from gpuwarden.ruleengine.conditions import (
     Gpus,
+    GpuShare,
     NeedsMemory,
     NoProgress,
     ProfileCondition,
@@ -28,7 +29,7 @@ from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Truth
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from gpuwarden.ruleengine.conditions import Comparing, Leaf
     from gpuwarden.ruleengine.measures import Layout
@@ -47,6 +48,7 @@ _COMPARISONS = {
     "at_most": operator.le,
 }
 _CODES = {Truth.NO: NO, Truth.UNKNOWN: UNKNOWN, Truth.YES: YES}
+_TRUTHS = {code: truth for truth, code in _CODES.items()}
 
 
 class LeafProgram(Protocol):
@@ -107,7 +109,7 @@ def _single(leaf: Leaf, rule: Rule, layout: Layout, moment: Moment) -> LeafProgr
     match leaf:
         case Signal() | Promql() if leaf.key in layout.job:
             return _OfJob(leaf, layout, moment)
-        case Signal() if leaf.key in layout.cards and leaf.gpus in (None, Gpus.ALL, Gpus.ANY):
+        case Signal() if leaf.key in layout.cards:
             return _Cards(leaf.key, leaf.gpus, _limit(leaf), layout=layout, moment=moment)
         case NoProgress() if leaf.key in layout.job:
             return _Progress(leaf, layout, moment)
@@ -151,6 +153,14 @@ def _missing_or_early(value: float, horizon: float, warm: float) -> tuple[str, .
     return ("cold_start",) if horizon < warm else ()
 
 
+def _combined(wanted: Gpus | GpuShare | None) -> Callable[[Iterable[int]], int]:
+    """How the answers of a job's cards become that of the job."""
+    if not isinstance(wanted, GpuShare):
+        return max if wanted is Gpus.ANY else min
+    share = wanted.share
+    return lambda codes: _CODES[evaluation.share_of((_TRUTHS[code] for code in codes), share)]
+
+
 class _Cards:
     """A comparison on each card that the job holds."""
 
@@ -159,7 +169,7 @@ class _Cards:
     def __init__(
         self,
         key: SignalKey,
-        wanted: Gpus | None,
+        wanted: Gpus | GpuShare | None,
         holds: _Holds,
         *,
         layout: Layout,
@@ -168,7 +178,7 @@ class _Cards:
         self._key, self._layout, self._holds = key, layout, holds
         self._only, self._horizon = layout.first(key, 1), moment.horizon(key)
         self._device = signals.SIGNALS[key.signal].device
-        self._combine = max if wanted is Gpus.ANY else min
+        self._combine = _combined(wanted)
 
     def truth(self, job: JobFacts, numbers: array[float], warm: float) -> int:
         gpus = job.gpus

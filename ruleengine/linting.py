@@ -394,7 +394,8 @@ def _one_idle_card(placed: _Placed) -> bool:
             low = condition.profile.gpu_utilization.direction is not innocent
         case _:
             return False
-    return low and (condition.gpus is Gpus.ANY) != negated
+    innocent_gpus = Gpus.ANY if negated else Gpus.ALL
+    return low and condition.gpus not in (innocent_gpus, None)
 
 
 def _grounding(rule: Rule, stage: Stage) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
     Gpus,
+    GpuShare,
     NeedsMemory,
     NoProgress,
     Not,
@@ -45,7 +46,6 @@ _COMPARISONS = {
     "below": "is below",
     "at_most": "is at most",
 }
-_GPUS = {Gpus.ALL: " on all cards of the job", Gpus.ANY: " on at least one card of the job"}
 _MODES = {
     Mode.OBSERVE: "only records what it would do",
     Mode.WARN: "tells owners, and only records what it would end",
@@ -247,8 +247,16 @@ def _signal_words(condition: Signal, target: Target) -> str:
     else:
         how = _AGGREGATES[condition.agg or "avg"].format(window=window)
         text = f"{how} of {condition.signal} {limit}"
-    gpus = "" if condition.gpus is None or target is Target.GPU else _GPUS[condition.gpus]
+    gpus = "" if condition.gpus is None or target is Target.GPU else _where(condition.gpus)
     return text + gpus
+
+
+def _where(gpus: Gpus | GpuShare) -> str:
+    """On how many of a job's cards."""
+    if isinstance(gpus, GpuShare):
+        share = quantities.render(gpus.share, quantities.Unit.RATIO)
+        return f" on at least {share} of the job's cards"
+    return " on all cards of the job" if gpus is Gpus.ALL else " on at least one card of the job"
 
 
 def _profile_words(condition: ProfileCondition) -> str:
@@ -256,7 +264,7 @@ def _profile_words(condition: ProfileCondition) -> str:
         f"{name} is {deviation} of what is expected"
         for name, deviation in condition.profile.entries.items()
     ]
-    return f"the mean of the last {condition.window}: {', or '.join(parts)}{_GPUS[condition.gpus]}"
+    return f"the mean of the last {condition.window}: {', or '.join(parts)}{_where(condition.gpus)}"
 
 
 def _query(key: SignalKey, scrape_interval: float) -> dict[str, Any]:

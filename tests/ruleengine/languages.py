@@ -36,7 +36,7 @@ NUMBERS = (0.0, 0.03, 0.05, 0.5, 0.96, 1.0, 3.0, 60.0, 88.0, 120.0, 2.0 * GIB, 3
 """Values on either side of the limits, and at them."""
 _SIDES = st.sampled_from(["above", "at_least", "below", "at_most"])
 _WINDOWS = st.sampled_from(["4 samples", "30s", "5m", "15m"])
-_GPUS = st.sampled_from(["all", "any"])
+_GPUS = st.sampled_from(["all", "any", "50%", "100%"])
 _SHARES = st.sampled_from(["25%", "80%", "100%"])
 _DEVIATIONS = {
     "throughput": ["below 15%", "outside 30%, at least 5 img/s"],
