@@ -71,6 +71,7 @@ class PrometheusClient:
         client: httpx.AsyncClient | None = None,
         clock: Clock | None = None,
         replica_labels: Sequence[str] = (),
+        fold: bool = False,
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -81,10 +82,12 @@ class PrometheusClient:
             client: a client with credentials or TLS settings of its own; it is closed with this.
             clock: this machine's clock.
             replica_labels: by which the server tells replicas apart; dropped from rows.
+            fold: ask Thanos to fold these, and no others: not those of its own configuration.
         """
         self._url = url.rstrip("/")
         self._timeout = timeout
         self._replica_labels = tuple(replica_labels)
+        self._fold = fold
         self._clock = clock or SystemClock()
         self._client = client or httpx.AsyncClient(timeout=timeout, follow_redirects=False)
 
@@ -142,7 +145,7 @@ class PrometheusClient:
             **WHOLE,
             **extra,
         }
-        if self._replica_labels:
+        if self._fold:
             form["replicaLabels[]"] = self._replica_labels
         reply = await self._post(form)
         plain = _plain_rows(reply.body)

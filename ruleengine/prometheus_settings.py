@@ -79,9 +79,9 @@ class PrometheusSettings(Strict):
     ca_file: File | None = None
     """Certificates for the servers' TLS; the system's by default."""
     replica_labels: Annotated[tuple[Label, ...], BeforeValidator(as_tuple)] = REPLICA_LABELS
-    """Labels by which a global view tells replicas apart: Thanos is asked to fold them, and they
-    are dropped from what comes. Rows that then still differ in nothing but their value are a
-    partial answer: nothing is judged."""
+    """Labels by which a global view tells replicas apart: they are dropped from what comes, and
+    rows that then differ in nothing but their value are a partial answer: nothing is judged. If
+    they are given here, Thanos is asked to fold these in place of its own --query.replica-label."""
 
     @model_validator(mode="after")
     def _whole(self) -> PrometheusSettings:

@@ -151,6 +151,7 @@ def _prometheus(
                     client=client,
                     clock=clock,
                     replica_labels=chosen.replica_labels,
+                    fold="replica_labels" in chosen.model_fields_set,
                 ),
             )
             for url in shard

@@ -62,9 +62,13 @@ def _serving(answer: Serve) -> Iterator[str]:
         server.server_close()
 
 
-def _ask(url: str, query: str = "up", replica_labels: tuple[str, ...] = ()) -> list[Sample]:
+def _ask(
+    url: str, query: str = "up", replica_labels: tuple[str, ...] = (), *, fold: bool = False
+) -> list[Sample]:
     async def once() -> list[Sample]:
-        async with PrometheusClient(url, timeout=5, replica_labels=replica_labels) as client:
+        async with PrometheusClient(
+            url, timeout=5, replica_labels=replica_labels, fold=fold
+        ) as client:
             return await client.instant(query, 1000.25)
 
     return asyncio.run(once())
@@ -150,8 +154,9 @@ def test_what_compatible_servers_say_when_they_have_not_everything(answer: Answe
         _ask(url)
 
 
-def test_labels_of_replicas_are_dropped_and_thanos_is_asked_to_fold_them() -> None:
-    """One row of two replicas that agree; rows of different series stay apart."""
+@pytest.mark.parametrize("fold", [True, False])
+def test_labels_of_replicas_are_dropped_and_thanos_may_be_asked_to_fold_them(*, fold: bool) -> None:
+    """One row of two replicas that agree; by default Thanos folds what it was told to fold."""
     forms: list[dict[str, str]] = []
 
     def answer(form: dict[str, str]) -> Answer:
@@ -163,9 +168,9 @@ def test_labels_of_replicas_are_dropped_and_thanos_is_asked_to_fold_them() -> No
         )
 
     with _serving(answer) as url:
-        rows = _ask(url, replica_labels=("replica",))
+        rows = _ask(url, replica_labels=("replica",), fold=fold)
     assert rows == [Sample({"job": "x"}, 1.0), Sample({"job": "y"}, 2.0)]
-    assert forms[0]["replicaLabels[]"] == "replica"
+    assert forms[0].get("replicaLabels[]") == ("replica" if fold else None)
 
 
 def test_replicas_that_contradict_each_other_are_no_answer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -253,8 +254,8 @@ def test_the_probe_asks_for_the_engines_time() -> None:
     assert a.times | b.times == {NOW}
 
 
-def test_of_two_real_servers_the_one_with_fresh_nodes_answers() -> None:
-    """The probe is PromQL, and Prometheus' own word counts: fresh, old, and none at all."""
+def test_of_two_real_servers_the_one_with_fresh_nodes_answers_until_it_is_stopped() -> None:
+    """The probe is PromQL, and Prometheus' own word counts; then the other one takes over."""
 
     def history(*ages: float) -> History:
         made = History()
@@ -264,19 +265,28 @@ def test_of_two_real_servers_the_one_with_fresh_nodes_answers() -> None:
             made.add("gpuwarden_snapshot_timestamp_seconds", at, at - 1.0, labels)
         return made
 
-    async def story() -> dict[str, str]:
+    async def story() -> list[dict[str, str]]:
+        server = contextlib.AsyncExitStack()
         async with (
             temporary_prometheus(history(2.0, 200.0)) as old,
-            temporary_prometheus(history(2.0, 4.0)) as fresh,
-            PrometheusClient(old) as first,
-            PrometheusClient(fresh) as second,
+            server,
+            PrometheusClient(old) as one,
+            PrometheusClient(
+                await server.enter_async_context(temporary_prometheus(history(2.0, 4.0)))
+            ) as two,
         ):
             made = Servers(
-                [[Replica("old", first), Replica("fresh", second)]],
+                [[Replica("old", one), Replica("fresh", two)]],
                 wall=lambda: PAST,
                 scrape_interval=5.0,
             )
             await made.ask(three)
-            return made.states()
+            before = made.states()
+            await server.aclose()
+            await made.ask(three)
+            return [before, made.states()]
 
-    assert asyncio.run(story()) == {"old": "spare", "fresh": "used"}
+    assert asyncio.run(story()) == [
+        {"old": "spare", "fresh": "used"},
+        {"old": "used", "fresh": "failed"},
+    ]
