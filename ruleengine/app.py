@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import structlog
 from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -18,6 +19,7 @@ from gpuwarden.ruleengine.deliveries import MalformedMessage
 from gpuwarden.ruleengine.enforcement_routes import EnforcementRoutes
 from gpuwarden.ruleengine.job_histories import JobHistories
 from gpuwarden.ruleengine.keeps import KeepDesk
+from gpuwarden.ruleengine.ledger_handles import LedgerUnusable
 from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.metrics import EngineCollector, render
 from gpuwarden.ruleengine.node_routes import NodeRoutes
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.job_histories import SeriesSource
 
 MAX_NOTIFY_BYTES = 4 * 1024 * 1024
+log = structlog.get_logger(__name__)
 _SLACK_TARGET = re.compile(r"[UWCGD][A-Z0-9]{5,20}|#[a-z0-9._-]{1,80}")
 
 
@@ -125,13 +128,22 @@ class EngineApp:
                 *self._readings.routes(),
                 *self._forms.routes(),
             ],
-            exception_handlers={Refusal: self._refused, SignInNeeded: self._forms.signed_out},
+            exception_handlers={
+                Refusal: self._refused,
+                SignInNeeded: self._forms.signed_out,
+                LedgerUnusable: self._unusable,
+            },
         )
 
     async def _refused(self, request: Request, error: Exception) -> Response:
         if isinstance(error, Refusal) and not request.url.path.startswith("/v1/"):
             return await self._forms.refused(request, error)
         return await refused(request, error)
+
+    async def _unusable(self, request: Request, error: Exception) -> Response:
+        # What could not be written was not done: whoever asked for it must not believe that it was.
+        log.error("a change could not be written", error=str(error))
+        return await self._refused(request, Refusal(503, "ledger", str(error)))
 
     async def description(self, _request: Request) -> Response:
         """The API in OpenAPI 3.1."""

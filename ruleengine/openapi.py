@@ -19,6 +19,7 @@ PATH = "/v1/openapi.json"
 _REF = "#/components/schemas/{model}"
 _PARAMETER = re.compile(r"\{([a-z_]+)\}")
 _FAILURE = TypeAdapter(Failure)
+_UNWRITTEN = {503: "The ledger cannot be written: nothing was done."}
 _COMMON = {401: "Nobody who is known asks.", 403: "Who asks may not."}
 
 
@@ -77,7 +78,8 @@ def _operation(
     # An empty requirement says that it may also be open: that depends on engine.yaml.
     security: list[dict[str, Any]] = [{"token": []}] if takes else []
     content = {} if answer is None else {"content": {"application/json": {"schema": answer}}}
-    failures = {**(_COMMON if takes else {}), **operation.refusals}
+    writes = {} if operation.method == "GET" else _UNWRITTEN
+    failures = {**(_COMMON if takes else {}), **writes, **operation.refusals}
     found: dict[str, Any] = {
         "operationId": _name(operation),
         "summary": operation.summary,

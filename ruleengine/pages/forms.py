@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 
 _LOCAL = re.compile(r"/(?![/\\])[A-Za-z0-9._~%/?=&:+,-]*")
 """Where a sign-in may lead: a path of ours, and never another site."""
-_TITLES = {403: "Not allowed", 404: "Not found", 409: "Not possible", 410: "This link has ended"}
+_TITLES = {
+    403: "Not allowed",
+    404: "Not found",
+    409: "Not possible",
+    410: "This link has ended",
+    503: "Nothing was done",
+}
 
 log = structlog.get_logger(__name__)
 

@@ -11,16 +11,23 @@ from urllib.parse import parse_qs
 
 import httpx
 import pytest
-from tests.ruleengine.worlds import Received, Sink
+from tests.ruleengine.worlds import OwnedClock, Received, Sink
 from tests.servers import free_port
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import charts
-from gpuwarden.ruleengine.job_histories import Chart, JobHistory, PrometheusSeries
+from gpuwarden.ruleengine.job_histories import (
+    Chart,
+    JobHistories,
+    JobHistory,
+    PrometheusSeries,
+)
+from gpuwarden.ruleengine.notations import SeriesName
 from gpuwarden.ruleengine.quantities import Unit
+from gpuwarden.ruleengine.temporary_servers import temporary_prometheus, write_request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 HISTORY = JobHistory(start=0.0, end=21_600.0, step=120.0, charts=())
 
@@ -75,6 +82,45 @@ def test_an_answer_that_cannot_be_read_is_an_error(status: int, body: object) ->
     """Not an empty chart."""
     with server(status, body) as sink, pytest.raises(ServiceUnavailable):
         asyncio.run(asked(sink.url))
+
+
+def test_the_queries_are_prometheus_own() -> None:
+    """On a real one: the mean over cards, the fullest card, and images per second of training."""
+    begin, minutes = 1_700_000_000.0, 61
+    job = {"job_id": "proc-1", "instance": "n:9835"}
+    run = {**job, "run_id": "r"}
+
+    def series(name: str, labels: dict[str, str], value: Callable[[int], float]) -> Any:
+        samples = [(int((begin + 60 * n) * 1000), value(n)) for n in range(minutes)]
+        return SeriesName(name, tuple(sorted(labels.items()))), samples
+
+    body = write_request(
+        [
+            series("gpu_job_utilization_ratio", {**job, "uuid": "A"}, lambda _: 0.5),
+            series("gpu_job_utilization_ratio", {**job, "uuid": "B"}, lambda _: 1.0),
+            series("gpu_job_utilization_ratio", {"job_id": "proc-12", "uuid": "C"}, lambda _: 0.0),
+            series("gpu_job_memory_bytes", {**job, "uuid": "A"}, lambda _: 1e9),
+            series("gpu_job_memory_bytes", {**job, "uuid": "B"}, lambda _: 2e9),
+            series("yolo_images_total", run, lambda n: 60.0 * 100 * n),
+            series("yolo_phase", {**run, "phase": "train"}, lambda _: 1.0),
+        ]
+    )
+
+    async def story() -> JobHistory:
+        async with temporary_prometheus([body]) as url, httpx.AsyncClient() as client:
+            histories = JobHistories(
+                PrometheusSeries([url], client), OwnedClock(begin + 60 * (minutes - 1))
+            )
+            return await histories.history("proc-1", None, ())
+
+    history = asyncio.run(story())
+    assert history.problem == ""
+    last = {chart.signal: chart.points[-1][1] for chart in history.charts}
+    assert last == {
+        "gpu_utilization": 0.75,
+        "gpu_memory": 2e9,
+        "throughput": pytest.approx(100.0),
+    }
 
 
 def chart(*points: tuple[float, float], **values: Any) -> Chart:

@@ -408,6 +408,28 @@ def test_who_comes_by_a_link_from_elsewhere_need_not_sign_in_again(servers: Worl
     asyncio.run(story())
 
 
+def test_a_change_that_cannot_be_written_is_not_told_as_done(servers: World) -> None:
+    """Neither on the page nor by the API; what could be read is still shown."""
+
+    async def story() -> None:
+        async with asked(servers, until=CaseState.NOTIFIED) as (world, client):
+            await sign_in(client, ROOT)
+            body = {**KEEP, "form": await form(client, "/jobs/proc-1")}
+            world.engine.ledger.rows("PRAGMA query_only=1")
+            for path in ("/jobs/proc-1/keep", "/engine/pause"):
+                answer = await client.post(path, data=body, headers=OWN)
+                assert answer.status_code == 503
+                assert "cannot be written" in answer.text
+            paused = await client.post(
+                "/v1/enforcement/pause", json={"reason": "x"}, headers=bearer(ROOT)
+            )
+            assert (paused.status_code, paused.json()["error"]) == (503, "ledger")
+            assert world.engine.pauses.current() is None
+            assert (await client.get("/jobs/proc-1")).status_code == 200
+
+    asyncio.run(story())
+
+
 def test_signing_out_forgets_the_session(servers: World) -> None:
     """Only by our own form."""
 
