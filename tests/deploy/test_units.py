@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuwarden.errors import InvalidInput
+from gpuwarden.ruleengine.ledger import LedgerUnusable
+
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 UNITS = sorted(FOLDER.glob("*.service"))
 MOST_EXPOSED = 30
@@ -95,3 +98,13 @@ def test_users_and_folders_are_made(tmp_path: Path) -> None:
     assert jobs.stat().st_mode & 0o7777 == 0o1777
     assert requests.stat().st_mode & 0o7777 == 0o755
     assert jobs.stat().st_uid != requests.stat().st_uid != 0
+
+
+def test_the_engine_is_started_again_unless_its_files_are_wrong() -> None:
+    """A full disk outlasts any number of tries; a wrong configuration is not mended by them."""
+    path = FOLDER / "gpuwarden-engine.service"
+    assert service(path)["Restart"] == ["always"]
+    assert "\nStartLimitIntervalSec=0\n" in path.read_text()
+    (given_up_on,) = service(path)["RestartPreventExitStatus"]
+    assert int(given_up_on) == InvalidInput.exit_code
+    assert LedgerUnusable.exit_code != InvalidInput.exit_code
