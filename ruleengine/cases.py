@@ -393,7 +393,12 @@ def _graded(case: Case, rule: Rule, grades: Sequence[Grade], delta: float) -> Ca
     if not keys and not case.grades:
         return case
     found = {grade.stage: grade.truth for grade in grades}
-    clocks = tuple(case.clock(key).after(found.get(key, Truth.UNKNOWN), delta) for key in keys)
+    clocks = tuple(
+        case.clock(key).after(
+            found.get(key, Truth.UNKNOWN), delta, needed=rule.for_, clear_after=rule.clear_after
+        )
+        for key in keys
+    )
     return dataclasses.replace(case, grades=clocks)
 
 

@@ -167,8 +167,8 @@ class Stage(Strict):
     do: Action
     """log, notify or terminate."""
     when: Condition | None = None
-    """How far it must have come: holds beside the rule's `when`, without a break for the rule's
-    `for` and then `after`. Not known, the stage is not entered."""
+    """How far it must have come: holds beside the rule's `when`, for the rule's `for` and then
+    `after`. Not known, the stage is not entered."""
     owner_may: OwnerMay | None = None
     """Only with notify: how the owner may move the deadline."""
     notice_delivered_for: Seconds | None = None

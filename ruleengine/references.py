@@ -66,8 +66,9 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
             "Under `stages` of a rule. One that terminates has no defaults and follows a notice. "
             "Grades by how long are stages with a later `after`, grades by how far stages with "
             "further limits in a `when` of their own: such a stage is entered as if it were a rule "
-            "with both conditions. Its clock begins anew when its condition does not hold, stops "
-            "while it is not known, and after 10m of that begins anew. One that terminates is "
+            "with both conditions. Its clock stops while they do not hold or are not known; it "
+            "begins anew after `clear_after` of NO (before `for` is met: at once), and after 10m "
+            "of UNKNOWN. One that terminates is "
             "asked again right before the act; withdrawn, the case goes back a step."
         ),
     ),

@@ -378,7 +378,7 @@ def _stage_lines(stage: dict[str, Any]) -> Iterator[str]:
     yield f"    {when}: {stage['key']}: {does[stage['do']]}{only}"
     if stage["when"] is not None:
         yield "      once this, too, has held for as long as the rule asks (`for`), and then for"
-        yield f"      {_time(stage['after'])}, without a break:"
+        yield f"      {_time(stage['after'])}:"
         yield from _condition_lines(stage["when"], "      ")
     if stage["owner_may"] is not None:
         may = stage["owner_may"]

@@ -62,8 +62,10 @@ def graded(*stages: dict[str, Any], **fields: object) -> Rule:
     return a_rule(full("70%"), **(known | fields))
 
 
-ENDS_FAR = rule(when=full("90%"))
+PATIENT = rule(when=full("90%"))
 """The rule of test_cases, whose stage that ends needs more than 90 %: `for` 1m, `after` 8m."""
+ENDS_FAR = PATIENT.model_copy(update={"clear_after": 0.0})
+"""The same with `clear_after: 0s` in place of 1m: any NO begins anew."""
 
 
 def run(case: Case, *pairs: tuple[Truth, Truth], by: Rule = ENDS_FAR, delta: float = TICK) -> Step:
@@ -170,6 +172,19 @@ def test_a_no_begins_anew_and_unknown_stops_the_clock() -> None:
     assert run(case, (YES, NO)).case.clock(SEVERE).held == 0
     assert run(case, *[(YES, UNKNOWN)] * 40).case.clock(SEVERE).held == held
     assert run(case, *[(YES, UNKNOWN)] * 42).case.clock(SEVERE).held == 0
+
+
+def test_a_no_shorter_than_clear_after_only_stops_the_clock() -> None:
+    """As it does for a case once `for` is met: nobody escapes by one better sample now and then."""
+    case = run(begun(), *[(YES, YES)] * 20, by=PATIENT).case
+    held = case.clock(SEVERE).held
+    short = run(case, *[(YES, NO)] * 4, by=PATIENT).case
+    assert short.clock(SEVERE).held == held
+    assert run(short, (YES, UNKNOWN), (YES, NO), by=PATIENT).case.clock(SEVERE).held == held
+    assert run(short, *[(YES, YES)] * 2, by=PATIENT).case.clock(SEVERE).held == held + TICK
+    assert run(case, *[(YES, NO)] * 5, by=PATIENT).case.clock(SEVERE).held == 0
+    early = run(begun(), *[(YES, YES)] * 3, (YES, NO), by=PATIENT).case
+    assert early.clock(SEVERE).held == 0
 
 
 def test_a_due_case_goes_back_when_the_stage_is_withdrawn() -> None:
