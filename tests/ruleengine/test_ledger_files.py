@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.ruleengine.engines import World, running
 from tests.ruleengine.test_ledger import add, authorise, decision
-from tests.ruleengine.test_ledger_upkeep import closed
+from tests.ruleengine.test_ledger_upkeep import many_closed
 from tests.ruleengine.test_settings import MINIMAL, write
 
 from gpuwarden.errors import GpuwardenError
@@ -119,8 +119,7 @@ def test_a_copy_is_not_overwritten_by_a_slip(tmp_path: Path) -> None:
 def damage(path: Path) -> None:
     """Write over a page in the middle of a file."""
     with Ledger(path) as ledger:
-        for number in range(200):
-            add(ledger, f"proc-{number}")
+        many_closed(ledger, 200, 2.0)
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(size // 2 // 4096 * 4096)
@@ -200,8 +199,7 @@ def test_space_is_given_back_when_asked(tmp_path: Path) -> None:
     """The engine must not run meanwhile; the file is smaller, and whole."""
     path = tmp_path / "l"
     with Ledger(path) as ledger:
-        for number in range(200):
-            closed(ledger, f"proc-{number}", 0.0)
+        many_closed(ledger, 200, 2.0)
         prune(ledger, now=NOW, keep=86400.0, jobs=(), runs=())
         assert ledger.sizes()["free"] > 0
         assert status(called("compact", "--ledger", path)) == 3

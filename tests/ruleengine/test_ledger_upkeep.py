@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.ruleengine.engines import World, running
+from tests.ruleengine.test_cases import due
 from tests.ruleengine.test_ledger import KEY, add, authorise, decision
 
 from gpuwarden.ruleengine.cases import CaseState, Event
@@ -32,6 +33,16 @@ def closed(ledger: Ledger, job_id: str, at: float) -> StoredCase:
     change = Change(stored.id, stored.case, "enforce", (Event("closed"),), "cleared")
     ledger.save([change], time=at)
     return stored
+
+
+def many_closed(ledger: Ledger, count: int, at: float) -> None:
+    """So many closed cases, written in two transactions."""
+    cases = [dataclasses.replace(due(), job_id=f"proc-old-{number}") for number in range(count)]
+    opened = [Change(None, case, "enforce", (Event("detected"),)) for case in cases]
+    stored = ledger.save(opened, time=1.0)
+    ledger.save(
+        [Change(s.id, s.case, "enforce", (Event("closed"),), "cleared") for s in stored], time=at
+    )
 
 
 def pruned(ledger: Ledger, **changes: Any) -> Pruned:
@@ -190,8 +201,7 @@ def test_an_engine_forgets_by_itself_and_goes_on(servers: World) -> None:
         async with running(servers) as world:
             ledger = world.engine.ledger
             ledger.save_trust({("idle-held", "proc-1"): 1799.0}, time=world.clock.wall())
-            for number in range(BATCH + 1):
-                closed(ledger, f"proc-old-{number}", world.clock.wall() - 100 * DAY)
+            many_closed(ledger, BATCH + 1, world.clock.wall() - 100 * DAY)
             await world.until(CaseState.NOTIFIED)
             found = ledger.count_events("detected")
             assert len(known(ledger)) == BATCH + 2
