@@ -274,8 +274,8 @@ class Api:
 
     async def rules(self, request: Request) -> Response:
         """The rules in force."""
-        self._access.api(request)
-        return JSONResponse(documents.rules_document(self._engine))
+        person = self._access.api(request)
+        return JSONResponse(documents.rules_document(self._engine, person))
 
     async def protections(self, request: Request) -> Response:
         """The whitelist and the keeps."""

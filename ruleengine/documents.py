@@ -11,6 +11,7 @@ from gpuwarden.ruleengine import explain
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.enforcement_routes import enforcement_document
+from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
 
 if TYPE_CHECKING:
@@ -83,8 +84,11 @@ def _urgency(states: Sequence[str]) -> int:
     return max((1 + order.index(CaseState(state)) for state in states), default=0)
 
 
-def rules_document(engine: Engine) -> dict[str, Any]:
-    """Every rule: what it does, in data and in words, and how many cases it has now."""
+def rules_document(engine: Engine, person: Person) -> dict[str, Any]:
+    """Every rule: what it does, in data and in words, and how many cases it has now.
+
+    Whom else a rule spares is not told to owners.
+    """
     rules, interval = engine.rulebook.rules, engine.settings.scrape_interval
     counts: dict[str, dict[str, int]] = {}
     for stored in engine.cases.all():
@@ -93,6 +97,11 @@ def rules_document(engine: Engine) -> dict[str, Any]:
     found = []
     for rule in rules.rules:
         explanation = explain_rule(rule, rules, scrape_interval=interval)
+        explanation["protected"] = [
+            entry
+            for entry in explanation["protected"]
+            if person.role is not Role.OWNER or entry["match"].get("user") == person.name
+        ]
         found.append(
             {
                 "id": rule.id,
@@ -132,7 +141,7 @@ def protections_document(engine: Engine, person: Person) -> dict[str, Any]:
         "whitelist": [
             _entry(entry, now)
             for entry in engine.rulebook.rules.whitelist
-            if person.role != "owner" or entry.match.user == person.name
+            if person.role is not Role.OWNER or entry.match.user == person.name
         ],
         "keeps": [
             {

@@ -33,6 +33,8 @@ _HOW = {
     Role.OPERATOR: "web.operator_token_file or web.tokens",
     Role.ADMIN: "web.tokens with role: admin",
 }
+MAX_NAME = 200
+"""Characters of a name that a proxy may give."""
 SHARED = "operator"
 """Name of whoever bears web.operator_token_file and does not say who they are."""
 
@@ -81,7 +83,7 @@ class SignIns:
         self._directory = directory
         self._clock = clock
         self._origin = _origin(external_url)
-        secret = key or secrets.token_bytes(32)
+        self._key = secret = key or secrets.token_bytes(32)
         self._sessions = URLSafeSerializer(secret, salt="gpuwarden session", signer_kwargs=SIGNED)
         self._forms = URLSafeSerializer(secret, salt="gpuwarden form", signer_kwargs=SIGNED)
         self.secure = web.tls_cert_file is not None or external_url.startswith("https://")
@@ -193,7 +195,7 @@ class SignIns:
             return None
         session = secrets.token_urlsafe(16)
         value = {
-            "token": _mark(token),
+            "token": self._mark(token),
             "until": int(self._clock.wall() + self._web.session),
             "session": session,
         }
@@ -204,11 +206,16 @@ class SignIns:
         if found is None or found["until"] <= self._clock.wall():
             return None
         # Whose token is gone or is another is signed out, and who has another role has it at once.
-        token = next((t for t in self._tokens if _mark(t) == found["token"]), None)
+        token = next((t for t in self._tokens if self._mark(t) == found["token"]), None)
         if token is None:
             return None
         person = self._bearing(token)
         return Person(person.name, person.role, found["session"], person.team, token.shared)
+
+    def _mark(self, token: Token) -> str:
+        """What a session remembers of its token: another one for another token or another name."""
+        text = f"{token.name}\n{token.secret}".encode()
+        return hmac.new(self._key, text, "sha256").hexdigest()[:32]
 
     # -- the proxy
 
@@ -225,7 +232,8 @@ class SignIns:
                 "not_the_proxy",
                 f"{proxy.user_header} comes from an address that web.proxy.peers does not name",
             )
-        if len(names) > 1 or not names[0].strip():
+        given = names[0].strip()
+        if len(names) > 1 or not given.isprintable() or not 0 < len(given) <= MAX_NAME:
             raise Refusal(403, "not_the_proxy", f"{proxy.user_header} is not one name")
         emails = connection.headers.getlist(proxy.email_header)
         groups = {
@@ -233,7 +241,6 @@ class SignIns:
             for value in connection.headers.getlist(proxy.groups_header)
             for group in value.split(",")
         }
-        given = names[0].strip()
         name = self._user_name(given, emails[0].strip() if len(emails) == 1 else "")
         role = _role(proxy, {given, name}, groups)
         return Person(name, role, f"proxy {given}", self._team(name, role))
@@ -286,11 +293,6 @@ class SignIns:
             if connection.headers.get("Origin") in own:
                 return
         raise Refusal(403, "foreign_form", "this form was sent by a page of another site")
-
-
-def _mark(token: Token) -> str:
-    """What a session remembers of its token: not the token, and another one for another token."""
-    return hmac.new(token.secret.encode(), token.name.encode(), "sha256").hexdigest()[:32]
 
 
 def _loaded(serializer: URLSafeSerializer, text: str) -> Any:

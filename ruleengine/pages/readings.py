@@ -313,7 +313,7 @@ class Readings:
     async def rules(self, request: Request) -> Response:
         """Every rule, what it does, and its cases."""
         person = self._access.page(request)
-        document = documents.rules_document(self._engine)
+        document = documents.rules_document(self._engine, person)
         return self._pages.render("rules.html", request, person, document=document)
 
     async def protections(self, request: Request) -> Response:

@@ -258,6 +258,26 @@ def test_keeps_and_whitelist_tell_until_when_why_and_by_whom(servers: World) -> 
     asyncio.run(story())
 
 
+def test_an_owner_is_not_told_who_else_is_spared(servers: World) -> None:
+    """Neither by the list nor in the words of a rule."""
+
+    async def story() -> tuple[str, str]:
+        async with asked(servers) as (_, client, _app):
+            alice = {"Authorization": f"Bearer {ALICE}"}
+            texts = []
+            for headers in (ADMIN, alice):
+                answers = [
+                    await client.get(path, headers=headers)
+                    for path in ("/v1/rules", "/v1/protections")
+                ]
+                texts.append("".join(answer.text for answer in answers))
+            return texts[0], texts[1]
+
+    admins, owners = asyncio.run(story())
+    assert admins.count("nightly regression runs") == 2
+    assert "nightly regression runs" not in owners
+
+
 @pytest.mark.parametrize(
     "path", ["decisions?before=yesterday", "decisions?before=2027-01-01T00:00:00"]
 )

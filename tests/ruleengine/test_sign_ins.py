@@ -361,6 +361,9 @@ def test_who_the_proxy_says_it_is(servers: World) -> None:
                     "X-Forwarded-Groups": groups,
                 }
                 assert expected in (await client.get("/jobs", headers=headers)).text
+            for wrong in ("", " ", "x" * 201, "x\u00a0y", "a\tb"):
+                refused = await client.get("/jobs", headers={"X-Forwarded-User": wrong.encode()})
+                assert refused.status_code == 403, wrong
             twice = [("X-Forwarded-User", "x"), ("X-Forwarded-User", "root")]
             assert (await client.get("/jobs", headers=twice)).status_code == 403
 
