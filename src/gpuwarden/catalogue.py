@@ -10,22 +10,19 @@ Joins: `on (instance, uuid)` for a card, `on (instance, job_id)` for a job on a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from gpuwarden.engine_metrics import ENGINE_METRICS
+from gpuwarden.metric_entries import Metric, MetricType, Source
 
-
-class MetricType(StrEnum):
-    """Prometheus' metric types that the product uses."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-
-
-class Source(StrEnum):
-    """Which program exports a metric."""
-
-    EXPORTER = "exporter"
-    ENGINE = "engine"
+__all__ = [
+    "ACTIVITY_SIGNALS",
+    "CATALOGUE",
+    "LABEL_NAMES_FORBIDDEN",
+    "PHASES",
+    "SCRAPE_JOB",
+    "Metric",
+    "MetricType",
+    "Source",
+]
 
 
 PHASES = ("setup", "scan", "train", "validate", "checkpoint", "export", "done")
@@ -39,27 +36,6 @@ LABEL_NAMES_FORBIDDEN = frozenset({"job", "instance", "owner", "type"})
 
 SCRAPE_JOB = "gpuwarden"
 """Value of Prometheus' `job` label for the nodes' exporters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric family.
-
-    Attributes:
-        name: full name, with `_total` for counters.
-        type: gauge or counter.
-        unit: base unit, or an empty string for counts, states and info metrics.
-        labels: label names in the order of exposition.
-        help: one sentence that names the source and every conversion.
-        source: the program that exports it.
-    """
-
-    name: str
-    type: MetricType
-    unit: str
-    labels: tuple[str, ...]
-    help: str
-    source: Source = Source.EXPORTER
 
 
 _G, _C = MetricType.GAUGE, MetricType.COUNTER
@@ -80,10 +56,6 @@ def _job(name: str, kind: MetricType, unit: str, text: str, *labels: str) -> Met
 
 def _run(name: str, kind: MetricType, unit: str, text: str, *labels: str) -> Metric:
     return Metric(name, kind, unit, (*_RUN, *labels), text)
-
-
-def _engine(name: str, kind: MetricType, unit: str, text: str, *labels: str) -> Metric:
-    return Metric(name, kind, unit, labels, text, Source.ENGINE)
 
 
 _GPUS = (
@@ -513,196 +485,8 @@ _EXPORTER = (
     Metric("gpuwarden_exporter_build_info", _G, "", ("version",), "Version of the exporter; 1."),
 )
 
-_ENGINE = (
-    _engine(
-        "gpuwarden_expected_throughput_images_per_second",
-        _G,
-        "",
-        "Throughput expected of the job, by its profile or else by estimate; for graphs.",
-        "job_id",
-    ),
-    _engine(
-        "gpuwarden_expected_gpu_memory_bytes",
-        _G,
-        "bytes",
-        "GPU memory per card expected of the job, by its profile or else by estimate; for graphs.",
-        "job_id",
-    ),
-    _engine(
-        "gpuwarden_expected_gpu_utilization_ratio",
-        _G,
-        "ratio",
-        "GPU utilization that the profile expects of the job; for graphs.",
-        "job_id",
-    ),
-    _engine("gpuwarden_user_info", _G, "", "User and team of the directory; 1.", "user", "team"),
-    _engine(
-        "gpuwarden_violation_active",
-        _G,
-        "",
-        "An open case: a rule whose `for` is met; 1. level is the highest stage reached.",
-        "rule",
-        "level",
-        "job_id",
-    ),
-    _engine(
-        "gpuwarden_violation_cause",
-        _G,
-        "",
-        "Probable cause of an open case; 1.",
-        "rule",
-        "job_id",
-        "cause",
-    ),
-    _engine(
-        "gpuwarden_protected",
-        _G,
-        "",
-        "A job that a rule would have judged, but the whitelist, a keep or a guard protects; 1.",
-        "rule",
-        "job_id",
-        "reason",
-    ),
-    _engine(
-        "gpuwarden_decisions_total",
-        _C,
-        "",
-        "Decisions by rule, action, mode and outcome.",
-        "rule",
-        "action",
-        "mode",
-        "outcome",
-    ),
-    _engine(
-        "gpuwarden_unknown_total",
-        _C,
-        "",
-        "Verdicts that could not be reached, by rule and reason.",
-        "rule",
-        "reason",
-    ),
-    _engine(
-        "gpuwarden_notices_total",
-        _C,
-        "",
-        "Attempts of the last hop by channel and outcome.",
-        "channel",
-        "outcome",
-    ),
-    _engine(
-        "gpuwarden_receipt_timestamp_seconds",
-        _G,
-        "seconds",
-        "When a step of a leave request was acknowledged.",
-        "job_id",
-        "step",
-    ),
-    _engine("gpuwarden_price_per_gpu_hour", _G, "", "Price of a GPU hour.", "model", "currency"),
-    _engine(
-        "gpuwarden_budget_gpu_hours", _G, "", "Budget of a team in GPU hours.", "team", "period"
-    ),
-    _engine(
-        "gpuwarden_team_gpu_seconds_total",
-        _C,
-        "seconds",
-        "GPU time that a team's jobs held, as the engine saw it; a shared card is shared out.",
-        "team",
-    ),
-    _engine("gpuwarden_booking_gpus", _G, "", "GPUs booked by a team now.", "team"),
-    _engine(
-        "gpuwarden_engine_nodes",
-        _G,
-        "",
-        "Nodes: expected, lit (a complete, current snapshot), registered (heard of late), silent "
-        "(registered, not heard, and expected until forgotten).",
-        "state",
-    ),
-    _engine(
-        "gpuwarden_engine_tick_timestamp_seconds", _G, "seconds", "When the last tick completed."
-    ),
-    _engine("gpuwarden_engine_tick_seconds", _G, "seconds", "How long the last tick took."),
-    _engine("gpuwarden_engine_ticks_total", _C, "", "Ticks by outcome.", "outcome"),
-    _engine(
-        "gpuwarden_engine_failed_ticks",
-        _G,
-        "",
-        "How often in a row Prometheus was asked and gave no facts; from 3 on it is asked less "
-        "often, at least once a minute.",
-    ),
-    _engine("gpuwarden_engine_enforcement_halted", _G, "", "1 while no job is ended.", "reason"),
-    _engine(
-        "gpuwarden_engine_enforcement_paused", _G, "", "1 while a person has paused every end."
-    ),
-    _engine(
-        "gpuwarden_engine_prometheus",
-        _G,
-        "",
-        "Servers of facts by what they are to the engine: used, spare (a replica that could be), "
-        "failed when last asked; 1.",
-        "server",
-        "state",
-    ),
-    _engine(
-        "gpuwarden_ledger_size_bytes",
-        _G,
-        "bytes",
-        "Of the ledger's file, used and free, and of the log beside it (wal).",
-        "part",
-    ),
-    _engine("gpuwarden_engine_start_timestamp_seconds", _G, "seconds", "When the engine started."),
-    _engine(
-        "gpuwarden_engine_alertmanager_up",
-        _G,
-        "",
-        "1 if this Alertmanager took everything that it was last sent.",
-        "alertmanager",
-    ),
-    _engine(
-        "gpuwarden_engine_clock_skew_seconds",
-        _G,
-        "seconds",
-        "Largest distance of a clock from the engine's, as last seen: fleet (Prometheus and the "
-        "nodes) or alertmanager.",
-        "peer",
-    ),
-    _engine(
-        "gpuwarden_engine_notices_undeliverable",
-        _G,
-        "",
-        "Cases that wait for ever, since their owner cannot be told.",
-    ),
-    _engine(
-        "gpuwarden_engine_unproven_cards",
-        _G,
-        "",
-        "Cards that a reclaim, running or not proven, may still hold: no other job there is ended.",
-    ),
-    _engine(
-        "gpuwarden_engine_oldest_open_decision_timestamp_seconds",
-        _G,
-        "seconds",
-        "When the oldest decision was made of those whose result is not known.",
-    ),
-    _engine(
-        "gpuwarden_verdicts_total",
-        _C,
-        "",
-        "Verdicts by rule and truth: yes, no or unknown.",
-        "rule",
-        "truth",
-    ),
-    _engine("gpuwarden_rules_reload_success", _G, "", "1 if the last reload was accepted."),
-    _engine("gpuwarden_rules_info", _G, "", "Hash of the rule set in force; 1.", "hash"),
-    _engine("gpuwarden_engine_build_info", _G, "", "Version of the engine; 1.", "version"),
-    _engine("gpu_idle_detected_total", _C, "", "Jobs found holding GPUs idle."),
-    _engine("gpu_released_success_total", _C, "", "Reclaims proven by NVML."),
-    _engine("gpu_release_failed_total", _C, "", "Reclaims that could not be proven."),
-    _engine(
-        "gpu_memory_freed_bytes_total", _C, "bytes", "Memory of ended processes, as NVML had it."
-    ),
-)
-
 CATALOGUE: dict[str, Metric] = {
-    metric.name: metric for metric in (*_GPUS, *_PROCESSES, *_JOBS, *_RUNS, *_EXPORTER, *_ENGINE)
+    metric.name: metric
+    for metric in (*_GPUS, *_PROCESSES, *_JOBS, *_RUNS, *_EXPORTER, *ENGINE_METRICS)
 }
 """Every metric by name, in order of exposition."""
