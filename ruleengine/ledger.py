@@ -89,16 +89,17 @@ class Ledger(Counters):
         """What to raise where the file could not be read."""
         return LedgerUnusable(
             f"{self.path} cannot be read ({error}): nothing is done without what it knows. Mend "
-            "its disk; a damaged file is replaced by its newest backup"
+            "its disk; a damaged file is replaced by its newest backup: gpuwarden ledger restore"
         )
 
     def _check(self) -> None:
         (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
+            what = " ".join(found.split())
             raise LedgerUnusable(
-                f"{self.path} is damaged ({found}): replace it by its newest backup. Without one, "
-                "move it away: limits, keeps and deadlines begin anew, and agents still know which "
-                "attempts were ended"
+                f"{self.path} is damaged ({what}): replace it by its newest backup (gpuwarden "
+                "ledger restore). Without one, move it away: limits, keeps and deadlines begin "
+                "anew, and agents still know which attempts were ended"
             )
 
     def _migrate(self) -> None:

@@ -170,6 +170,22 @@ def test_a_damaged_ledger_ends_the_engine_and_no_job(servers: World) -> None:
         Ledger(servers.folder / "ledger.sqlite")
 
 
+@pytest.mark.parametrize("table", ["events", "decisions", "notices"])
+def test_a_ledger_with_one_bad_page_is_not_begun_on(tmp_path: Path, table: str) -> None:
+    """The file opens, and what it holds of one table is lost: found at the start, not at an end."""
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name=?", (table,)).fetchone()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(b"\x5a" * size)
+    with pytest.raises(LedgerUnusable, match=r"is damaged .* newest backup"):
+        Ledger(path)
+
+
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[None]:
     """Another process has the file to itself."""
