@@ -22,7 +22,12 @@ from gpuwarden import durations
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.exchanges import exchange
-from gpuwarden.ruleengine.prometheus import MAX_ANSWER_BYTES, PrometheusClient, QueryRefused
+from gpuwarden.ruleengine.prometheus import (
+    MAX_ANSWER_BYTES,
+    WHOLE,
+    PrometheusClient,
+    QueryRefused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -257,6 +262,7 @@ class HistoryClient:
             "end": f"{ticks.end:.3f}",
             "step": f"{ticks.step:.3f}",
             "timeout": f"{self.timeout:g}s",
+            **WHOLE,
         }
         try:
             reply = await exchange(
