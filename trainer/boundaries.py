@@ -131,11 +131,13 @@ class Boundaries:
 
     def _until_next(self) -> None:
         """Choose the moment of the next look."""
-        session, watch = self._session, self._watch
-        due = min(session.board.due_at, session.saver.due_at, watch.due_at)
+        session, watch, loop = self._session, self._watch, self._loop
+        due = min(session.board.due_at, watch.due_at)
+        if loop is not None and loop.mode == resume.EXACT:  # others save at epochs' ends alone
+            due = min(due, session.saver.due_at)
         self._due = time.monotonic() + due - session.clock.monotonic()
-        if self._loop is not None and self._alone:  # else each boundary agrees with the others
-            self._loop.look_at = self._due
+        if loop is not None and self._alone:  # else each boundary agrees with the others
+            loop.look_at = self._due
         # What came while the moment was chosen; a request is looked at until it is answered.
         if watch.signalled is not None or watch.standing or session.saver.collectable:
             self.wake()

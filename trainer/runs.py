@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -153,6 +154,16 @@ class RunLock:
         self._file.truncate(0)
         self._file.write(f"pid {os.getpid()} on {os.uname().nodename}\n")
         self._file.flush()
+
+    def withdraw(self) -> None:
+        """Give the lock back, for a start that was refused; what it has made goes, if empty."""
+        folder = self._path.parent
+        if self._file is not None and [path.name for path in folder.iterdir()] == [self._path.name]:
+            self._path.unlink()
+            for made in (folder, folder.parent / "weights", folder.parent):
+                with contextlib.suppress(OSError):  # not empty, or not there
+                    made.rmdir()
+        self.release()
 
     def release(self) -> None:
         """Give the lock back; the file stays."""

@@ -124,7 +124,11 @@ class Session:
                         clock=self.clock,
                     )
                     self.plan, self.record, lock = claimed
-                    backups.restore(settings, self.plan, self.record)
+                    try:
+                        backups.restore(settings, self.plan, self.record)
+                    except BaseException:
+                        lock.withdraw()
+                        raise
                 former = RunRecord.read(self.plan.folder) if self.plan.fresh else None
                 if native is not None and former is not None:
                     raise resume.native_of_ours(str(checkpoint), former)

@@ -67,6 +67,7 @@ def _assert_identical(results: list[dict[str, Any]], name: str, calm: str) -> No
         assert result[name]["digest"] == result[calm]["digest"], (rank, name)
 
 
+@pytest.mark.timeout(300)
 def test_two_ranks_end_bit_identical_wherever_they_were_interrupted(
     tmp_path: Path, material: Material
 ) -> None:

@@ -60,6 +60,7 @@ def _assert_left(training: Command, pids: list[int], *, code: int = 75) -> None:
     wait_for(lambda: nobody(pids), seconds=GONE_SECONDS)
 
 
+@pytest.mark.timeout(300)
 def test_ranks_do_not_outlive_their_launcher(command: Callable[..., Command]) -> None:
     """One that was killed outright leaves no rank behind, and a state of the very step."""
     training = _start(command, "--nproc=2")
@@ -78,6 +79,7 @@ def test_ranks_do_not_outlive_their_launcher(command: Callable[..., Command]) ->
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(300)
 def test_what_ranks_saved_without_a_launcher_is_continued(command: Callable[..., Command]) -> None:
     """One told alone takes the other along; then nothing but the signal was lost."""
     training = _start(command, "--nproc=2")

@@ -138,6 +138,7 @@ def test_where_all_is_damaged_a_run_is_not_begun_anew(trainings: Trainings, tmp_
         other = Trainings(trainings.material, tmp_path / "other", trainings.jobs)
         with pytest.raises(InvalidInput, match=r"000001\) and none is here.*--resume never"):
             other.attempt("run", {}, upload=url)
+        assert not (tmp_path / "other" / "runs" / "run").exists()
     trainings.attempt("run", {"epochs": 3}, upload=url)  # what is here goes on
     assert trainings.status("run").counters.steps == 3 * BATCHES - 2
 
@@ -271,6 +272,7 @@ def test_a_url_that_nothing_is_installed_for_is_refused_at_once(
 
 
 @pytest.mark.training
+@pytest.mark.timeout(300)
 def test_a_run_goes_on_on_a_machine_that_has_never_seen_it(
     s3: str, trainings: Trainings, material: Any, tmp_path: Path
 ) -> None:
