@@ -83,20 +83,30 @@ def diagnose(
     Returns:
         The cause with the figures that speak for it, and what the owner could do.
     """
-    facts = _facts(job, expectation(job, profiles, team=team).values)
-    found = (
-        _hyperparameters(facts)
-        or _data_loading(facts)
-        or _idle(facts)
-        or _hardware(facts)
-        or _model(facts)
-    )
+    found = recognised(job, expectation(job, profiles, team=team).values)
     if found is not None:
         return found
     seen = "; ".join(
         f"{item.condition}: {item.measured}" for item in verdict.evidence if item.measured
     )
     return Cause(UNKNOWN, seen or "no figures are known that would tell a cause")
+
+
+def recognised(job: JobFacts, expected: Mapping[str, Expected]) -> Cause | None:
+    """The probable cause by a job's figures alone, or None where they tell none.
+
+    Args:
+        job: the job's facts.
+        expected: what it should show, by signal.
+    """
+    facts = _facts(job, expected)
+    return (
+        _hyperparameters(facts)
+        or _data_loading(facts)
+        or _idle(facts)
+        or _hardware(facts)
+        or _model(facts)
+    )
 
 
 def _facts(job: JobFacts, expected: Mapping[str, Expected]) -> _Facts:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from gpuwarden.ruleengine import cases, evaluation, notices
 from gpuwarden.ruleengine.cases import CloseReason, Delivery, Event
-from gpuwarden.ruleengine.causes import IDLE, diagnose
+from gpuwarden.ruleengine.causes import IDLE, diagnose, recognised
 from gpuwarden.ruleengine.ledger import Ledger, LedgerUnusable
 from gpuwarden.ruleengine.profiles import Expectations
 from gpuwarden.ruleengine.records import Change
@@ -29,9 +29,17 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.rulebooks import RuleBook
     from gpuwarden.ruleengine.settings import EngineSettings
     from gpuwarden.ruleengine.ticks import TickCounts
-    from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts, Verdict
+    from gpuwarden.ruleengine.verdicts import Cause, FleetFacts, Grade, JobFacts, Verdict
 
 log = structlog.get_logger(__name__)
+
+
+class _Answer(NamedTuple):
+    """What counts of a verdict: after the budget for what the job says of itself."""
+
+    truth: Truth
+    grades: tuple[Grade, ...] = ()
+    self_report_only: bool = False
 
 
 class Judgements:
@@ -106,18 +114,13 @@ class Judgements:
         spent: dict[Pair, float] = {}
         for rule in rules.rules:
             try:
-                for job in self._striking(rule, facts, sweeper, view=view):
+                for job, answer in self._striking(rule, facts, sweeper, view=view):
                     pair = (rule.id, job.job_id)
                     judged.add(pair)
-                    verdict, truth = self.verdict(rule, job, facts)
-                    if verdict.self_report_only and delta > 0:
+                    if answer.self_report_only and delta > 0:
                         spent[pair] = self._trust.get(pair, 0.0) + delta
-                    view.verdicts.add(verdict)
-                    if verdict.protected:
-                        view.protected.add(pair)
-                    self._ticks.count_verdicts(rule.id, verdict.truth, verdict.unknown_reasons)
                     change = self._advance(
-                        rule, job, verdict, truth=truth, delta=delta, now=now, outage=outage
+                        rule, job, facts, answer=answer, delta=delta, now=now, outage=outage
                     )
                     if change is not None:
                         changes.append(change)
@@ -143,23 +146,29 @@ class Judgements:
 
     def _striking(
         self, rule: Rule, facts: FleetFacts, sweeper: Sweeper, *, view: View
-    ) -> Iterator[JobFacts]:
-        """Jobs that a rule must be put into words for: with a case, YES, or NO by their own word.
+    ) -> Iterator[tuple[JobFacts, _Answer]]:
+        """Jobs that a rule strikes, or has a case with; what it finds of the others is noted.
 
-        The others are noted: who is protected, and what is not known.
+        A verdict is put into words only where a sweep does not tell all that counts.
         """
         watched = self._cases.jobs_of(rule.id)
-        for found in sweeper.findings(rule, skip=watched):
-            if found.truth is Truth.YES or found.self_report_only:
-                yield found.job
-                continue
-            if found.protected:
-                view.protected.add((rule.id, found.job.job_id))
-            self._ticks.count_verdicts(rule.id, found.truth, found.reasons)
-        for job_id in sorted(watched):
-            job = evaluation.subjects(rule, facts).get(job_id)
-            if job is not None and evaluation.applies(rule, job) is not Truth.NO:
-                yield job
+        graded = any(stage.when is not None for stage in rule.stages)
+        for found in sweeper.findings(rule, watched=watched):
+            job, answer = found.job, _Answer(found.truth)
+            pair = (rule.id, job.job_id)
+            known = job.job_id in watched
+            truth, reasons, protected = found.truth, found.reasons, found.protected
+            if found.self_report_only or (graded and (known or truth is Truth.YES)):
+                verdict, counts = self.verdict(rule, job, facts)
+                view.verdicts.add(verdict)
+                answer = _Answer(counts, verdict.grades, verdict.self_report_only)
+                truth, reasons = verdict.truth, verdict.unknown_reasons
+                protected, known = bool(verdict.protected), True
+            self._ticks.count_verdicts(rule.id, truth, reasons)
+            if protected:
+                view.protected.add(pair)
+            if known or truth is Truth.YES:
+                yield job, answer
 
     def _expectations(self) -> Expectations:
         """What jobs should show, remembered for as long as the rules stay."""
@@ -193,14 +202,14 @@ class Judgements:
         self,
         rule: Rule,
         job: JobFacts,
-        verdict: Verdict,
+        facts: FleetFacts,
         *,
-        truth: Truth,
+        answer: _Answer,
         delta: float,
         now: float,
         outage: bool,
     ) -> Change | None:
-        stored = self._cases.get(rule.id, job.job_id)
+        stored, truth = self._cases.get(rule.id, job.job_id), answer.truth
         if stored is None:
             if truth is not Truth.YES:
                 return None
@@ -219,15 +228,14 @@ class Judgements:
             case,
             rule,
             truth=truth,
-            grades=verdict.grades,
+            grades=answer.grades,
             delta=delta,
             wall=now,
             delivery=delivery,
         )
         case, events = step.case, [*before, *step.events]
         if truth is Truth.YES and case.detected_at is not None:
-            profiles = self._rulebook.rules.profiles
-            cause = diagnose(job, verdict, profiles, team=rule.team)
+            cause = self._cause(rule, job, facts)
             case = dataclasses.replace(
                 case, cause=cause.name, because=cause.because, remedy=cause.remedy
             )
@@ -238,6 +246,14 @@ class Judgements:
         closed = None if step.closed is None else step.closed.value
         number = None if stored is None else stored.id
         return Change(number, case, rule.mode.value, tuple(events), closed)
+
+    def _cause(self, rule: Rule, job: JobFacts, facts: FleetFacts) -> Cause:
+        expected = self._expectations().of(job, rule.team).values
+        found = recognised(job, expected)
+        if found is not None:
+            return found
+        verdict, _ = self.verdict(rule, job, facts)
+        return diagnose(job, verdict, self._rulebook.rules.profiles, team=rule.team)
 
     def _absent(
         self, stored: StoredCase, facts: FleetFacts, delta: float, now: float

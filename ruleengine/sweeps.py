@@ -94,16 +94,16 @@ class Sweeper:
         self._subjects: dict[Target, tuple[Layout, list[_Subject]]] = {}
         self._quiet: dict[str, int] = {}
 
-    def findings(self, rule: Rule, *, skip: Container[str] = ()) -> Iterator[Finding]:
+    def findings(self, rule: Rule, *, watched: Container[str] = ()) -> Iterator[Finding]:
         """Judge every job that a rule is about.
 
         Args:
             rule: one of the rules.
-            skip: jobs, or cards, that are not looked at.
+            watched: jobs, or cards, of which a plain NO is told too.
 
         Yields:
-            All whose verdict is not a plain NO: YES, UNKNOWN, protected, or NO only by the job's
-            word.
+            All others whose verdict is not a plain NO: YES, UNKNOWN, protected, or NO only by the
+            job's word.
         """
         layout, subjects = self._laid_out(rule)
         within = hours.within(rule.only_during, self._now)
@@ -111,10 +111,13 @@ class Sweeper:
         judge = _Judge(rule, layout, Moment(self._fleet, self._expectations, self._now))
         matched, shielded = _matcher(rule), self._shield(rule)
         for job_id, job, numbers, begin in subjects:
-            if job_id in skip or (matched is not None and matched(job) is Truth.NO):
+            if matched is not None and matched(job) is Truth.NO:
                 continue
             if not within:
-                quiet += 1
+                if job_id in watched:
+                    yield Finding(job, Truth.NO)
+                else:
+                    quiet += 1
                 continue
             shield = Truth.NO if shielded is None else shielded(job)
             if shield is Truth.YES:
@@ -125,10 +128,12 @@ class Sweeper:
                 yield Finding(job, Truth.UNKNOWN, ("whitelist",))
             else:
                 found = judge(job, numbers, begin)
-                if found is None:
-                    quiet += 1
-                else:
+                if found is not None:
                     yield found
+                elif job_id in watched:
+                    yield Finding(job, Truth.NO)
+                else:
+                    quiet += 1
         self._quiet[rule.id] = quiet
 
     def quiet(self, rule: Rule) -> int:

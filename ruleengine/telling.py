@@ -110,6 +110,8 @@ class Teller:
             case, rule = stored.case, self._rulebook.rule(stored.case.rule_id)
             if rule is None or case.detected_at is None:
                 continue
+            if case.state not in cases.OPEN_DECISION and not notices.told_marks(case, rule):
+                continue  # nobody is told of it, and there may be thousands
             owner = directory.user(case.user)
             verdict = view.verdicts.get((case.rule_id, case.job_id))
             found += notices.case_alerts(

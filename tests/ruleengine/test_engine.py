@@ -152,7 +152,7 @@ def test_prometheus_down_changes_nothing_and_an_outage_sends_due_cases_back(
             assert world.engine.ticks.outcomes["discarded"] == 10
             (world.folder / "halt").unlink()
             world.fleet.down = False
-            await world.tick()
+            await world.tick(3)  # by then it is asked again, for all its failures
             assert "postponed" in world.kinds()
             assert world.agent.requests == []
             assert {b.reason for b in world.engine.view.halted} == {"settling"}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ruleengine.fleets import (
     A100,
     GIB,
     NOW_FACTS,
+    UTILIZATION,
     a_job,
     a_profile,
     a_rule,
@@ -91,6 +93,9 @@ _rules = st.builds(
         }
     ),
 )
+
+_NEVER = {"from": "00:00", "to": "00:01", "zone": "UTC"}
+"""Not when the facts are."""
 
 # -- any job
 
@@ -245,14 +250,16 @@ def test_each_rule_is_swept_by_the_profiles_of_its_team() -> None:
     assert found == [[Truth.YES], []]
 
 
-def test_a_sweep_leaves_out_what_it_is_told_to_skip() -> None:
-    """The engine judges jobs with a case itself."""
-    rule = a_rule(_LEAVES[0])
-    jobs = [a_job(job_id=name) for name in ("a", "b", "c")]
+@pytest.mark.parametrize("zone_hours", [[], [{"days": ["sun"], **_NEVER}]])
+def test_a_plain_no_is_told_of_jobs_that_are_watched(zone_hours: list[dict[str, Any]]) -> None:
+    """The engine watches those with an open case; of all others a NO is only counted."""
+    rule = a_rule(_LEAVES[0], only_during=zone_hours)
+    jobs = [a_job({UTILIZATION: {"g0": 0.9}}, job_id=name) for name in ("a", "b", "c")]
     sweeper = Sweeper(
         fleet_of(*jobs), [rule], expectations=Expectations([]), whitelist=[], now=NOW_FACTS
     )
-    assert [found.job.job_id for found in sweeper.findings(rule, skip={"b"})] == ["a", "c"]
+    assert list(sweeper.findings(rule, watched={"b"})) == [Finding(jobs[1], Truth.NO)]
+    assert sweeper.quiet(rule) == 2
 
 
 def test_cards_are_swept_for_rules_about_cards() -> None:
