@@ -72,7 +72,7 @@ def queries(period: Period) -> dict[str, str]:
         "about": f"max by (job_id, user, source) (last_over_time(gpu_job_info{window}))",
         "cards": "max by (instance, job_id, uuid, name) ("
         f"last_over_time(gpu_job_holds_gpu{window}) * on (instance, uuid) group_left (name) "
-        f"max by (instance, uuid, name) (last_over_time(gpu_info{window})))",
+        f"({_card_names(window)}))",
         "tenants": f"count by (instance, uuid) (last_over_time(gpu_job_holds_gpu{window}))",
         "broken": f"max by (job_id, rule) (max_over_time(gpuwarden_violation_active{window}))",
         "throttled": "max by (instance, uuid) ("
@@ -83,6 +83,15 @@ def queries(period: Period) -> dict[str, str]:
         "gpu_memory": mean("gpu_job_memory_bytes"),
         "gpu_utilization": mean("gpu_job_utilization_ratio"),
     }
+
+
+def _card_names(window: str) -> str:
+    """PromQL of (instance, uuid, name): of cards, and of MIG instances as NVML calls them."""
+    cards = f"max by (instance, uuid, name) (last_over_time(gpu_info{window}))"
+    parts = f"last_over_time(gpu_mig_info{window}) * on (instance, uuid) group_left (name) {cards}"
+    named = f'label_join({parts}, "name", " MIG ", "name", "profile")'
+    instances = f'label_replace({named}, "uuid", "$1", "mig_uuid", "(.+)")'
+    return f"{cards} or max by (instance, uuid, name) ({instances})"
 
 
 @dataclass(slots=True)
