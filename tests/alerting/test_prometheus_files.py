@@ -33,6 +33,15 @@ FOREIGN = frozenset(
 """Metrics of Prometheus and Alertmanager themselves that the health rules read."""
 
 
+INFORMS = frozenset(
+    {
+        "gpuwarden_engine_build_info",  # which version it is
+        "gpuwarden_engine_failed_ticks",  # the discarded ticks of the moment
+    }
+)
+"""Gauges of the engine that are no sign of trouble, or of one that another tells."""
+
+
 def promtool(*words: str) -> subprocess.CompletedProcess[str]:
     """Run promtool in alerting/."""
     return subprocess.run(
@@ -136,6 +145,14 @@ def test_rules_read_metrics_that_exist(rule: dict) -> None:
     }
     recorded = {rule["record"] for rule in RECORDED}
     assert names <= set(CATALOGUE) | recorded | FOREIGN
+
+
+def test_what_says_that_the_engine_is_stuck_or_blind_has_an_alert() -> None:
+    """Each gauge of the engine about itself is read by a health rule."""
+    read = "".join(alert["expr"] for alert in ALERTS)
+    own = {name for name in CATALOGUE if name.startswith("gpuwarden_engine_")}
+    assert {name for name in own - INFORMS if name not in read} == set()
+    assert own >= INFORMS
 
 
 def test_scrape_jobs_bear_the_names_that_the_rules_ask_for() -> None:
