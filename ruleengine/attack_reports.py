@@ -111,14 +111,15 @@ def _sentence(item: Attacked, *, name: bool = True) -> str:
     """Whom the rule finds without a trick, and when."""
     head = f"{item.rule.id}: " if name else ""
     if item.skipped or item.offender is None:
-        return f"{head}not attacked: {item.skipped}"
+        return f"{head}not attacked: {item.skipped}" if name else f"Not attacked: {item.skipped}."
     parts = [f"found after {_time(item.found)}"]
     if item.told is not None:
         parts.append(f"told after {_time(item.told)}")
     if item.ends:
         parts.append(f"ended after {_time(item.last)}")
     words = ", ".join(parts)
-    who = f"a {item.offender.name} ({item.offender.help})"
+    article = "an" if item.offender.name[0] in "aeiou" else "a"
+    who = f"{article} {item.offender.name} ({item.offender.help})"
     text = f"{head}{who} is {words}"
     return text if name else f"{text[0].upper()}{text[1:]}."
 
