@@ -10,11 +10,12 @@ from gpuwarden.ruleengine.attacks import (
     beside,
     card_memory,
     changed,
+    every_leaf,
     held_memory,
     merged,
     run_of,
 )
-from gpuwarden.ruleengine.conditions import Signal, SilentFor, leaves
+from gpuwarden.ruleengine.conditions import Signal, SilentFor
 from gpuwarden.ruleengine.histories import LIKENESSES
 from gpuwarden.ruleengine.quantities import Unit
 from gpuwarden.ruleengine.rule_tests import ConductChange
@@ -71,7 +72,7 @@ def believed(target: Target) -> Play | None:
     """Each attempt says that it is alive, and ends before its word counts no more."""
     rule = target.rule
     heard = bool(rule.ignore_phases) or any(
-        isinstance(leaf, SilentFor) and set(leaf.signals) - {"cpu"} for leaf in leaves(rule.when)
+        isinstance(leaf, SilentFor) and set(leaf.signals) - {"cpu"} for leaf in every_leaf(rule)
     )
     if not heard:
         return None
@@ -114,7 +115,7 @@ def _low(rule: Rule) -> list[Signal]:
     """Conditions that a card does little."""
     return [
         leaf
-        for leaf in leaves(rule.when)
+        for leaf in every_leaf(rule)
         if isinstance(leaf, Signal)
         and leaf.signal in ("gpu_utilization", "card_utilization")
         and not leaf.upward
@@ -153,7 +154,7 @@ def trickle(target: Target) -> Play | None:
 def spin(target: Target) -> Play | None:
     """It looks alive by its CPU."""
     silent = any(
-        isinstance(leaf, SilentFor) and "cpu" in leaf.signals for leaf in leaves(target.rule.when)
+        isinstance(leaf, SilentFor) and "cpu" in leaf.signals for leaf in every_leaf(target.rule)
     )
     return Play((changed(target.job, cpu=SPIN_CORES),)) if silent else None
 
@@ -162,7 +163,7 @@ def under(target: Target) -> Play | None:
     """Just below the highest limit on memory."""
     limits = [
         leaf.limit.value * (card_memory(target.job) if leaf.limit.unit is Unit.RATIO else 1.0)
-        for leaf in leaves(target.rule.when)
+        for leaf in every_leaf(target.rule)
         if isinstance(leaf, Signal)
         and leaf.upward
         and "memory" in leaf.signal

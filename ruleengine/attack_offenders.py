@@ -149,6 +149,11 @@ OFFENDERS = (
         _declared(like="hog", run=_RUN),
     ),
     Offender(
+        "greedy hog",
+        "fills the card to the last byte for hardly any image",
+        _declared(like="hog", memory="39.5GiB", throughput="10 img/s", run=_RUN),
+    ),
+    Offender(
         "spinning training",
         "keeps the card busy for almost no image",
         _declared(like="spinning", run=_RUN),

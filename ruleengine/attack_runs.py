@@ -12,31 +12,30 @@ import contextlib
 import dataclasses
 import re
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import httpx
 
 from gpuwarden import durations
-from gpuwarden.ruleengine import cases
 from gpuwarden.ruleengine.attack_offenders import OFFENDERS, disguised, moment_for
 from gpuwarden.ruleengine.attack_tricks import TRICKS, plays, rests_on_word
-from gpuwarden.ruleengine.attacks import Kind, Play, Target
+from gpuwarden.ruleengine.attack_watches import Reached, Watch
+from gpuwarden.ruleengine.attacks import Kind, Play, Target, every_leaf
 from gpuwarden.ruleengine.conditions import (
     NoProgress,
     ProfileCondition,
     Promql,
     Signal,
     SilentFor,
-    leaves,
 )
 from gpuwarden.ruleengine.facts import gather
 from gpuwarden.ruleengine.histories import history
 from gpuwarden.ruleengine.model import Limits, TerminateLimits
 from gpuwarden.ruleengine.model import Target as RuleTarget
 from gpuwarden.ruleengine.range_sources import RangeSource
-from gpuwarden.ruleengine.rehearsals import Stage, enforced, tick_times
+from gpuwarden.ruleengine.rehearsals import enforced, tick_times
 from gpuwarden.ruleengine.rule_tests import Expectation, RuleTest
 from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
 
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.prometheus import Source
     from gpuwarden.ruleengine.quantities import Window
     from gpuwarden.ruleengine.rule_tests import DeclaredJob
-    from gpuwarden.ruleengine.verdicts import FleetFacts
 
 SHORTEST_INTERVAL_SECONDS = 1.0
 LONGEST_INTERVAL_SECONDS = 60.0
@@ -87,23 +85,6 @@ class Outcome(StrEnum):
     """The rule rests on the job's word and ends nobody."""
     ESCAPES = "escapes"
     """For longer than `trust_for`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """How far a rule came with a job; Unix times, None where it did not.
-
-    Attributes:
-        found: `for` was met.
-        told: a stage that notifies was entered.
-        last: the last stage was entered that the rule has, or the job was ended.
-        held_by: what kept the job while it was due.
-    """
-
-    found: float | None = None
-    told: float | None = None
-    last: float | None = None
-    held_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +241,7 @@ def _interval(rules: Iterable[Rule]) -> float:
     lengths = [
         length
         for rule in rules
-        for leaf in leaves(rule.when)
+        for leaf in every_leaf(rule)
         for length in _leaf_lengths(leaf)
         if length > 0
     ]
@@ -291,7 +272,7 @@ def _leaf_lengths(leaf: object) -> list[float]:
 
 def _reach(rule: Rule, interval: float) -> float:
     """Seconds within which an honest offender is dealt with."""
-    back = sum(sorted(length for leaf in leaves(rule.when) for length in _leaf_lengths(leaf))[-2:])
+    back = sum(sorted(length for leaf in every_leaf(rule) for length in _leaf_lengths(leaf))[-2:])
     stages = max((stage.after for stage in rule.stages), default=0.0)
     notice = max((stage.notice_delivered_for or 0.0 for stage in rule.stages), default=0.0)
     return rule.cold_start + back + rule.for_ + stages + notice + 20 * interval
@@ -339,16 +320,19 @@ async def _honest(rule: Rule, rules: RuleSet, interval: float) -> _Honest | str:
         jobs=[job for _, job in shown],
     )
     watches = [
-        _Watch(Play((job,)), rules, rule.id, scene=scene, ending=rule.terminates)
-        for _, job in shown
+        Watch(Play((job,)), rules, rule.id, scene=scene, ending=rule.terminates) for _, job in shown
     ]
     forges = [(job, offender.forge) for offender, job in shown if offender.forge is not None]
     async with _served(scene, forges) as source:
         await _judge(scene, source, rules, {rule.id}, watches)
+    pairs = list(zip(shown, watches, strict=True))
+    # Where the rule ends none of them, its other stages are what a trick could escape.
+    ends = any(watch.ended for _, watch in pairs)
     found = [
-        _Honest(offender, job, watch.reached[0], watch.ended)
-        for (offender, job), watch in zip(shown, watches, strict=True)
-        if watch.reached[0].last is not None
+        _Honest(offender, job, dataclasses.replace(reached, last=last), watch.ended)
+        for (offender, job), watch in pairs
+        for reached in watch.reached
+        if (last := reached.last if ends else reached.staged) is not None
     ]
     if not found:
         return "none of the made-up offenders breaks it"
@@ -407,7 +391,7 @@ async def _play_group(
     for _, play in played:
         for forge in (target.offender.forge, play.forge):
             forges += [(job, forge) for job in play.jobs if forge is not None]
-    watches = [_Watch(play, rules, target.rule.id, scene=scene, ending=ended) for _, play in played]
+    watches = [Watch(play, rules, target.rule.id, scene=scene, ending=ended) for _, play in played]
     others = {
         rule.id
         for rule in rules.rules
@@ -420,7 +404,7 @@ async def _play_group(
             for (trick, _), watch in zip(played, watches, strict=True)
         ]
         escaped = [
-            (number, _Watch(played[number][1], rules, *sorted(others), scene=scene, ending=False))
+            (number, Watch(played[number][1], rules, *sorted(others), scene=scene, ending=False))
             for number, item in enumerate(judged)
             if item.outcome in (Outcome.ESCAPES, Outcome.ADVICE, Outcome.OBEYS)
         ]
@@ -439,7 +423,7 @@ async def _play_group(
     return judged
 
 
-def _judged(target: Target, trick: Trick, watch: _Watch, *, begin: float, ended: bool) -> Result:
+def _judged(target: Target, trick: Trick, watch: Watch, *, begin: float, ended: bool) -> Result:
     """What a rule made of a trick, without a look at the others."""
     rule, reached = target.rule, watch.reached
     slack = SLACK_TICKS * target.interval
@@ -466,125 +450,6 @@ def _judged(target: Target, trick: Trick, watch: _Watch, *, begin: float, ended:
     return Result(trick, outcome, later, held_by=held_by)
 
 
-# -- watching
-
-
-@dataclass(slots=True)
-class _Seen:
-    """How far a rule has come with a job so far."""
-
-    found: float | None = None
-    told: float | None = None
-    last: float | None = None
-    held_by: set[str] = field(default_factory=set)
-
-
-class _Watch:
-    """The engine's state for one trick, and what it came to."""
-
-    def __init__(
-        self, play: Play, rules: RuleSet, *ids: str, scene: RuleTest, ending: bool
-    ) -> None:
-        self._play = play
-        self._rules = enforced(rules, frozenset(ids))
-        self._stage = Stage.of(scene, self._rules)
-        self._ending = ending
-        self._jobs = [job.job for job in play.jobs]
-        self._names = frozenset(job.job for job in (*play.jobs, *play.bystanders))
-        self._seen: dict[tuple[str, str], _Seen] = {}
-        self._keeps_left = {
-            rule.id: sum(s.owner_may.times for s in rule.stages if s.owner_may is not None)
-            for rule in self._rules.rules
-        }
-
-    @property
-    def reached(self) -> list[Reached]:
-        """How far the only rule came with each job."""
-        rule_id = self._rules.rules[0].id
-        return [
-            Reached(seen.found, seen.told, seen.last, tuple(sorted(seen.held_by)))
-            for job in self._jobs
-            for seen in (self._seen.get((rule_id, job), _Seen()),)
-        ]
-
-    @property
-    def ended(self) -> bool:
-        """Whether the first job was ended."""
-        return any(pair[1] == self._jobs[0] for pair in self._stage.run.terminated)
-
-    @property
-    def dealt_with(self) -> float | None:
-        """Unix time at which the last stage came for as many jobs as it must, or None."""
-        times = [item.last for item in self.reached]
-        known = [time for time in times if time is not None]
-        if not known or (self._play.every and len(known) < len(times)):
-            return None
-        return max(known) if self._play.every else min(known)
-
-    def soonest(self) -> tuple[str, float] | None:
-        """The rule that told an owner first of as many jobs as it must, and when (Unix time)."""
-        best: tuple[str, float] | None = None
-        for rule in self._rules.rules:
-            times = [
-                seen.told
-                for job in self._jobs
-                if (seen := self._seen.get((rule.id, job))) is not None and seen.told is not None
-            ]
-            enough = len(self._jobs) if self._play.every else 1
-            if len(times) < enough:
-                continue
-            at = max(times) if self._play.every else min(times)
-            if best is None or at < best[1]:
-                best = (rule.id, at)
-        return best
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing that is still to come can matter."""
-        single = len(self._rules.rules) == 1
-        return (self.dealt_with if single else self.soonest()) is not None
-
-    def tick(self, facts: FleetFacts, delta: float) -> None:
-        """One round about this trick's jobs alone."""
-        jobs = {name: job for name, job in facts.jobs.items() if name in self._names}
-        self._stage.tick(dataclasses.replace(facts, jobs=jobs, cards={}), delta)
-        for rule in self._rules.rules:
-            for job in self._jobs:
-                self._look(rule, job, facts.time)
-                if self._play.keeps:
-                    self._keep(rule, job)
-
-    def _look(self, rule: Rule, job: str, now: float) -> None:
-        pair = (rule.id, job)
-        seen = self._seen.setdefault(pair, _Seen())
-        if pair in self._stage.run.terminated:
-            seen.last = seen.last if seen.last is not None else now
-        case = self._stage.run.cases.get(pair)
-        if case is None or case.detected_at is None:
-            return
-        seen.found = seen.found if seen.found is not None else case.detected_at
-        marks = {mark.key: mark for mark in case.marks}
-        notified = [mark.at for mark in case.marks if mark.do == "notify"]
-        if notified and seen.told is None:
-            seen.told = min(notified)
-        seen.held_by |= {block.reason for block in self._stage.blocks.get(pair, ())}
-        final = [key for key, stage in cases.stage_keys(rule) if stage.do != "terminate"][-1:]
-        if not self._ending and seen.last is None and final and final[0] in marks:
-            seen.last = marks[final[0]].at
-
-    def _keep(self, rule: Rule, job: str) -> None:
-        """The owner keeps the job in the last moment, as often as the rule allows."""
-        pair = (rule.id, job)
-        case = self._stage.run.cases.get(pair)
-        granted = [s.owner_may for s in rule.stages if s.owner_may is not None]
-        if case is None or not granted or not self._keeps_left[rule.id] or case.notified_at is None:
-            return
-        left = cases.remaining(case, rule)
-        if left is not None and left <= 2 * self._stage.test.interval:
-            self._stage.run.cases[pair], _ = cases.kept(case, rule, granted[0].keep)
-            self._keeps_left[rule.id] -= 1
-
-
 @contextlib.asynccontextmanager
 async def _served(
     scene: RuleTest, forges: Sequence[tuple[DeclaredJob, Forge]]
@@ -605,7 +470,7 @@ async def _judge(
     source: Source,
     rules: RuleSet,
     ids: set[str],
-    watches: Sequence[_Watch],
+    watches: Sequence[Watch],
 ) -> None:
     """Judge a history tick by tick."""
     needed = enforced(rules, frozenset(ids))

@@ -12,10 +12,11 @@ from gpuwarden.ruleengine.attacks import (
     Play,
     card_memory,
     changed,
+    every_leaf,
     held_memory,
     run_of,
 )
-from gpuwarden.ruleengine.conditions import NeedsMemory, ProfileCondition, leaves
+from gpuwarden.ruleengine.conditions import NeedsMemory, ProfileCondition
 from gpuwarden.ruleengine.notations import SeriesName, sorted_labels
 from gpuwarden.ruleengine.rule_tests import DeclaredJob
 
@@ -196,7 +197,7 @@ def small_lie(target: Target) -> Play | None:
 
 
 def _expects(rule: Rule) -> bool:
-    return any(isinstance(leaf, (ProfileCondition, NeedsMemory)) for leaf in leaves(rule.when))
+    return any(isinstance(leaf, (ProfileCondition, NeedsMemory)) for leaf in every_leaf(rule))
 
 
 def silent(target: Target) -> Play | None:

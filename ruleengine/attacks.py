@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from gpuwarden.ruleengine.conditions import leaves
 from gpuwarden.ruleengine.histories import CARD_MEMORY_BYTES, LIKENESSES
 from gpuwarden.ruleengine.rule_tests import DeclaredRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from gpuwarden.ruleengine.attack_offenders import Forge, Offender
+    from gpuwarden.ruleengine.conditions import Leaf
     from gpuwarden.ruleengine.model import Rule, WhitelistEntry
     from gpuwarden.ruleengine.rule_tests import ConductChange, DeclaredJob
 
@@ -104,6 +106,12 @@ class Trick:
     stands: str
     hint: str
     play: Callable[[Target], Play | None]
+
+
+def every_leaf(rule: Rule) -> Iterator[Leaf]:
+    """What a rule and its stages measure."""
+    for condition in rule.conditions:
+        yield from leaves(condition)
 
 
 def run_of(job: DeclaredJob) -> DeclaredRun:

@@ -219,6 +219,18 @@ def test_an_offender_is_called_what_a_rule_asks_for(key: str, pattern: str) -> N
     assert re.fullmatch(pattern, shown.get(key) or getattr(job, key, ""))
 
 
+def test_a_rule_that_would_end_no_offender_is_attacked_as_one_that_tells(tmp_path: Path) -> None:
+    """Its last stage asks for more than any made-up job does; its others are still escaped."""
+    more = "when: {signal: gpu_memory_share, agg: min, window: 2m, above: 99.9%, gpus: any},"
+    text = SOUND.replace("max_work_lost: 1h", f"max_work_lost: 1h, {more[:-1]}")
+    _, document = played(tmp_path, text)
+    (attacked,) = document["rules"]
+    assert attacked["offender"] == "crashed training"
+    assert attacked["ends"] is False
+    assert outcomes(attacked)["touch-log"] == "delayed"
+    assert outcomes(attacked)["trickle"] == "escapes"
+
+
 def test_a_rule_that_takes_longer_than_an_attack_is_not_attacked(tmp_path: Path) -> None:
     """It says so, rather than that nothing escapes."""
     status, document = played(tmp_path, DODGED.replace("for: 1m", "for: 40d"))
