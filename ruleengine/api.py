@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 from starlette.responses import JSONResponse, Response
 
+from gpuwarden.ruleengine import api_engine_models as engine_shapes
 from gpuwarden.ruleengine import api_models as shapes
 from gpuwarden.ruleengine import documents, explain, lookups, tickets
 from gpuwarden.ruleengine.alertmanager import rfc3339
@@ -155,14 +156,14 @@ class Api:
                 "/v1/health",
                 self.health,
                 "How the engine does, and what it talks to.",
-                TypeAdapter(shapes.Health),
+                TypeAdapter(engine_shapes.Health),
             ),
             Operation(
                 "GET",
                 "/v1/audit",
                 self.audit,
                 "What happened to cases, and who changed what and why; newest first.",
-                TypeAdapter(shapes.Audit),
+                TypeAdapter(engine_shapes.Audit),
                 least=Role.OPERATOR,
                 parameters={
                     "before": ("integer", "Only events before this one."),
@@ -176,9 +177,9 @@ class Api:
                 "/v1/keeps",
                 self.keep,
                 "Put the end of a job off.",
-                TypeAdapter(shapes.Granted),
+                TypeAdapter(engine_shapes.Granted),
                 status=201,
-                body=TypeAdapter(shapes.KeepRequest),
+                body=TypeAdapter(engine_shapes.KeepRequest),
                 opened_by="Takes a token of web.tokens, or the ticket of the owner's notice.",
                 refusals={
                     400: "The body cannot be read.",

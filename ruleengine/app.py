@@ -14,7 +14,7 @@ from starlette.routing import Route
 from gpuwarden.ruleengine import openapi
 from gpuwarden.ruleengine.access import Access, SignInNeeded
 from gpuwarden.ruleengine.api import Api
-from gpuwarden.ruleengine.api_models import Delivered
+from gpuwarden.ruleengine.api_engine_models import Delivered
 from gpuwarden.ruleengine.deliveries import MalformedMessage
 from gpuwarden.ruleengine.enforcement_routes import EnforcementRoutes
 from gpuwarden.ruleengine.job_histories import JobHistories

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from starlette.responses import JSONResponse, Response
 
 from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.api_models import Enforcement, PauseRequest, ResumeRequest
+from gpuwarden.ruleengine.api_engine_models import Enforcement, PauseRequest, ResumeRequest
 from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, optional_seconds, read_object, word
 from gpuwarden.ruleengine.engine import switched_on
 from gpuwarden.ruleengine.operations import Operation

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from gpuwarden import node_api
 from gpuwarden.node_api import Goodbye, Registration, RegistrationRefused, Target
 from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.api_models import (
+from gpuwarden.ruleengine.api_engine_models import (
     ForgetRequest,
     NodeList,
     Nothing,

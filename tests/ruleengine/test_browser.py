@@ -170,6 +170,7 @@ def test_another_sites_form_keeps_nothing(servers: World, tmp_path: Path) -> Non
     asyncio.run(story())
 
 
+@pytest.mark.sweep
 def test_an_admin_pauses_and_resumes(servers: World) -> None:
     """Every page shows it meanwhile."""
     port = free_port()
