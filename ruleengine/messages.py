@@ -255,3 +255,15 @@ def ended(decision: Decision, freed: float | None, *, zone: str) -> dict[str, st
             f"it is proven gone ({decision.reason or decision.state}). The operators look into it."
         ),
     }
+
+
+def withdrawn(case: Case, why: str) -> dict[str, str]:
+    """Annotations of the message that what an earlier notice announced does not happen."""
+    return {
+        "summary": f"Job {case.job_id} is not ended after all",
+        "description": (
+            f"The rule {case.rule_id} had announced the end of your job {case.job_id}. That is "
+            f"called off: {why}."
+        ),
+        "next": "Nothing is done to the job, and there is nothing that you have to do.",
+    }

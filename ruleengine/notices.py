@@ -172,6 +172,48 @@ def undeliverable_alerts(
     return []
 
 
+def announced(case: Case) -> bool:
+    """Whether the case's owner was, or may have been, told of an end that did not come to be."""
+    return case.promise is not None and case.decision_id is None
+
+
+def observed_since(case: Case, rule: Rule) -> float | None:
+    """Since when (Unix time) a rule that announced an end only observes, or None."""
+    if rule.mode != "observe" or not announced(case):
+        return None
+    return max((m.at for m in case.marks if m.do == "notify" and m.would), default=None)
+
+
+def withdrawn_alerts(
+    case: Case, at: float, why: str, *, owner: User, context: Context
+) -> list[Alert]:
+    """The news, for a quarter of an hour, that an announced end is called off.
+
+    Args:
+        case: the case, open or closed.
+        at: Unix time since when it is called off.
+        why: in words.
+        owner: whom it was announced to.
+        context: what alerts are made with.
+    """
+    if context.now - at >= ENDED_SECONDS:
+        return []
+    labels = {
+        "alertname": "GpuwardenNoticeWithdrawn",
+        "service": SERVICE,
+        "rule": case.rule_id,
+        "job_id": case.job_id,
+        "node": _node(case.instance),
+        "user": case.user,
+        "team": owner.team,
+        # It goes where the notice went.
+        "level": "moderate",
+        "mode": "enforce",
+    }
+    url = context.page(case.job_id)
+    return [Alert(labels, messages.withdrawn(case, why), at, context.now, url)]
+
+
 def halted_alert(sentence: str, since: float, context: Context) -> Alert:
     """The operators' alert that nothing is ended because too much would be."""
     return Alert(

@@ -8,6 +8,7 @@ import structlog
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, notices, tickets
+from gpuwarden.ruleengine.cases import Case, CloseReason
 from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.messages import Outlook
 from gpuwarden.ruleengine.notices import AlertBook, Context
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.alertmanager import Alert, AlertmanagerClient
-    from gpuwarden.ruleengine.cases import Case
     from gpuwarden.ruleengine.enforcement import CaseTable
     from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.model import Rule
@@ -110,6 +110,9 @@ class Teller:
             case, rule = stored.case, self._rulebook.rule(stored.case.rule_id)
             if rule is None or case.detected_at is None:
                 continue
+            observed = notices.observed_since(case, rule)
+            if observed is not None:
+                found += self._withdrawn(case, observed, "the rule only observes now", context)
             if case.state not in cases.OPEN_DECISION and not notices.told_marks(case, rule):
                 continue  # nobody is told of it, and there may be thousands
             owner = directory.user(case.user)
@@ -133,6 +136,13 @@ class Teller:
             waiting += bool(undeliverable)
             found += undeliverable
         self.undeliverable = waiting
+        for body, at in self._ledger.rows(
+            "SELECT body, closed_at FROM cases WHERE closed_at >= ? AND closed_because = ?",
+            (now - notices.ENDED_SECONDS, CloseReason.RULE_GONE.value),
+        ):
+            case = Case.decode(body)
+            if notices.announced(case):
+                found += self._withdrawn(case, at, "the rule is no longer in force", context)
         for decision in self._ledger.finished_since(now - notices.ENDED_SECONDS):
             owner = directory.user(decision.user)
             found += notices.decision_alerts(
@@ -144,6 +154,10 @@ class Teller:
             )
             found.append(notices.halted_alert(sentence, view.halted_since, context))
         return found
+
+    def _withdrawn(self, case: Case, at: float, why: str, context: Context) -> list[Alert]:
+        owner = self._rulebook.directory.user(case.user)
+        return notices.withdrawn_alerts(case, at, why, owner=owner, context=context)
 
     def outlook(self, case: Case, rule: Rule, view: View, *, now: float) -> Outlook:
         """What lies ahead of a case, for its notice and its page."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.ruleengine.engines import World, running
 
+from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.cases import CaseState
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ async def _due_by_a_second_file(world: World) -> None:
 def test_what_is_no_longer_a_rule_in_force_ends_nobody_from_the_next_tick_on(
     servers: World, change: Callable[[World], None]
 ) -> None:
-    """T32, T33: a rule that is deleted, set to observe or renamed has no deadline left."""
+    """T32, T33: deleted, observing or renamed it has no deadline left, and owners hear that."""
     path = servers.folder / "rules.yaml"
     limits, rule = path.read_text().split("rules:\n", 1)
     path.write_text(limits)
@@ -110,6 +111,14 @@ def test_what_is_no_longer_a_rule_in_force_ends_nobody_from_the_next_tick_on(
             if change is not _observed:
                 assert world.state() is None
                 assert world.kinds()[-1] == "closed"
+            texts = [message.json()["text"] for message in world.slack.received]
+            assert [text.count("is not ended after all") for text in texts] == [0, 1]
+            assert "called off" in texts[1]
+            await world.tick(int(15 * 60 / 15))
+            last = world.alerts.received[-1].json()
+            now = rfc3339(world.clock.wall())
+            stands = [one["labels"]["alertname"] for one in last if one["endsAt"] > now]
+            assert "GpuwardenNoticeWithdrawn" not in stands
 
     servers.rule_files = "[rules.yaml, more*.yaml]"
     asyncio.run(story())
@@ -135,3 +144,23 @@ def test_a_rule_that_comes_back_begins_anew(servers: World) -> None:
             assert world.case().notified_at is None
 
     asyncio.run(story())
+
+
+def test_who_was_told_of_no_end_hears_of_none(servers: World) -> None:
+    """T32: a rule that only warned, or whose notice was not due yet, is taken out in silence."""
+    path = servers.folder / "rules.yaml"
+    good = path.read_text()
+
+    async def story(mode: str, state: CaseState) -> None:
+        servers.rules(mode)
+        async with running(servers) as world:
+            await world.until(state)
+            before = len(world.slack.received)
+            path.write_text(good.replace("id: idle-held", "id: idle-other"))
+            await world.tick(2)
+            assert world.state() is None
+            texts = [message.json()["text"] for message in world.slack.received[before:]]
+            assert not any("after all" in text for text in texts)
+
+    asyncio.run(story("warn", CaseState.NOTIFIED))
+    asyncio.run(story("enforce", CaseState.DETECTED))

@@ -116,5 +116,6 @@ def test_every_fault_of_the_handbook_has_its_test() -> None:
         assert set(named) <= known, row
         assert set(re.findall(r"\b(Gpuwarden\w+)", row)) <= alerts | {
             "GpuwardenNoticeUndeliverable",
+            "GpuwardenNoticeWithdrawn",
             "GpuwardenReclaimUnproven",
         }, row
