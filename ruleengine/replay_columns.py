@@ -133,7 +133,7 @@ class _Answer(msgspec.Struct):
     data: _Data | None = None
     errorType: str = ""  # noqa: N815 - Prometheus' name
     error: str = ""
-    warnings: list[str] = []
+    warnings: list[str] | None = None
     isPartial: bool = False  # noqa: N815 - VictoriaMetrics' name
 
 
@@ -292,7 +292,7 @@ class HistoryClient:
                 if status in (400, 422) and answer.errorType in ("bad_data", "execution"):
                     raise QueryRefused(message)
                 raise ServiceUnavailable(message)
-            serious = [text for text in answer.warnings if not text.startswith(_WARNED)]
+            serious = [text for text in answer.warnings or () if not text.startswith(_WARNED)]
             if answer.isPartial or serious:
                 why = "; ".join(serious) or "isPartial"
                 raise ServiceUnavailable(f"{self.url} gave a partial answer: {why}")
