@@ -46,7 +46,11 @@ MAX_HALVINGS: Final = 64
 PARALLEL_QUERIES: Final = 4
 _OF_THE_RANGE = re.compile(r"\b(?:start|end)\s*\(")
 # The gate by which live queries ask for a fresh sample; see `over_history`.
-_FRESH = re.compile(r"timestamp\((?P<series>[^()]+)\) >= time\(\) - (?P<seconds>[0-9.]+)")
+_SERIES = r"[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{[^{}()]*\})?"
+_FRESH = re.compile(
+    rf"(?P<itself>(?:^|(?<=\())(?P<left>{_SERIES})(?: == 1)? and )?"
+    rf"timestamp\((?P<series>{_SERIES})\) >= time\(\) - (?P<seconds>[0-9]+(?:\.[0-9]+)?)"
+)
 _WARNED = "PromQL info:"
 
 
@@ -54,7 +58,8 @@ def over_history(expression: str, *, closed: bool) -> str:
     """An expression with gates that are cheap over many steps, and mean the same.
 
     `timestamp()` is dear in a range query. A sample at most N seconds old, of a series that has not
-    ended, is there exactly if the last N seconds hold one and the series has a value.
+    ended, is there exactly if the last N seconds hold one and the series has a value. Where the
+    series itself is what is gated, it has one.
 
     Args:
         expression: as the live engine asks it.
@@ -65,7 +70,10 @@ def over_history(expression: str, *, closed: bool) -> str:
         # Times are whole milliseconds.
         seconds = float(found["seconds"]) + (0.0 if closed else 0.001)
         series = found["series"]
-        return f"(count_over_time({series}[{durations.render(seconds)}]) >= 1 and {series})"
+        present = f"present_over_time({series}[{durations.render(seconds)}])"
+        if found["itself"] and found["left"] == series:
+            return f"{found['itself']}{present}"
+        return f"{found['itself'] or ''}({present} and {series})"
 
     return _FRESH.sub(gate, expression)
 
@@ -210,7 +218,7 @@ class HistoryClient:
             ServiceUnavailable: no answer, an error of the server, or a partial answer.
             QueryRefused: the server refuses an expression of our own.
         """
-        query = query if custom else over_history(query, closed=self.closed)
+        query = over_history(query, closed=self.closed)
         if _OF_THE_RANGE.search(query):
             return await self._each(query, ticks)
         budget = [MAX_HALVINGS]

@@ -308,9 +308,32 @@ def test_no_gate_stays_that_would_be_dear_over_history() -> None:
     for text in texts.values():
         cheap = over_history(text, closed=True)
         assert "timestamp(" not in cheap
-        assert cheap.count("count_over_time") > text.count("count_over_time") or cheap == text
-    gate = over_history("x and timestamp(x) >= time() - 10", closed=False)
-    assert gate == "x and (count_over_time(x[10s1ms]) >= 1 and x)"
+        assert cheap.count("present_over_time") == text.count("timestamp(")
+
+
+@pytest.mark.parametrize(
+    ("live", "closed", "cheap"),
+    [
+        ("x and timestamp(x) >= time() - 10", True, "x and present_over_time(x[10s])"),
+        (
+            "x == 1 and timestamp(x) >= time() - 7.5",
+            False,
+            "x == 1 and present_over_time(x[7s501ms])",
+        ),
+        (
+            'max(y and timestamp(x{a="b"}) >= time() - 10)',
+            True,
+            'max(y and (present_over_time(x{a="b"}[10s]) and x{a="b"}))',
+        ),
+        ("timestamp(x offset 5m) >= time() - 10", True, None),
+        ("timestamp(rate(x[5m])) >= time() - 10", True, None),
+    ],
+)
+def test_a_gate_is_changed_only_where_that_means_the_same(
+    live: str, closed: bool, cheap: str | None
+) -> None:
+    """What is more than a series and a number stays as it is written."""
+    assert over_history(live, closed=closed) == (cheap or live)
 
 
 def test_an_expression_that_is_refused_at_some_moments_fails_at_those_alone(
