@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -12,9 +13,11 @@ from click.testing import CliRunner
 
 from gpuwarden.ruleengine.attack_offenders import OFFENDERS, disguised, example, moment_for
 from gpuwarden.ruleengine.attack_reports import tricks_markdown
+from gpuwarden.ruleengine.attack_runs import Outcome, attack
 from gpuwarden.ruleengine.attack_tricks import TRICKS, plays, rests_on_word
 from gpuwarden.ruleengine.attacks import Target
 from gpuwarden.ruleengine.hours import within
+from gpuwarden.ruleengine.loading import check_rule_files
 from gpuwarden.ruleengine.model import Rule
 from gpuwarden.ruleengine.rule_cli import rules as command
 
@@ -221,14 +224,17 @@ def test_an_offender_is_called_what_a_rule_asks_for(key: str, pattern: str) -> N
 
 def test_a_rule_that_would_end_no_offender_is_attacked_as_one_that_tells(tmp_path: Path) -> None:
     """Its last stage asks for more than any made-up job does; its others are still escaped."""
-    more = "when: {signal: gpu_memory_share, agg: min, window: 2m, above: 99.9%, gpus: any},"
-    text = SOUND.replace("max_work_lost: 1h", f"max_work_lost: 1h, {more[:-1]}")
-    _, document = played(tmp_path, text)
-    (attacked,) = document["rules"]
-    assert attacked["offender"] == "crashed training"
-    assert attacked["ends"] is False
-    assert outcomes(attacked)["touch-log"] == "delayed"
-    assert outcomes(attacked)["trickle"] == "escapes"
+    more = "when: {signal: gpu_memory_share, agg: min, window: 2m, above: 99.9%, gpus: any}"
+    path = tmp_path / "rules.yaml"
+    path.write_text(SOUND.replace("max_work_lost: 1h", f"max_work_lost: 1h, {more}"))
+    rules = check_rule_files([path]).rules
+    assert rules is not None
+    tricks = [trick for trick in TRICKS if trick.name in ("touch-log", "trickle")]
+    (attacked,) = asyncio.run(attack(rules, (), tell=lambda _: None, tricks=tricks))
+    assert attacked.offender is not None
+    assert attacked.offender.name == "crashed training"
+    assert not attacked.ends
+    assert [item.outcome for item in attacked.results] == [Outcome.DELAYED, Outcome.ESCAPES]
 
 
 def test_a_rule_that_takes_longer_than_an_attack_is_not_attacked(tmp_path: Path) -> None:

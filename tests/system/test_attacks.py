@@ -27,7 +27,7 @@ pytestmark = pytest.mark.system
 
 LIARS = Path(__file__).with_name("liars.py")
 SLEEP = Path("/bin/sleep").resolve()
-TRUST_SECONDS = 3.0
+TRUST_SECONDS = 2.0
 RULES = f"""
 version: 1
 whitelist:
