@@ -452,3 +452,24 @@ def test_the_landing_page_leads_to_what_there_is(servers: World) -> None:
                 assert (await client.get(path)).status_code == 200
 
     asyncio.run(story())
+
+
+def test_a_grades_own_numbers_are_on_the_jobs_page(servers: World) -> None:
+    """A stage with a condition of its own says what it saw, beside the rule."""
+    text = (servers.folder / "rules.yaml").read_text()
+    stage = "{level: moderate, after: 2m, do: notify,"
+    worse = "when: {signal: gpu_memory_share, agg: min, window: 60s, above: 60%, gpus: any},"
+    assert stage in text
+    (servers.folder / "rules.yaml").write_text(text.replace(stage, f"{stage} {worse}"))
+
+    async def story() -> None:
+        async with asked(servers) as (world, client):
+            await world.tick(8)
+            (rule,) = (await client.get("/v1/jobs/proc-1")).json()["rules"]
+            (grade,) = rule["grades"]
+            assert (grade["stage"], grade["truth"]) == ("moderate-notify", "YES")
+            page = (await client.get("/jobs/proc-1")).text
+            assert "Stage moderate-notify" in page
+            assert grade["evidence"][0]["measured"] in html.unescape(page)
+
+    asyncio.run(story())
