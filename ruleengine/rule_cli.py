@@ -53,6 +53,16 @@ Examples:
   gpuwarden rules diff /etc/gpuwarden/rules rules.d
   gpuwarden rules replay rules.d/*.yaml --from now-7d
   gpuwarden rules schema > rules.schema.json"""
+_OUTCOMES = """\b
+Outcomes:
+  held       it changes nothing
+  delayed    later by at most the rule's trust_for
+  elsewhere  another rule of the set tells its owner
+  told       its owner is told each time; only the end is escaped
+  granted    by what the operator promised: keeps, or max_work_lost
+  obeys      it gives up what the rule is about
+  advice     the rule rests on the job's word, and ends nobody
+  escapes    for longer than trust_for; the last lines say what would find it"""
 _MODELINE = """\b
 With yaml-language-server, put this at the top of a rule file:
   # yaml-language-server: $schema=rules.schema.json"""
@@ -260,7 +270,7 @@ def _known(wanted: tuple[str, ...], usable: RuleSet) -> None:
             raise click.BadParameter(f'there is no rule "{rule_id}"; {hint}', param_hint="--rule")
 
 
-@rules.command()
+@rules.command(epilog=_OUTCOMES)
 @_files
 @click.option(
     "-o",
@@ -281,23 +291,13 @@ def _known(wanted: tuple[str, ...], usable: RuleSet) -> None:
 def attack(
     context: click.Context, files: tuple[Path, ...], output: str, *, wanted: tuple[str, ...]
 ) -> None:
-    r"""Play the tricks by which jobs escape on rules, and say which succeed and for how long.
+    """Play the tricks by which jobs escape on rules, and say which succeed and for how long.
 
     A made-up job breaks each rule openly, and then again with each trick: a log touched in a loop,
     a fake heartbeat, phases that never end, future times, a forged throughput, lies about model
     and batch, another's run, a protected name, restarts, splitting, a trickle of kernels, a
     spinning CPU, keeps. All is judged on a temporary Prometheus as the live engine would, every
     rule as if its mode were enforce; nothing real is asked, told or ended.
-
-    \b
-    held       it changes nothing
-    delayed    later by at most the rule's trust_for
-    elsewhere  another rule of the set tells its owner
-    told       its owner is told each time; only the end is escaped
-    granted    by what the operator promised: keeps, or max_work_lost
-    obeys      it gives up what the rule is about
-    advice     the rule rests on the job's word, and ends nobody
-    escapes    for longer than trust_for; the last lines say what would find it
 
     Needs the program `prometheus` on this machine, and up to a minute for each rule.
 

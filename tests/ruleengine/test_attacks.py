@@ -151,6 +151,14 @@ def test_nothing_escapes_the_default_rules_and_the_page_says_what_bounds_it() ->
     assert result.exit_code == 0
 
 
+def test_the_help_says_what_each_outcome_means() -> None:
+    """One line each, as they are left."""
+    lines = CliRunner().invoke(command, ["attack", "--help"]).output.splitlines()
+    told = {words[0] for line in lines if (words := line.split())}
+    assert {outcome.value for outcome in Outcome} <= told
+    assert not any("\\b" in line for line in lines)
+
+
 def test_an_unknown_rule_is_a_mistake_of_the_command_line(tmp_path: Path) -> None:
     """Exit status 2, with what was meant."""
     path = tmp_path / "rules.yaml"
