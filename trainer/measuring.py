@@ -59,8 +59,11 @@ def _is_finite(items: Any) -> bool:
 
     Reads them: torch's own test would compute with several kernels what one look tells.
     """
-    tensors = items.values() if isinstance(items, dict) else [items]
-    return all(math.isfinite(value) for one in tensors for value in one.reshape(-1).tolist())
+    for part in items.values() if isinstance(items, dict) else [items]:
+        values = part.reshape(-1).tolist() if hasattr(part, "reshape") else [part]
+        if not all(map(math.isfinite, values)):
+            return False
+    return True
 
 
 def metrics(trainer: Any) -> dict[str, Any]:

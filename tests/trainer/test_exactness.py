@@ -6,6 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from demo.datasets import TINY_MODEL, make_detection_dataset
+from tests.trainer.conftest import Material
 from tests.trainer.trainings import (
     BATCHES,
     Trainings,
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.trainer.conftest import Material
 
 pytestmark = [
     pytest.mark.training,
@@ -78,3 +79,26 @@ def test_every_kind_of_interruption_of_one_process(
         assert status.resume_mode == "exact", point
         assert status.counters.steps == 3 * BATCHES - left, point
         assert digest_of(trainer) == undisturbed, point
+
+
+def test_stripes_change_nothing(
+    tmp_path: Path, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a data set with more images than stay in memory, any worker draws the same mosaics."""
+    from tests.trainer.many_workers import ManyWorkers as base  # noqa: N813, PLC0415 -- after offline
+
+    model = tmp_path / "tiny.yaml"
+    model.write_text(TINY_MODEL, "utf-8")
+    data = make_detection_dataset(tmp_path / "data", images=330)
+    trainings = Trainings(Material(model, data), tmp_path, jobs)
+    words = {"epochs": 2, "close_mosaic": 0}
+    monkeypatch.setitem(os.environ, "TEST_WORKERS", "0")
+    undisturbed = digest_of(trainings.attempt("calm", words, base=base))
+    for number, (workers, hooks) in enumerate(((2, at_batch(0, 40)), (1, at_batch(1, 3)))):
+        run = f"run{number}"
+        monkeypatch.setitem(os.environ, "TEST_WORKERS", str(workers))
+        with pytest.raises(LeftTraining):
+            trainings.attempt(run, words, hooks=hooks, base=base)
+        trainer = trainings.attempt(run, words, base=base)
+        assert trainer.train_loader.num_workers == workers
+        assert digest_of(trainer) == undisturbed

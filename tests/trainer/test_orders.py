@@ -80,10 +80,16 @@ def test_ranks_share_the_batches_of_one_process(count: int, batch: int, world: i
         assert all(at >= count and index in order.indices(epoch) for epoch, at, index in padding)
 
 
-def test_a_sample_depends_on_its_place_alone() -> None:
+@pytest.mark.parametrize("count", [100, 400])
+def test_a_sample_depends_on_its_place_alone(count: int) -> None:
     """History, other randomness and process do not show in a sample, nor it in them."""
-    first, second = _stateless(), _stateless()
-    items = [(epoch, position, position) for epoch in range(2) for position in range(20)]
+    first, second = _stateless(count), _stateless(count)
+    first.order.batch = second.order.batch = 8  # of 400 images partners come from stripes
+    items = [
+        (epoch, position, position)
+        for epoch in range(2)
+        for position in (*range(20), *range(count - 20, count))
+    ]
     straight = [first[item] for item in items]
     random.seed(5)
     before = random.getstate()
