@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PROFILES = [a_profile()]
 PROVEN = Delivery(complete=True, proven_at=1.0)
-_any = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+_any = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 _dice = st.randoms(use_true_random=True)
 
 
@@ -113,7 +113,7 @@ def _acts(rule: Rule, history: Sequence[JobFacts]) -> tuple[bool, list[Blocked],
     return case.state is CaseState.DUE and not blocks, blocks, verdict
 
 
-@settings(_any, max_examples=150)
+@settings(_any, max_examples=80)
 @given(rule=rules(), dice=_dice)
 def test_nothing_unknown_leads_to_an_end(rule: Rule, dice: random.Random) -> None:
     """Whoever is ended would be ended whatever the missing data were: they decide nothing.
