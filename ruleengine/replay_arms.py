@@ -7,6 +7,7 @@ discarded: nothing changes, and the time it stood for is counted up to the same 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ import numpy as np
 
 from gpuwarden.ruleengine import cases, guards
 from gpuwarden.ruleengine.causes import diagnose
+from gpuwarden.ruleengine.dry_runs import Judged
 from gpuwarden.ruleengine.replay_incidents import (
     End,
     Entered,
@@ -35,10 +37,11 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.cases import Event, Step
     from gpuwarden.ruleengine.dry_runs import DryRun
+    from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.replay_frames import Frame, Group
     from gpuwarden.ruleengine.replay_screens import Situation, Track
-    from gpuwarden.ruleengine.verdicts import Grade
+    from gpuwarden.ruleengine.verdicts import Grade, JobFacts
     from gpuwarden.ruleengine.views import Pair
 
     Floats = NDArray[np.float64]
@@ -85,6 +88,22 @@ class _Course:
             return None, ()
         counts = situation.plain if self.over[tick] else situation.verdict
         return situation, counts.grades
+
+    def held(self, tick: int) -> tuple[JobFacts | None, Judged | None]:
+        """What guards look at, without another evaluation: a job that is held is so for hours.
+
+        Of the job that is what its situation has, and when its state was last saved.
+        """
+        situation = None if self.track is None else self.track.at(tick)
+        truth = TRUTHS.get(int(self.codes[tick]))
+        if situation is None or self.track is None or truth is None:
+            return None, None
+        job = situation.job
+        if job.run is not None and not job.run.conflict:
+            saved = self.track.group.saved(job.job_id, tick)
+            job = dataclasses.replace(job, run=dataclasses.replace(job.run, checkpoint_time=saved))
+        counts = situation.plain if self.over[tick] else situation.verdict
+        return job, Judged(counts, truth)
 
 
 @dataclass
@@ -419,22 +438,39 @@ class Arm:
             return
         frame = walk.frame
         fleet, owners, ended = frame.fleet(tick), self.run.owners(due), 0
+        running = int(frame.running[tick])
         held: Counter[str] = Counter()
         for pair in due:
             if pair[1] in self.ended:
                 continue
-            rule, look = self._rules[pair[0]], walk.look(pair, tick)
-            situation = look.situation
-            blocks = self.run.objections(
-                rule,
-                pair,
-                fleet,
-                job=None if situation is None else situation.job,
-                judged=look.judged,
-                owners=owners,
-                ended=ended,
-                running=int(frame.running[tick]),
-            )
+            rule = self._rules[pair[0]]
+
+            def objections(
+                job: JobFacts | None,
+                judged: Judged | None,
+                *,
+                rule: Rule = rule,
+                pair: Pair = pair,
+                ended: int = ended,
+            ) -> list[Blocked] | None:
+                return self.run.objections(
+                    rule,
+                    pair,
+                    fleet,
+                    job=job,
+                    judged=judged,
+                    owners=owners,
+                    ended=ended,
+                    running=running,
+                )
+
+            blocks = objections(*walk.courses[pair].held(tick))
+            look = walk.look(pair, tick)
+            if blocks is not None and not blocks:
+                # The last look is at this very tick.
+                blocks = objections(
+                    None if look.situation is None else look.situation.job, look.judged
+                )
             if blocks is None:
                 continue
             incident = self._open.get(pair)

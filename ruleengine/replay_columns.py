@@ -43,7 +43,8 @@ MAX_POINTS: Final = 11_000
 """Prometheus refuses more points of a series in one answer."""
 MAX_HALVINGS: Final = 64
 """How often one expression may be split in one stretch, before the rest of it counts as failed."""
-PARALLEL_QUERIES: Final = 4
+PARALLEL_QUERIES: Final = 2
+"""The server has others to serve."""
 _OF_THE_RANGE = re.compile(r"\b(?:start|end)\s*\(")
 # The gate by which live queries ask for a fresh sample; see `over_history`.
 _SERIES = r"[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{[^{}()]*\})?"
@@ -52,6 +53,8 @@ _FRESH = re.compile(
     rf"timestamp\((?P<series>{_SERIES})\) >= time\(\) - (?P<seconds>[0-9]+(?:\.[0-9]+)?)"
 )
 _WARNED = "PromQL info:"
+_WHOLE = re.compile("larger than|no whole answer within|ReadTimeout")
+"""What `exchange` says of an answer that was too large or too late, and may come in halves."""
 
 
 def over_history(expression: str, *, closed: bool) -> str:
@@ -160,7 +163,7 @@ class Cost:
 
 
 class _TooMuch(ServiceUnavailable):
-    """The answer is too large; half of the ticks may fit."""
+    """The answer is too large or too late; of half of the ticks it may not be."""
 
 
 @dataclass
@@ -241,7 +244,7 @@ class HistoryClient:
                     raise
                 return _failed(ticks, str(error))
         except _TooMuch:
-            if ticks.count == 1:
+            if ticks.count == 1 or budget[0] <= 0:
                 raise
         budget[0] -= 1
         middle = ticks.count // 2
@@ -286,7 +289,7 @@ class HistoryClient:
                 limit=MAX_ANSWER_BYTES,
             )
         except ServiceUnavailable as error:
-            kind = _TooMuch if "larger than" in str(error) else ServiceUnavailable
+            kind = _TooMuch if _WHOLE.search(str(error)) else ServiceUnavailable
             raise kind(f"Prometheus at {self.url}: {error}") from error
         self.cost.queries += 1
         self.cost.received_bytes += len(reply.body)
@@ -302,6 +305,8 @@ class HistoryClient:
                 message = f"{self.url}: {answer.errorType}: {answer.error} (in: {query})"
                 if status in (400, 422) and answer.errorType in ("bad_data", "execution"):
                     raise QueryRefused(message)
+                if answer.errorType == "timeout":
+                    raise _TooMuch(message)
                 raise ServiceUnavailable(message)
             serious = [text for text in answer.warnings or () if not text.startswith(_WARNED)]
             if answer.isPartial or serious:

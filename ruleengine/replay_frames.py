@@ -7,7 +7,9 @@ together by the live engine's own code, from the rows of that group.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -40,6 +42,11 @@ NODE_ROWS: Final = (SNAPSHOTS, "scraped", "expected")
 """What is known of nodes and not of a job or card."""
 KNOWN_BY_ROWS: Final = ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info")
 """A node that has any of these and no snapshot is dark."""
+SAVED_ROWS: Final = (
+    "yolo_checkpoint_timestamp_seconds",
+    "yolo_checkpoint_durable_timestamp_seconds",
+)
+"""The second one stands where both exist."""
 UNJUDGED_ROWS: Final = frozenset({"gpu_throttle_active"})
 """Told in causes only: no verdict depends on it, and it flaps."""
 VALUED_ROWS: Final = frozenset(
@@ -114,13 +121,16 @@ class Group:
             parts.append(np.where(np.isnan(own), _ABSENT, there))
         parts += [codes for node in self.instances for codes in frame.node_codes(node)]
         parts += [frame.silent(node).astype(np.float64) for node in self.instances]
-        table = np.vstack([np.atleast_2d(part) for part in parts])
-        changes = np.flatnonzero(np.any(table[:, 1:] != table[:, :-1], axis=0)) + 1
-        starts = np.concatenate(([0], changes)).astype(np.intp)
-        known: dict[bytes, int] = {}
-        names = [known.setdefault(table[:, at].tobytes(), len(known)) for at in starts]
-        lengths = np.diff(np.append(starts, table.shape[1]))
-        return np.repeat(np.array(names, dtype=np.int64), lengths)
+        return _epochs(parts, frame.ticks.count)
+
+    def saved(self, job: str, tick: int) -> float | None:
+        """When a job's trainer last saved its state, as the live facts have it."""
+        found = None
+        for name in SAVED_ROWS:
+            for number in self.rows_of(name, "job_id", job):
+                value = float(self.frame.rows[name].values[number, tick])
+                found = value if math.isfinite(value) else found
+        return found
 
 
 @dataclass(eq=False)
@@ -146,6 +156,7 @@ class Frame:
     activity: Mapping[str, Floats] = field(default_factory=dict)
     _codes_of: dict[str, tuple[Floats, ...]] = field(default_factory=dict)
     _silent: dict[str, Bools] = field(default_factory=dict)
+    _fleets: dict[int, FleetFacts] = field(default_factory=dict)
 
     def facts_of(
         self,
@@ -181,15 +192,36 @@ class Frame:
 
     def fleet(self, tick: int) -> FleetFacts:
         """What is known of the nodes, and the numbers of the whole cluster; of no job or card."""
+        epoch = int(self._fleet_epochs[tick])
+        if epoch not in self._fleets:
+            self._fleets[epoch] = self._fleet(tick)
+        return dataclasses.replace(
+            self._fleets[epoch], time=self.ticks.begin + self.ticks.step * tick
+        )
+
+    @functools.cached_property
+    def _fleet_epochs(self) -> Numbers:
+        """The same number for ticks at which the same nodes are lit and the same is expected."""
+        nodes = sorted(self._node_rows[SNAPSHOTS])
+        parts = [codes for node in nodes for codes in self.node_codes(node)]
+        parts += list(self.rows["expected"].values)
+        for columns in self._waiting.values():
+            parts += list(columns.values)
+            for begin, end, _ in columns.failures:
+                parts.append(np.zeros(self.ticks.count))
+                parts[-1][begin:end] = 1.0
+        return _epochs([np.nan_to_num(part, nan=_ABSENT) for part in parts], self.ticks.count)
+
+    @property
+    def _waiting(self) -> dict[SignalKey, Columns]:
+        return {key: found for key, found in self.answers.items() if key.signal == "waiting"}
+
+    def _fleet(self, tick: int) -> FleetFacts:
         rows = {
             name: range(len(columns.labels)) if name in NODE_ROWS else ()
             for name, columns in self.rows.items()
         }
-        waiting = {
-            key: range(len(columns.labels))
-            for key, columns in self.answers.items()
-            if key.signal == "waiting"
-        }
+        waiting = {key: range(len(found.labels)) for key, found in self._waiting.items()}
         return self.facts_of(rows, waiting, tick)
 
     @functools.cached_property
@@ -340,6 +372,18 @@ class Frame:
             rows=own,
             answers={key: answers.get(key, ()) for key in self.answers},
         )
+
+
+def _epochs(parts: Sequence[Floats], count: int) -> Numbers:
+    """A number for each tick, by the values of all parts; no value is NaN."""
+    if not parts:
+        return np.zeros(count, dtype=np.int64)
+    table = np.vstack([np.atleast_2d(part) for part in parts])
+    changes = np.flatnonzero(np.any(table[:, 1:] != table[:, :-1], axis=0)) + 1
+    starts = np.concatenate(([0], changes)).astype(np.intp)
+    known: dict[bytes, int] = {}
+    names = [known.setdefault(table[:, at].tobytes(), len(known)) for at in starts]
+    return np.repeat(np.array(names, dtype=np.int64), np.diff(np.append(starts, count)))
 
 
 def _names(labels: Mapping[str, str]) -> Iterable[str]:

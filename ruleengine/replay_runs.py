@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+import httpx
 import numpy as np
 
 from gpuwarden.errors import GpuwardenError, InvalidInput
@@ -26,8 +27,6 @@ from gpuwarden.ruleengine.replay_outcomes import follow_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    import httpx
 
     from gpuwarden.ruleengine.model import RuleSet
     from gpuwarden.ruleengine.replay_columns import Columns, Cost
@@ -128,6 +127,8 @@ async def replay(
     ticks = plan.ticks
     if ticks.count < 1:
         raise InvalidInput("--to is before --from: there is no tick to replay")
+    # The server ends what takes too long; what it says of that is waited for.
+    client.timeout = httpx.Timeout(2 * plan.timeout, connect=10.0)
     history = HistoryClient(plan.url, client, timeout=plan.timeout)
     await history.probe(plan.begin)
     arms = [_arm(plan, name, rules) for name, rules in sets]
