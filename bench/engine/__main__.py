@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     Advance = Callable[[], None]
 
-WARM_UP_TICKS = 2
-"""Cases are opened in the first one, and what Prometheus reads is read from disk once."""
+WARM_UP_TICKS = 3
+"""In the first ones cases are opened, detected and brought through their stages."""
 
 
 def main() -> int:

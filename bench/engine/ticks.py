@@ -11,16 +11,25 @@ import asyncio
 import json
 import resource
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gpuwarden.ruleengine
 from bench.engine.fleets import SCRAPE_SECONDS
 from gpuwarden import logs
+from gpuwarden.ruleengine.records import Change
 from gpuwarden.ruleengine.serving import Service
 from gpuwarden.ruleengine.settings import Settings, load_settings
 
+if TYPE_CHECKING:
+    from gpuwarden.ruleengine.engine import Engine
+
 RULES = Path(gpuwarden.ruleengine.__file__).parent / "rules"
 TICK_SECONDS = 15.0
+AGED_TICKS = 2
+"""After each of the first ticks a day passes for all cases; then they are what they stay."""
+DAY = 86400.0
 
 
 def written_settings(url: str, folder: Path) -> Settings:
@@ -48,11 +57,21 @@ def memory_bytes(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
+def _age(engine: Engine) -> None:
+    """Make a day pass for every open case, so that it is detected and enters its stages."""
+    changes = []
+    for stored in engine.cases.all():
+        case = stored.case
+        older = replace(case, yes_for=case.yes_for + DAY, elapsed=case.elapsed + DAY)
+        changes.append(Change(stored.id, older, "observe", (), None))
+    engine.cases.save(changes, time=engine.clock.wall())
+
+
 async def _run(settings: Settings, ticks: int, pause: float) -> None:
     service = Service(settings)
     engine = service.engine
     try:
-        for _ in range(ticks):
+        for number in range(ticks):
             cpu, wall = cpu_seconds(), time.perf_counter()
             await engine.tick()
             facts = engine.view.facts
@@ -66,6 +85,8 @@ async def _run(settings: Settings, ticks: int, pause: float) -> None:
                 "outcomes": engine.ticks.outcomes,
             }
             print(json.dumps(line), flush=True)
+            if number < AGED_TICKS:
+                _age(engine)
             await asyncio.sleep(pause)
     finally:
         await service.aclose()

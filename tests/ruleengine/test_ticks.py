@@ -121,3 +121,47 @@ def test_a_late_tick_judges_and_ends_nothing(servers: World) -> None:
             assert halted not in world.told()
 
     asyncio.run(story())
+
+
+# -- how long it takes at the least
+
+AT_ONCE = """
+version: 1
+limits: {terminate: {per_tick: 1, per_hour: 3, per_user_per_day: 2,
+  halt_above_share_of_running: 10%}}
+rules:
+- id: idle-held
+  description: As soon as it can be
+  mode: enforce
+  target: job
+  match: {}
+  cold_start: 0s
+  ignore_phases: {}
+  when: {silent_for: 1s, signals: [cpu]}
+  for: 0s
+  stages:
+  - {level: light, after: 0s, do: log}
+  - {level: moderate, after: 0s, do: notify}
+  - {level: severe, after: 0s, do: terminate, notice_delivered_for: 0s, grace: 1s,
+     max_work_lost: 12h}
+"""
+
+
+def test_with_all_windows_at_zero_the_second_tick_acts(servers: World) -> None:
+    """From the scrape that shows it: one tick detects and tells, the next one ends."""
+
+    async def story() -> None:
+        (servers.folder / "rules.yaml").write_text(AT_ONCE)
+        (job,) = servers.fleet.jobs
+        async with running(servers) as world:
+            for _ in range(6):
+                job.activity["cpu"] = world.clock.wall() + TICK
+                await world.tick()
+            assert world.state() is None
+            await world.tick()
+            assert "notify" in world.kinds()
+            assert world.agent.requests == []
+            await world.tick()
+            assert world.agent.ended == [job.job_id]
+
+    asyncio.run(story())
