@@ -145,10 +145,13 @@ def _group(
     """How long each of some evaluations took as a rule group, the first one left out."""
     prometheus.load(expressions, TICK_SECONDS)
     seen: list[float] = []
-    deadline = time.monotonic() + (count + 4) * 60
+    deadline = time.monotonic() + (count + 2) * 30
     while len(seen) <= count:
         if time.monotonic() > deadline:
-            raise SystemExit("Prometheus does not evaluate the rule group in time")
+            print(
+                "Prometheus did not evaluate the rule group often enough in time", file=sys.stderr
+            )
+            break
         time.sleep(1.0)
         last = prometheus.group_seconds()
         if last is not None and last not in (0.0, *seen[-1:]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,7 +50,9 @@ class Figures:
 
     @property
     def ratio(self) -> float:
-        """Wall time of a tick over that of the rule group, medians both."""
+        """Wall time of a tick over that of the rule group, medians both; inf without a group's."""
+        if not self.group:
+            return math.inf
         return statistics.median(self.wall) / statistics.median(self.group)
 
 
@@ -95,7 +98,7 @@ def table(found: Sequence[Figures]) -> str:
         ("tick, slowest (s)", [f"{max(f.wall):.2f}" for f in found], ""),
         (
             "rule group, median (s)",
-            [f"{statistics.median(f.group):.2f}" for f in found],
+            [f"{statistics.median(f.group or [math.nan]):.2f}" for f in found],
             "",
         ),
         ("tick over rule group", [f"{f.ratio:.2f}" for f in found], f"{GROUP_RATIO}"),

@@ -27,7 +27,7 @@ engine no row less: the comparison is harder for the engine, and the fleet fits 
 BACK_SECONDS = 75 * 60
 """As far as the longest window of the shipped rules reaches, and more."""
 RECENT_SECONDS = 5 * 60
-AHEAD_SECONDS = 15 * 60
+AHEAD_SECONDS = 25 * 60
 DARK_SINCE_SECONDS = 10 * 60
 CARDS_PER_NODE = 8
 GIB = 2.0**30

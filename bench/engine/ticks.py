@@ -19,7 +19,7 @@ import gpuwarden.ruleengine
 from bench.engine.fleets import SCRAPE_SECONDS
 from gpuwarden import logs
 from gpuwarden.ruleengine.records import Change
-from gpuwarden.ruleengine.serving import Service
+from gpuwarden.ruleengine.serving import Service, spare_the_collector
 from gpuwarden.ruleengine.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def _age(engine: Engine) -> None:
 
 async def _run(settings: Settings, ticks: int, pause: float) -> None:
     service = Service(settings)
+    spare_the_collector()
     engine = service.engine
     try:
         for number in range(ticks):
