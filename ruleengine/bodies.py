@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -17,6 +18,12 @@ MAX_BODY_BYTES = 16 * 1024
 MAX_FIELDS = 20
 MAX_WORD = 300
 """Characters that a name or a reason may have."""
+MAX_SECONDS = 10 * 365 * 86400.0
+"""Longest duration; what is meant to last for ever is said in another way than by a number."""
+_UNSEEN = frozenset(
+    chr(code) for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+)
+"""They turn the direction of the text around them: a reason would read otherwise than it is."""
 
 
 async def read_object(request: Request, limit: int) -> dict[str, Any]:
@@ -52,19 +59,24 @@ def word(body: Mapping[str, Any], name: str) -> str:
     """A text of one line.
 
     Raises:
-        Refusal: it is missing, empty or too long.
+        Refusal: it is missing, empty or too long, or has characters that are none of a text: others
+            read it in a terminal, which would obey them.
     """
     value = body.get(name)
     if not isinstance(value, str) or not value.strip() or len(value) > MAX_WORD:
         raise Refusal(400, "malformed", f"{name} is not a text of 1 to {MAX_WORD} characters")
-    return " ".join(value.split())
+    found = " ".join(value.split())
+    # Control characters, and halves of a pair, which no file and no socket takes.
+    if any(mark in _UNSEEN or unicodedata.category(mark) in ("Cc", "Cs") for mark in found):
+        raise Refusal(400, "malformed", f"{name} holds characters that cannot be shown")
+    return found
 
 
 def seconds(body: Mapping[str, Any], name: str) -> float:
-    """A duration such as 2h, in seconds; more than none.
+    """A duration such as 2h, in seconds; more than none, and less than MAX_SECONDS.
 
     Raises:
-        Refusal: it is missing, or not a duration.
+        Refusal: it is missing, or not such a duration.
     """
     try:
         found = durations.parse(word(body, name))
@@ -72,6 +84,9 @@ def seconds(body: Mapping[str, Any], name: str) -> float:
         raise Refusal(400, "malformed", f"{name}: {error}") from error
     if found <= 0:
         raise Refusal(400, "malformed", f"{name}: must be more than 0s")
+    if found > MAX_SECONDS:
+        most = durations.render(MAX_SECONDS)
+        raise Refusal(400, "malformed", f"{name}: must be at most {most}")
     return found
 
 

@@ -16,6 +16,7 @@ from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
     output_option,
+    printable,
     read_token,
     token_headers,
     token_option,
@@ -106,7 +107,7 @@ def list_jobs(url: str, token_file: Path | None, *, output: str) -> None:
         click.echo(json.dumps(document, indent=2))
         return
     for block in document["halted"]:
-        click.echo(f"No job is ended now: {block['sentence']}", err=True)
+        click.echo(f"No job is ended now: {printable(block['sentence'])}", err=True)
     table = Table("JOB", "USER", "TEAM", "NODE", "GPUS", "CASES", box=None, pad_edge=False)
     # `jobs show` and `keep` want the whole name: it is never cut nor wrapped.
     table.columns[0].no_wrap = True

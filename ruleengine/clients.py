@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from gpuwarden.ruleengine.web_settings import DEFAULT_LISTEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from rich.text import Text
 
 _TIMEOUT = httpx.Timeout(15.0, connect=5.0)
 
@@ -70,9 +73,31 @@ def read_token(path: Path) -> str:
     return token
 
 
-def open_console() -> Console:
-    """Where tables go: the terminal, or a wide page for what is piped on."""
-    console = Console(highlight=False)
+def printable(text: str) -> str:
+    """A text without what a terminal would obey: names and reasons in it were chosen by users."""
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}"
+        if unicodedata.category(mark) in ("Cc", "Cf", "Cs") and mark not in "\n\t"
+        else mark
+        for mark in text
+    )
+
+
+class _Screen(Console):
+    """Shows no character that the terminal would obey."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+def open_console(*, markup: bool = False) -> Console:
+    """Where tables go: the terminal, or a wide page for what is piped on.
+
+    Args:
+        markup: whether `[bold]` is a style, for who escapes what is none; without it every text is
+            shown as it is, also the `[a-z]` and `:key:` in it.
+    """
+    console = _Screen(highlight=False, markup=markup, emoji=False)
     if not console.is_terminal:
         console.width = 200  # what is piped on is not cut to the width of a terminal
     return console
@@ -116,5 +141,5 @@ def ask(
         raise ServiceUnavailable(f"{url}: HTTP {response.status_code}, and no object")
     if response.is_error:
         reason, message = str(document.get("error")), str(document.get("message"))
-        raise RefusedAction(reason, f"{message} [{reason}]")
+        raise RefusedAction(reason, printable(f"{message} [{reason}]"))
     return document

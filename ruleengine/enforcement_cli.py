@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuwarden.ruleengine.clients import ask, output_option, token_headers, token_option, url_option
+from gpuwarden.ruleengine.clients import (
+    ask,
+    output_option,
+    printable,
+    token_headers,
+    token_option,
+    url_option,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +89,8 @@ def _tell(document: dict[str, Any], output: str) -> None:
         click.echo("Enforcement is not paused.")
     else:
         until = paused["until"] or "somebody resumes"
-        click.echo(f"Enforcement is paused by {paused['by']} until {until}: {paused['reason']}")
+        text = f"Enforcement is paused by {paused['by']} until {until}: {paused['reason']}"
+        click.echo(printable(text))
     for block in document["halted"]:
         if block["reason"] != "paused":
-            click.echo(f"No job is ended now: {block['sentence']}")
+            click.echo(f"No job is ended now: {printable(block['sentence'])}")

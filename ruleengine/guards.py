@@ -145,8 +145,8 @@ def fleet_blocks(situation: Situation) -> list[Blocked]:
         found.append(
             Blocked(
                 "settling",
-                f"{situation.settled_for:.0f} of {situation.settle_after:.0f} s of fresh data "
-                "since the last start or outage",
+                f"{_whole(situation.settled_for)} of {_whole(situation.settle_after)} of fresh "
+                "data since the last start or outage",
             )
         )
     found += _share(situation)
@@ -378,13 +378,21 @@ def _promises(
         found.append(
             Blocked(
                 "notice_too_young",
-                f"the owner has had the notice for {case.notice_age:.0f} s; "
-                f"{held.notice_delivered_for:.0f} s were promised",
+                f"the owner has had the notice for {_whole(case.notice_age)} of the "
+                f"{_whole(held.notice_delivered_for)} that were promised",
             )
         )
     if case.elapsed < held.after:
-        found.append(Blocked("deadline", f"{case.elapsed:.0f} of {held.after:.0f} s have passed"))
+        passed, after = _whole(case.elapsed), _whole(held.after)
+        found.append(
+            Blocked("deadline", f"{passed} of {after} have passed since it counted as broken")
+        )
     return found
+
+
+def _whole(seconds: float) -> str:
+    """A duration in whole seconds, rounded down: a time that is not over never reads as if."""
+    return durations.render(float(int(seconds)))
 
 
 def _cards(situation: Situation, job: JobFacts) -> list[Blocked]:

@@ -37,6 +37,9 @@ TIMEOUT_SECONDS = 4.0
 """For all charts of a page: who waits for why a job is ended does not wait for a picture."""
 FRESH_SECONDS = 15.0
 """A history is not asked for again within this long, however often its page is opened."""
+AT_ONCE = 2
+"""Histories that are asked for at the same time: Prometheus answers the rules before the charts,
+however many people, or one in a loop, open pages."""
 _REMEMBERED = 64
 _MAX_BYTES = 2 * 1024 * 1024
 
@@ -180,6 +183,8 @@ class JobHistories:
         self._source = source
         self._clock = clock
         self._kept: dict[str, JobHistory] = {}
+        self._asking: dict[str, asyncio.Task[JobHistory]] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def history(
         self, job_id: str, job: JobFacts | None, profiles: Iterable[Profile]
@@ -197,9 +202,37 @@ class JobHistories:
         kept = self._kept.get(job_id)
         if kept is not None and 0 <= now - kept.end < FRESH_SECONDS:
             return kept
-        found = await _asked(self._source, job_id, job, profiles=profiles, now=now)
+        asking = self._asking.get(job_id)
+        if asking is None:
+            asking = asyncio.create_task(
+                self._ask(self._source, job_id, job, profiles=profiles, now=now)
+            )
+            self._asking[job_id] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(job_id, None))
+        # Who closes the page takes the answer from nobody else.
+        return await asyncio.shield(asking)
+
+    async def _ask(
+        self,
+        source: SeriesSource,
+        job_id: str,
+        job: JobFacts | None,
+        *,
+        profiles: Iterable[Profile],
+        now: float,
+    ) -> JobHistory:
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            why = "Too many charts are asked for at once: open the page again in a moment."
+            return JobHistory(now, now, 1.0, (), why)
+        try:
+            found = await _asked(source, job_id, job, profiles=profiles, now=now)
+        finally:
+            self._turns.release()
         if len(self._kept) >= _REMEMBERED:
-            self._kept.clear()
+            del self._kept[next(iter(self._kept))]
         self._kept[job_id] = found
         return found
 

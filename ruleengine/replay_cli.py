@@ -239,7 +239,7 @@ def replay_command(
     elif output == "markdown":
         click.echo(markdown(blocks(report, found)))
     else:
-        print_report(open_console(), blocks(report, found))
+        print_report(open_console(markup=True), blocks(report, found))
     failed = [item.sentence for item in found if item.exceeded]
     for sentence in failed:
         click.echo(sentence, err=True)

@@ -103,18 +103,15 @@ class SignIns:
 
     # -- who
 
-    def bearer(self, connection: HTTPConnection) -> Person | None:
-        """Who the header Authorization says, or None where there is none.
+    def _refuse_unknown(self, connection: HTTPConnection) -> None:
+        """Refuse a token that nobody has; a password of another server in front is none.
 
         Raises:
-            Refusal: 401, it is not a token that is known.
+            Refusal: 401.
         """
-        if "Authorization" not in connection.headers:
-            return None
-        person = self._bearing_of(connection)
-        if person is None:
+        kind = connection.headers.get("Authorization", "").partition(" ")[0]
+        if kind.lower() == "bearer":
             raise Refusal(401, "unauthorised", "this token is not known; see web.tokens")
-        return person
 
     def _bearing_of(self, connection: HTTPConnection) -> Person | None:
         kind, _, given = connection.headers.get("Authorization", "").partition(" ")
@@ -155,7 +152,10 @@ class SignIns:
         Raises:
             Refusal: what they present is wrong.
         """
-        person = self.bearer(connection) or self._proxied(connection)
+        # What else stands in Authorization may be for the proxy, which passes it on as it came.
+        person = self._bearing_of(connection) or self._proxied(connection)
+        if person is None:
+            self._refuse_unknown(connection)
         if person is None and cookies:
             person = self._session(connection)
         if person is None and self._web.readable_by_all:
@@ -235,13 +235,9 @@ class SignIns:
         given = names[0].strip()
         if len(names) > 1 or not given.isprintable() or not 0 < len(given) <= MAX_NAME:
             raise Refusal(403, "not_the_proxy", f"{proxy.user_header} is not one name")
-        emails = connection.headers.getlist(proxy.email_header)
-        groups = {
-            group.strip()
-            for value in connection.headers.getlist(proxy.groups_header)
-            for group in value.split(",")
-        }
-        name = self._user_name(given, emails[0].strip() if len(emails) == 1 else "")
+        email = _only(connection, proxy.email_header)
+        groups = {group.strip() for group in _only(connection, proxy.groups_header).split(",")}
+        name = self._user_name(given, email)
         role = _role(proxy, {given, name}, groups)
         return Person(name, role, f"proxy {given}", self._team(name, role))
 
@@ -305,6 +301,18 @@ def _loaded(serializer: URLSafeSerializer, text: str) -> Any:
 def _origin(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def _only(connection: HTTPConnection, header: str | None) -> str:
+    """What a header of the proxy says, or an empty string where there is none.
+
+    Raises:
+        Refusal: 403, it is there twice: the proxy adds its own to what came from outside.
+    """
+    values = [] if header is None else connection.headers.getlist(header)
+    if len(values) > 1:
+        raise Refusal(403, "not_the_proxy", f"{header} is there twice: the proxy must replace it")
+    return values[0].strip() if values else ""
 
 
 def _is_peer(connection: HTTPConnection, proxy: ProxySettings) -> bool:

@@ -80,10 +80,12 @@ class ProxySettings(Strict):
     header are refused."""
     user_header: HeaderName = "X-Forwarded-User"
     """Holds the user's name; X-Auth-Request-User where nginx asks oauth2-proxy."""
-    email_header: HeaderName = "X-Forwarded-Email"
-    """Holds the mail address, by which the directory finds a user whom the name does not name."""
-    groups_header: HeaderName = "X-Forwarded-Groups"
-    """Holds the groups, separated by commas."""
+    email_header: HeaderName | None = "X-Forwarded-Email"
+    """Holds the mail address, by which the directory finds a user whom the name does not name; null
+    where the proxy passes such a header on as it came."""
+    groups_header: HeaderName | None = "X-Forwarded-Groups"
+    """Holds the groups, separated by commas; null where the proxy passes such a header on as it
+    came."""
     operators: Members = Field(default_factory=Members)
     """Who sees and keeps all jobs. Everybody else is an owner."""
     admins: Members = Field(default_factory=Members)

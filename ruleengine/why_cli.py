@@ -139,12 +139,12 @@ def _found(word: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _print(console: Console, document: dict[str, Any], *, everything: bool) -> None:
-    console.print(answer(document), markup=False)
+    console.print(answer(document))
     if document["job"]:
-        console.print(_head(document), markup=False)
+        console.print(_head(document))
     for block in document["halted"]:
         text = f"No job at all is ended now: {block['sentence']} [{block['reason']}]"
-        console.print(text, markup=False)
+        console.print(text)
     _show_next(console, document)
     full = [rule for rule in document["rules"] if everything or _matters(rule)]
     for rule in full:
@@ -193,7 +193,7 @@ def _show_next(console: Console, document: dict[str, Any]) -> None:
         level = f", {item['level']}" if item["level"] else ""
         condition = f", {item['if']}" if item["if"] else ""
         what = f"{_when(item)}: {item['what']}{condition} [{rule['rule']}{level}]"
-        console.print(f"  {what}", markup=False)
+        console.print(f"  {what}")
 
 
 def _when(item: dict[str, Any]) -> str:
@@ -236,11 +236,11 @@ def _evidence(item: dict[str, Any]) -> str:
 def _show_rule(console: Console, rule: dict[str, Any]) -> None:
     console.print()
     verdict = rule["verdict"] or "not judged"
-    console.print(f"Rule {rule['rule']} ({rule['mode']}): {verdict}", markup=False)
+    console.print(f"Rule {rule['rule']} ({rule['mode']}): {verdict}")
     if rule["description"]:
-        console.print(f"  {rule['description']}", markup=False)
+        console.print(f"  {rule['description']}")
     if rule["protected"]:
-        console.print(f"  protected: {rule['protected']}", markup=False)
+        console.print(f"  protected: {rule['protected']}")
     if rule["self_report_only"]:
         console.print("  only what the job says of itself speaks against it, for a limited time")
     table = Table("CONDITION", "HOLDS", "MEASURED", "EXPECTED", "WHY UNKNOWN", box=None)
@@ -258,33 +258,33 @@ def _show_rule(console: Console, rule: dict[str, Any]) -> None:
     if case:
         _show_case(console, case)
     for block in rule["why_not"]:
-        console.print(f"  not ended: {block['sentence']} [{block['reason']}]", markup=False)
+        console.print(f"  not ended: {block['sentence']} [{block['reason']}]")
 
 
 def _show_case(console: Console, case: dict[str, Any]) -> None:
-    console.print(f"  case: {case['state']}, since {_local(case['opened_at'])}", markup=False)
+    console.print(f"  case: {case['state']}, since {_local(case['opened_at'])}")
     for line in cause_lines(case["cause"]) if case["cause"] else ():
-        console.print(f"  {line[0].lower()}{line[1:]}", markup=False)
+        console.print(f"  {line[0].lower()}{line[1:]}")
     for notice in case["notices"]:
         said = notice["proof"] or notice["error"] or "not tried yet"
         text = f"  notice by {notice['channel']} to {notice['recipient']}: {notice['state']}"
-        console.print(f"{text} ({said})", markup=False)
+        console.print(f"{text} ({said})")
     for kept in case["keeps"]:
         text = f"  kept by {kept['by']} until {_local(kept['until'])}: {kept['reason']}"
-        console.print(text, markup=False)
+        console.print(text)
 
 
 def _show_decision(console: Console, decision: dict[str, Any]) -> None:
     console.print()
     reason = f": {decision['reason']}" if decision["reason"] else ""
     head = f"Decision {decision['id']} of rule {decision['rule']}: {decision['state']}{reason}"
-    console.print(head, markup=False)
+    console.print(head)
     for item in decision["evidence"]:
-        console.print(f"  {item['truth']}: {_evidence(item)}", markup=False)
+        console.print(f"  {item['truth']}: {_evidence(item)}")
     report = decision["report"] or {}
     for item in report.get("processes", []):
         ended_by = item["ended_by"] or "survived"
-        console.print(f"  process {item['pid']}: {ended_by}", markup=False)
+        console.print(f"  process {item['pid']}: {ended_by}")
     proof = report.get("proof")
     if proof:
-        console.print(f"  {proof_line(proof)}", markup=False)
+        console.print(f"  {proof_line(proof)}")

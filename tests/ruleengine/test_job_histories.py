@@ -17,6 +17,7 @@ from tests.servers import free_port
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import charts
 from gpuwarden.ruleengine.job_histories import (
+    AT_ONCE,
     Chart,
     JobHistories,
     JobHistory,
@@ -121,6 +122,51 @@ def test_the_queries_are_prometheus_own() -> None:
         "gpu_memory": 2e9,
         "throughput": pytest.approx(100.0),
     }
+
+
+class Held:
+    """A `SeriesSource` that answers when it is let go.
+
+    Attributes:
+        asked: the queries that came.
+        most: how many of them waited at the same time.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.most = 0
+        self.free = asyncio.Event()
+        self._now = 0
+
+    async def series(self, query: str, *, start: float, end: float, step: float) -> list[Any]:
+        """One point at the beginning and one at the end."""
+        self.asked.append(query)
+        self._now += 1
+        self.most = max(self.most, self._now)
+        await self.free.wait()
+        self._now -= 1
+        return [(start, 0.0), (end, step)]
+
+
+def test_however_many_pages_are_opened_prometheus_is_asked_little_at_a_time() -> None:
+    """The rules' queries must not wait behind charts; one job's page is asked for once."""
+
+    async def story() -> Held:
+        source = Held()
+        histories = JobHistories(source, OwnedClock())
+        names = [f"proc-{number % 10}" for number in range(50)]
+        asking = [asyncio.create_task(histories.history(name, None, ())) for name in names]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        asking.pop(0).cancel()  # whoever leaves takes the answer from nobody else
+        source.free.set()
+        found = await asyncio.gather(*asking)
+        assert all(len(history.charts) == 3 for history in found)
+        return source
+
+    source = asyncio.run(story())
+    assert len(source.asked) == 30
+    assert source.most == 3 * AT_ONCE
 
 
 def chart(*points: tuple[float, float], **values: Any) -> Chart:

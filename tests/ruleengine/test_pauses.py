@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -155,7 +156,7 @@ def test_who_may_pause(servers: World) -> None:
         async with asked(servers) as (world, client):
 
             async def asks(path: str, body: object, headers: dict[str, str]) -> tuple[int, str]:
-                answer = await client.post(path, json=body, headers=headers)
+                answer = await client.post(path, content=json.dumps(body), headers=headers)
                 return answer.status_code, answer.json().get("error", "")
 
             pause, why = "/v1/enforcement/pause", {"reason": "because"}
@@ -164,7 +165,11 @@ def test_who_may_pause(servers: World) -> None:
             assert await asks(pause, why, OPERATOR) == (403, "role")
             assert await asks(pause, {}, ADMIN) == (400, "malformed")
             assert await asks(pause, {"reason": " "}, ADMIN) == (400, "malformed")
-            assert await asks(pause, {**why, "for": "0s"}, ADMIN) == (400, "malformed")
+            for wrong in ("0s", "9999y", "999999999y", "5"):
+                assert await asks(pause, {**why, "for": wrong}, ADMIN) == (400, "malformed")
+            # No file takes half a character, and terminals obey the others.
+            for wrong in ("\ud800", "\x1b[2J", "a\x00b", "\u202egnp.exe"):
+                assert await asks(pause, {"reason": wrong}, ADMIN) == (400, "malformed")
             assert await asks("/v1/enforcement/resume", why, ADMIN) == (409, "not_paused")
             assert world.engine.pauses.current() is None
             assert await asks(pause, why, ADMIN) == (201, "")

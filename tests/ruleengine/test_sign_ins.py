@@ -364,10 +364,58 @@ def test_who_the_proxy_says_it_is(servers: World) -> None:
             for wrong in ("", " ", "x" * 201, "x\u00a0y", "a\tb"):
                 refused = await client.get("/jobs", headers={"X-Forwarded-User": wrong.encode()})
                 assert refused.status_code == 403, wrong
-            twice = [("X-Forwarded-User", "x"), ("X-Forwarded-User", "root")]
-            assert (await client.get("/jobs", headers=twice)).status_code == 403
+            for name in ("User", "Email", "Groups"):
+                # Whoever adds a header to the proxy's own is not believed, in whichever order.
+                own = [("X-Forwarded-User", "x")] if name != "User" else []
+                twice = [(f"X-Forwarded-{name}", value) for value in ("gpu-operators", "root")]
+                assert (await client.get("/jobs", headers=own + twice)).status_code == 403
 
     asyncio.run(story())
+
+
+def test_a_proxy_that_sets_the_user_alone_lets_nobody_choose_their_groups(servers: World) -> None:
+    """With `email_header: null` and `groups_header: null` what came from outside is not read."""
+    web = PROXY.replace("peers:", "email_header: null\n    groups_header: null\n    peers:")
+    chosen = {
+        "X-Forwarded-User": "x",
+        "X-Forwarded-Email": "alice@example.org",
+        "X-Forwarded-Groups": "gpu-operators",
+    }
+
+    async def story() -> None:
+        async with asked(servers, web=web, peer="10.1.2.3") as (world, client):
+            (world.folder / "directory.yaml").write_text(TEAM)
+            await world.tick()
+            assert "x (owner)" in (await client.get("/jobs", headers=chosen)).text
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", ["Basic eDp5", "Bearer of-another-server-0001"])
+def test_what_authorization_says_to_the_proxy_costs_nobody_the_page(
+    servers: World, kind: str
+) -> None:
+    """Proxies pass it on; it is no way in by itself."""
+    headers = {"Authorization": kind, "X-Forwarded-User": "x"}
+
+    async def story() -> tuple[int, int]:
+        async with asked(servers, web=PROXY, peer="10.1.2.3") as (_, client):
+            named = await client.get("/jobs", headers=headers)
+            unnamed = await client.get("/v1/jobs", headers={"Authorization": kind})
+            return named.status_code, unnamed.status_code
+
+    assert asyncio.run(story()) == (200, 401)
+
+
+def test_a_password_of_a_server_in_front_leaves_open_pages_open(servers: World) -> None:
+    """As where nginx asks for one, and passes it on."""
+
+    async def story() -> int:
+        async with asked(servers, web="") as (_, client):
+            headers = {"Authorization": "Basic eDp5"}
+            return (await client.get("/jobs", headers=headers)).status_code
+
+    assert asyncio.run(story()) == 200
 
 
 def test_a_proxys_admin_pauses_by_the_page_and_not_by_a_header(servers: World) -> None:

@@ -86,6 +86,21 @@ def test_a_broken_rule_is_told_with_what_comes_next(servers: World) -> None:
     assert "not ended: the owner has had the notice for" in text.stdout
 
 
+def test_nothing_that_a_user_chose_is_obeyed(servers: World) -> None:
+    """Neither by the terminal nor as a style: names are shown as they are."""
+    servers.fleet.jobs[0].user = "[/b]:key:[red]\x1b]0;x\x07\x9b2J\u202e"
+
+    async def story(world: World, why: Any) -> str:
+        while world.state() is not CaseState.DETECTED:
+            await world.tick()
+        answer: Asked = await why("proc-1", "--all")
+        return answer.stdout
+
+    text = told(servers, story)
+    assert "of [/b]:key:[red]\ufffd]0;x\ufffd\ufffd2J\ufffd" in text
+    assert not set(text) & set("\x1b\x07\x9b\u202e")
+
+
 def test_how_far_it_must_still_come_is_told(servers: World) -> None:
     """The condition of the stage that would end the job, with what was measured for it."""
     path = servers.folder / "rules.yaml"
