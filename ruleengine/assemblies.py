@@ -323,22 +323,20 @@ class Assembly:
         drafts, totals, counts = self._drafts, dict[str, float](), dict[str, int]()
         for row in rows:
             job_id, value = row.labels.get("job_id", ""), row.value
-            if not math.isfinite(value):
-                continue
             if job_id in totals:
                 # A job on several nodes has one row for each: together they are the job's.
                 totals[job_id] += value
                 counts[job_id] = counts.get(job_id, 1) + 1
             else:
                 totals[job_id] = value
-        # Of an expression, only its author knows which of two rows is meant; of a node's measure,
-        # the sum is known only when every node gave its part.
+        # Of an expression, only its author knows which of two rows is meant, also if one of them is
+        # no number; of a node's measure, the sum is known only when every node gave its part.
         single = spec is None or spec.training
         additive = spec is None or spec.additive
         at = self._layout.job[key]
         for job_id, total in totals.items():
             draft = drafts.get(job_id)
-            if draft is None:
+            if draft is None or not math.isfinite(total):
                 continue
             nodes = len(draft.instances)
             wanted = 1 if single else nodes
@@ -426,8 +424,8 @@ class Assembly:
         conflicts = torn(claimed)
         for draft in self._drafts.values():
             if len(draft.runs) > 1 or not conflicts.isdisjoint(draft.runs):
-                first = min(draft.runs)
-                draft.runs = {first: RunFacts(run_id=first, conflict=True)}
+                claims = tuple(sorted(draft.runs))
+                draft.runs = {claims[0]: RunFacts(claims[0], conflict=True, claims=claims)}
                 self._disbelieve(draft)
 
     def _disbelieve(self, draft: _Draft) -> None:

@@ -130,6 +130,15 @@ def aware(value: object) -> object:
             "{value} lacks its offset from UTC: write it like 2027-06-30T00:00:00+08:00",
             {"value": repr(value)},
         )
+    try:
+        moment.astimezone(dt.UTC)
+    except OverflowError as error:
+        raise PydanticCustomError(
+            "GW107",
+            "{value} lies outside of the years 1 to 9999 of UTC: write 9999-12-31T00:00:00+00:00 "
+            "for ever",
+            {"value": repr(value)},
+        ) from error
     return moment
 
 

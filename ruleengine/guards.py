@@ -411,10 +411,11 @@ def work_lost(job: JobFacts, now: float) -> float | None:
     """Seconds of work that would be lost now, or None where not even the start is known.
 
     Without a saved state that is everything since the start; what an earlier attempt saved counts
-    from this attempt's start.
+    from this attempt's start. What lies in the future is not known.
     """
     saved = job.run.checkpoint_time if job.run is not None else None
-    known = [moment for moment in (saved, job.start_time) if moment is not None]
+    latest = now + MAX_SKEW_SECONDS
+    known = [at for at in (saved, job.start_time) if at is not None and at <= latest]
     return max(0.0, now - max(known)) if known else None
 
 

@@ -51,9 +51,9 @@ What is not known never acts. A condition is NO, UNKNOWN or YES; `all` is the mi
 maximum, `not` turns around and leaves UNKNOWN as it is. A gap in the data, a stale series, a dark
 node, a wrong clock, a cold start, a shared card or a missing expectation make it UNKNOWN.
 
-Durations (`30s`, `5m`, `1h30m`), percentages, sizes and rates carry their units; a bare number
-where a unit belongs is an error. Exactly at a limit, `at_most` and `at_least` hold, `below`,
-`above` and deviations do not. `0` is never "unlimited": it means none.
+Durations (`30s`, `5m`, `1h30m`, at most `100y`), percentages, sizes and rates carry their units; a
+bare number where a unit belongs is an error. Exactly at a limit, `at_most` and `at_least` hold,
+`below`, `above` and deviations do not. `0` is never "unlimited": it means none.
 """
 
 _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (

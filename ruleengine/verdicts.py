@@ -77,6 +77,7 @@ class RunFacts:
 
     Attributes:
         conflict: two jobs claim the run, or the job claims two: nothing else here is believed.
+        claims: with a conflict, every run that the job claims.
         checkpoint_time: of the newest state known to be on disk, else of the newest saved.
     """
 
@@ -91,6 +92,7 @@ class RunFacts:
     checkpoint_time: float | None = None
     resume_mode: str | None = None
     conflict: bool = False
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

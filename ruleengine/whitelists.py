@@ -73,9 +73,10 @@ def _criteria(entry: WhitelistEntry, job: JobFacts) -> Iterator[Truth]:
 
 
 def _run(wanted: str, job: JobFacts) -> Truth:
-    if job.run is None or job.run.run_id != wanted:
+    run = job.run
+    if run is None or wanted not in (run.run_id, *run.claims):
         return Truth.NO
-    return Truth.UNKNOWN if job.run.conflict else Truth.YES
+    return Truth.UNKNOWN if run.conflict else Truth.YES
 
 
 def _every(found: Iterable[Truth]) -> Truth:

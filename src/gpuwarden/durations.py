@@ -15,6 +15,8 @@ _UNITS: tuple[tuple[str, float], ...] = (
     ("s", 1.0),
     ("ms", 0.001),
 )
+MAX_SECONDS = 100 * 365 * 86400.0
+"""Longer than any run; a moment that lies further ahead may be past the last that has a date."""
 _PATTERN = re.compile(
     "".join(rf"(?:(?P<{unit}>[0-9]{{1,9}}){unit}(?![a-z]))?" for unit, _ in _UNITS)
 )
@@ -37,7 +39,10 @@ def parse(text: str) -> float:
         if re.fullmatch(r"[0-9]+", text):
             raise ValueError(f"{text!r} lacks a unit: write {text}s, {text}m or {text}h")
         raise ValueError(f"{text!r} is not a duration: write it like 30s, 5m or 1h30m")
-    return sum(float(match[unit]) * seconds for unit, seconds in _UNITS if match[unit])
+    found = sum(float(match[unit]) * seconds for unit, seconds in _UNITS if match[unit])
+    if found > MAX_SECONDS:
+        raise ValueError(f"{text!r} is too long: at most 100y")
+    return found
 
 
 @functools.lru_cache(maxsize=8192)

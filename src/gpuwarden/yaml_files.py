@@ -235,7 +235,18 @@ class _Reading:
             return self._mapping(node, span, depth)
         if isinstance(node, yaml.SequenceNode):
             return Node(span, [self._convert(item, depth + 1) for item in node.value])
-        return Node(span, _scalar(node.tag.rpartition(":")[2], str(node.value)))
+        text = self._meant(str(node.value), span)
+        return Node(span, None if text is None else _scalar(node.tag.rpartition(":")[2], text))
+
+    def _meant(self, text: str, span: Span) -> str | None:
+        """A text as it is meant; None, reported, where an escape in it stands for no character."""
+        try:
+            # JSON writes a character beyond U+FFFF as two escapes, which belong together.
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            message = "an escape between \\ud800 and \\udfff is no character"
+            self._report("GW101", span, message, "write the character itself")
+            return None
 
     def _mapping(self, node: yaml.MappingNode, span: Span, depth: int) -> Node:
         values: dict[str, Node] = {}
@@ -245,7 +256,9 @@ class _Reading:
             if not isinstance(key, yaml.ScalarNode):
                 self._report("GW108", at, "a key must be a plain word")
                 continue
-            name = str(key.value)
+            name = self._meant(str(key.value), at)
+            if name is None:
+                continue
             if name in keys:
                 self._report(
                     "GW102",

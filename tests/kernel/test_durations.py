@@ -35,3 +35,10 @@ def test_a_bare_number_is_told_its_unit_is_missing() -> None:
     """The commonest mistake gets its own sentence."""
     with pytest.raises(ValueError, match="'300' lacks a unit: write 300s, 300m or 300h"):
         durations.parse("300")
+
+
+def test_nobody_waits_for_longer_than_a_century() -> None:
+    """Of a moment past the year 9999 there is no date, so that no notice could be written."""
+    assert durations.parse("100y") == durations.MAX_SECONDS
+    with pytest.raises(ValueError, match="'9000y' is too long: at most 100y"):
+        durations.parse("9000y")

@@ -251,6 +251,17 @@ def test_a_tab_is_answered_with_what_to_write() -> None:
     assert (finding.code, finding.hint) == ("GW101", "indent with spaces")
 
 
+def test_an_escape_that_is_no_character_is_refused() -> None:
+    """Such a text can be neither hashed nor sent; what JSON writes in two halves is one."""
+    found = load_located('a: "x \\ud800"\n"\\udfff": 1\nb: "\\ud83d\\ude00"\n')
+    assert [(item.code, item.span.line) for item in found.diagnostics] == [
+        ("GW101", 1),
+        ("GW101", 2),
+    ]
+    assert found.root is not None
+    assert found.root.data() == {"a": None, "b": "\U0001f600"}
+
+
 def test_aliases_are_expanded_within_bounds() -> None:
     """Nine lines of nested aliases would be a billion nodes."""
     fine = load_located("a: &a {x: 1}\nb: *a\n")

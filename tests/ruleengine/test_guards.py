@@ -214,3 +214,5 @@ def test_a_saved_state_bounds_the_work_that_is_lost() -> None:
     assert guards.work_lost(saved, NOW) == 60
     earlier = dataclasses.replace(old, run=RunFacts("r", checkpoint_time=NOW - 90_000))
     assert guards.work_lost(earlier, NOW) == 7200
+    ahead = dataclasses.replace(old, run=RunFacts("r", checkpoint_time=NOW + 6))
+    assert guards.work_lost(ahead, NOW) == 7200

@@ -208,6 +208,8 @@ def test_a_protection_has_a_reason_an_approver_and_an_end_with_its_offset() -> N
             WhitelistEntry, {key: value for key, value in entry.items() if key != name}
         )
     assert _codes(WhitelistEntry, entry | {"expires": "2027-06-30T00:00:00"}) == ["GW107"]
+    for never in ("9999-12-31T23:59:59-08:00", "0001-01-01T00:00:00+14:00"):
+        assert _codes(WhitelistEntry, entry | {"expires": never}) == ["GW107"]
     assert _codes(WhitelistEntry, entry | {"match": {}}) == ["GW111"]
     assert _codes(WhitelistEntry, entry | {"match": {"argv": "jupyter"}}) == ["extra_forbidden"]
 

@@ -61,6 +61,10 @@ def test_a_run_protects_only_one_job() -> None:
     assert matches(entry, a_job(run=a_run(conflict=True))) is UNKNOWN
     assert matches(entry, a_job(run=a_run(run_id="run2"))) is NO
     assert matches(entry, a_job()) is NO
+    # A second training in the same job must not cost the first its protection.
+    both = a_run(run_id="run0", conflict=True, claims=("run0", "run1"))
+    assert matches(entry, a_job(run=both)) is UNKNOWN
+    assert matches(an_entry({"run": "run2"}), a_job(run=both)) is NO
 
 
 def test_an_entry_protects_until_it_expires_and_from_its_rules_only() -> None:
