@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.servers import Server, free_port, running, until
 
 from gpuwarden.ruleengine.histories import history
@@ -66,6 +67,7 @@ def _plain(text: str) -> str:
     return re.sub(r"hash [0-9a-f]{16}", "hash 0123456789abcdef", text)
 
 
+@pytest.mark.timeout(300)  # a dozen processes, one after the other
 def test_every_command_prints_what_the_tutorial_says(tmp_path: Path) -> None:
     """From the first mistake to the proof that a job would be ended."""
     commands = []
