@@ -9,25 +9,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpuwarden import durations, job_files, logs
+from gpuwarden import job_files, logs
 from gpuwarden.clock import SystemClock
 from gpuwarden.exporter import releases
 from gpuwarden.exporter.compat import COMPATIBILITIES, NEEDED_COLLECTORS
 from gpuwarden.exporter.servers import parse_address
 from gpuwarden.exporter.settings import DEFAULT_PORT, ExporterSettings
 from gpuwarden.exporter.switches import SWITCHES
+from gpuwarden.option_values import read_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuwarden.exporter.registration import EngineSettings
-
-
-def _duration(_context: click.Context, option: click.Parameter, value: str) -> float:
-    try:
-        return durations.parse(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param=option) from error
 
 
 _LET_GO_SECONDS = 5.0
@@ -196,7 +190,7 @@ _RELEASE_FILE = click.option(
 @click.option(
     "--collect.interval",
     "interval",
-    callback=_duration,
+    callback=read_seconds,
     default="2s",
     metavar="DURATION",
     show_default=True,
@@ -317,7 +311,7 @@ def exporter(
 @click.option(
     "--for",
     "seconds",
-    callback=_duration,
+    callback=read_seconds,
     default="10m",
     metavar="DURATION",
     show_default=True,

@@ -6,7 +6,6 @@ import asyncio
 import datetime as dt
 import json
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gpuwarden import durations
 from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.option_values import read_moment, read_positive_seconds
 from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.profile_comparisons import (
@@ -56,38 +55,6 @@ Examples:
   gpuwarden profiles learn --config engine.yaml --merge rules/profiles.yaml --diff"""
 
 
-def _moment(text: str) -> float:
-    """Unix time of `now`, `now-7d`, a date or a time; without a zone it is UTC."""
-    if text == "now":
-        return time.time()
-    try:
-        if text.startswith("now-"):
-            return time.time() - durations.parse(text.removeprefix("now-"))
-        moment = dt.datetime.fromisoformat(text)
-    except ValueError as error:
-        raise click.BadParameter(
-            f"{text!r} is no moment: write now, now-7d, 2026-11-20 or 2026-11-20T08:00:00+01:00"
-        ) from error
-    return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = durations.parse(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    if seconds <= 0:
-        raise click.BadParameter("must be more than 0s")
-    return seconds
-
-
-def _read(how: Callable[[str], float]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    def callback(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-        return None if value is None else how(value)
-
-    return callback
-
-
 def _history_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option(
@@ -96,7 +63,7 @@ def _history_options(command: Callable[..., None]) -> Callable[..., None]:
             default="now-28d",
             show_default=True,
             metavar="WHEN",
-            callback=_read(_moment),
+            callback=read_moment,
             help="Begin of the history: now-7d, 2026-11-20, or a time with its zone.",
         ),
         click.option(
@@ -105,7 +72,7 @@ def _history_options(command: Callable[..., None]) -> Callable[..., None]:
             default="now",
             show_default=True,
             metavar="WHEN",
-            callback=_read(_moment),
+            callback=read_moment,
             help="Its end.",
         ),
         click.option(
@@ -119,14 +86,14 @@ def _history_options(command: Callable[..., None]) -> Callable[..., None]:
             metavar="DURATION",
             default="5m",
             show_default=True,
-            callback=_read(_seconds),
+            callback=read_positive_seconds,
             help="Length over which a mean is taken; that of the rules that use the profiles.",
         ),
         click.option(
             "--scrape-interval",
             "interval",
             metavar="DURATION",
-            callback=_read(_seconds),
+            callback=read_positive_seconds,
             help="How often the nodes were scraped.  [default: of --config, else 5s]",
         ),
         click.option(
@@ -135,7 +102,7 @@ def _history_options(command: Callable[..., None]) -> Callable[..., None]:
             metavar="DURATION",
             default="60s",
             show_default=True,
-            callback=_read(_seconds),
+            callback=read_positive_seconds,
             help="For one query.",
         ),
     )
@@ -210,7 +177,7 @@ def profiles() -> None:
     metavar="DURATION",
     default="30m",
     show_default=True,
-    callback=_read(_seconds),
+    callback=read_positive_seconds,
     help="How long a run must have trained, warm-up left out.",
 )
 @click.option(
@@ -219,7 +186,7 @@ def profiles() -> None:
     metavar="DURATION",
     default="5m",
     show_default=True,
-    callback=_read(_seconds),
+    callback=read_positive_seconds,
     help="Of each attempt, left out.",
 )
 @click.option(

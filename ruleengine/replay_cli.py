@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 import json
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +15,9 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gpuwarden import durations
 from gpuwarden.diagnostics import did_you_mean, render_json
 from gpuwarden.errors import InvalidInput
+from gpuwarden.option_values import read_moment, read_positive_seconds
 from gpuwarden.ruleengine import made_up_weeks, replay_policies
 from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS
@@ -54,58 +52,13 @@ Examples:
   gpuwarden rules replay rules.yaml --made-up-week"""
 
 
-def parse_moment(text: str, *, now: float) -> float:
-    """Read a moment: `now`, `now-7d`, or a date or time of ISO 8601, in UTC where it has no zone.
-
-    Returns:
-        Unix time.
-
-    Raises:
-        ValueError: with a sentence that says how to write it.
-    """
-    if text == "now":
-        return now
-    if text.startswith("now-"):
-        return now - durations.parse(text.removeprefix("now-"))
-    try:
-        moment = dt.datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ValueError(
-            f"{text!r} is no moment: write now, now-7d, 2026-11-20 or 2026-11-20T08:00:00+01:00"
-        ) from error
-    return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
-
-
-class _Duration(click.ParamType[float]):
-    """Seconds, more than 0, from a duration such as 15s."""
-
-    name = "duration"
-
-    def convert(
-        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Read it."""
-        if not isinstance(value, str):
-            return float(value)
-        try:
-            seconds = durations.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if seconds <= 0:
-            self.fail("must be more than 0s", param, ctx)
-        return seconds
-
-
-_DURATION = _Duration()
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """What the command line says."""
 
     files: tuple[Path, ...]
-    begin: str
-    end: str
+    begin: float
+    end: float
     url: str | None
     config: Path | None
     step: float | None
@@ -129,9 +82,18 @@ class _Asked:
     default="now-7d",
     show_default=True,
     metavar="WHEN",
+    callback=read_moment,
     help="First tick: now-7d, 2026-11-20, or a time with its zone.",
 )
-@click.option("--to", "end", default="now", show_default=True, metavar="WHEN", help="Last tick.")
+@click.option(
+    "--to",
+    "end",
+    default="now",
+    show_default=True,
+    metavar="WHEN",
+    callback=read_moment,
+    help="Last tick.",
+)
 @click.option(
     "--prometheus",
     "url",
@@ -144,23 +106,29 @@ class _Asked:
     help="engine.yaml: its server, scrape interval, tick, nodes, teams and pauses count.",
 )
 @click.option(
-    "--step", type=_DURATION, help="Between two ticks.  [default: the tick of --config, else 15s]"
+    "--step",
+    callback=read_positive_seconds,
+    metavar="DURATION",
+    help="Between two ticks.  [default: the tick of --config, else 15s]",
 )
 @click.option(
     "--scrape-interval",
-    type=_DURATION,
+    callback=read_positive_seconds,
+    metavar="DURATION",
     help="How often the nodes were scraped.  [default: of --config, else 5s]",
 )
 @click.option(
     "--chunk",
-    type=_DURATION,
+    callback=read_positive_seconds,
+    metavar="DURATION",
     default="6h",
     show_default=True,
     help="How much is fetched at once; less where memory would not do. It changes no result.",
 )
 @click.option(
     "--horizon",
-    type=_DURATION,
+    callback=read_positive_seconds,
+    metavar="DURATION",
     default="24h",
     show_default=True,
     help="A job that is at work again so soon after its end would be regretted.",
@@ -346,7 +314,7 @@ def _bar() -> Progress:
 async def _where(asked: _Asked) -> AsyncIterator[Plan]:
     """The plan; for as long as a temporary Prometheus is needed for it."""
     if not asked.made_up_week:
-        yield _plan(asked, time.time())
+        yield _plan(asked)
         return
     async with temporary_prometheus(made_up_weeks.made_up_week().bodies()) as url:
         yield Plan(
@@ -360,13 +328,10 @@ async def _where(asked: _Asked) -> AsyncIterator[Plan]:
         )
 
 
-def _plan(asked: _Asked, now: float) -> Plan:
-    try:
-        begin, end = (parse_moment(text, now=now) for text in (asked.begin, asked.end))
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--from or --to") from error
+def _plan(asked: _Asked) -> Plan:
+    begin, end = asked.begin, asked.end
     if end < begin:
-        raise InvalidInput(f"--to {asked.end} is before --from {asked.begin}")
+        raise InvalidInput("--to is before --from")
     if asked.config is None:
         step = asked.step or DEFAULT_STEP_SECONDS
         interval = asked.scrape_interval or DEFAULT_SCRAPE_SECONDS

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpuwarden import durations
 from gpuwarden.diagnostics import did_you_mean, render_json
+from gpuwarden.option_values import read_positive_seconds
 from gpuwarden.ruleengine.attack_reports import (
     report_json,
     report_lines,
@@ -68,17 +68,6 @@ With yaml-language-server, put this at the top of a rule file:
   # yaml-language-server: $schema=rules.schema.json"""
 
 
-def _interval(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
-    """Read a duration on the command line, such as 5s; seconds, more than 0."""
-    try:
-        seconds = durations.parse(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    if seconds <= 0:
-        raise click.BadParameter("must be more than 0s: write what prometheus.yml says")
-    return seconds
-
-
 class _RuleGroup(click.Group):
     """Its commands, and `replay`, which is loaded when it is called: the engine needs no numpy."""
 
@@ -115,7 +104,7 @@ _output = click.option(
 )
 _scrape_interval = click.option(
     "--scrape-interval",
-    callback=_interval,
+    callback=read_positive_seconds,
     metavar="DURATION",
     default="5s",
     show_default=True,

@@ -10,32 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from gpuwarden import durations, logs
+from gpuwarden import logs
 from gpuwarden.errors import InvalidInput
 from gpuwarden.exporter.agent import settings
 from gpuwarden.exporter.agent.guards import DEFAULT_KILL_SWITCH
 from gpuwarden.exporter.releases import DEFAULT_RELEASE_FILE
 from gpuwarden.exporter.servers import parse_address
 from gpuwarden.job_files import DIRECTORY_VARIABLE, directory
+from gpuwarden.option_values import read_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 F = TypeVar("F", bound="Callable[..., None]")
-
-
-class _Duration(click.ParamType[float]):
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        if isinstance(value, float):
-            return value
-        try:
-            return durations.parse(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 def _run_options(command: F) -> F:
@@ -131,7 +118,9 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option(
         "--proof-timeout",
-        type=_Duration(),
+        type=click.UNPROCESSED,  # `run` takes over what the group has read
+        callback=read_seconds,
+        metavar="DURATION",
         default="30s",
         show_default=True,
         help="How long NVML may go on listing an ended process.",
@@ -147,7 +136,9 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--limit.restart-cooldown",
         "restart_cooldown",
-        type=_Duration(),
+        type=click.UNPROCESSED,  # `run` takes over what the group has read
+        callback=read_seconds,
+        metavar="DURATION",
         default="10m",
         show_default=True,
         help="How long a job that was ended and started again, the same command by the same "

@@ -14,7 +14,6 @@ from gpuwarden.errors import InvalidInput, ServiceUnavailable
 from gpuwarden.ruleengine.dry_runs import DryRun
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.replay_arms import Arm
-from gpuwarden.ruleengine.replay_cli import parse_moment
 from gpuwarden.ruleengine.replay_columns import Cost
 from gpuwarden.ruleengine.replay_grids import variants
 from gpuwarden.ruleengine.replay_incidents import End, Entered, Incident, Stale
@@ -238,18 +237,6 @@ def test_a_job_cannot_break_out_of_its_cell(rule_set: RuleSet) -> None:
     header = next(line for line in lines if line.startswith("| detected"))
     assert row.replace("\\|", "").count("|") == header.count("|")
     assert json.loads(json.dumps(report))["incidents"][0]["job"] == evil
-
-
-def test_moments_are_dates_times_or_so_long_ago() -> None:
-    """In UTC where no zone is given."""
-    assert parse_moment("now", now=BEGIN) == BEGIN
-    assert parse_moment("now-7d", now=BEGIN) == BEGIN - 7 * 86400
-    assert parse_moment("2026-03-02", now=0) == BEGIN - 8 * HOUR
-    assert parse_moment("2026-03-02T09:00:00+01:00", now=0) == BEGIN
-    with pytest.raises(ValueError, match="write now, now-7d"):
-        parse_moment("yesterday", now=0)
-    with pytest.raises(ValueError, match="lacks a unit"):
-        parse_moment("now-7", now=0)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def _aggregated(key: SignalKey, samples: Sequence[float]) -> float:
     if key.agg in ("min", "max"):
         return window[0] if key.agg == "min" else window[-1]
     if key.agg == "avg":
-        return math.fsum(window) / len(window)
+        # Within its samples, out of which rounding would carry it: three of 0.2 are no 0.2000…04.
+        return min(max(math.fsum(window) / len(window), window[0]), window[-1])
     rank = float(key.agg[1:]) * (len(window) - 1)
     low, high = window[math.floor(rank)], window[math.ceil(rank)]
     return low + (high - low) * (rank - math.floor(rank))

@@ -1,0 +1,75 @@
+"""Durations and moments on a command line: callbacks of click options, the same in every command.
+
+Callbacks and not types: `click.ParamType` takes a parameter only in newer versions of click than
+the extras ask for.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+
+import click
+
+from gpuwarden import durations
+
+
+def read_seconds(_context: click.Context, _option: click.Parameter, value: str | float) -> float:
+    """Seconds of a duration such as `30s`; 0s is one."""
+    # A number is what a group has read and hands on to its command.
+    return value if isinstance(value, float) else _seconds(value)
+
+
+def read_positive_seconds(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> float | None:
+    """Seconds, more than 0, of a duration; None where the option is not given."""
+    if value is None:
+        return None
+    seconds = _seconds(value)
+    if seconds <= 0:
+        raise click.BadParameter("must be more than 0s")
+    return seconds
+
+
+def _seconds(text: str) -> float:
+    try:
+        return durations.parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def read_moment(_context: click.Context, _option: click.Parameter, value: str) -> float:
+    """Unix time of what `parse_moment` reads."""
+    try:
+        return parse_moment(value, now=time.time())
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def parse_moment(text: str, *, now: float) -> float:
+    """Read a moment: `now`, `now-7d`, or a date or time of ISO 8601, in UTC where it has no zone.
+
+    Returns:
+        Unix time, not before 1970.
+
+    Raises:
+        ValueError: with a sentence that says how to write it.
+    """
+    if text == "now":
+        return now
+    try:
+        if text.startswith("now-"):
+            moment = now - durations.parse(text.removeprefix("now-"))
+        else:
+            date = dt.datetime.fromisoformat(text)
+            moment = (date if date.tzinfo else date.replace(tzinfo=dt.UTC)).timestamp()
+    except (ValueError, OverflowError) as error:
+        why = f" ({error})" if text.startswith("now-") else ""
+        raise ValueError(
+            f"{text!r} is no moment{why}: write now, now-7d, 2026-11-20 or "
+            "2026-11-20T08:00:00+01:00"
+        ) from error
+    if moment < 0:
+        raise ValueError(f"{text!r} is before 1970")
+    return moment
