@@ -274,7 +274,7 @@ class Engine:
 
     async def _enforce(self, facts: FleetFacts) -> None:
         """Ask the guards for every due case, longest wait first, and act where none objects."""
-        self._halted(guards.fleet_blocks(self._situation(facts)))
+        self._halted(self._situation(facts))
         free: list[tuple[StoredCase, JobFacts]] = []
         for stored in sorted(self._due(), key=_waiting_order):
             rule, job = self.rulebook.rule(stored.case.rule_id), facts.jobs.get(stored.case.job_id)
@@ -423,11 +423,12 @@ class Engine:
                     held.add(gpu)
         return held
 
-    def _halted(self, blocks: list[Blocked]) -> None:
+    def _halted(self, situation: Situation) -> None:
         # Without limits no rule can enforce (the rule files are checked for it): nothing is halted.
+        blocks = guards.fleet_blocks(situation)
         self.view.halted = tuple(block for block in blocks if block.reason != "no_limits")
-        shares = any(block.reason == "share_of_running" for block in blocks)
-        if not shares:
+        self.view.shares = tuple(guards.share_blocks(situation))
+        if not self.view.shares:
             self.view.halted_since = None
         elif self.view.halted_since is None:
             self.view.halted_since = self.clock.wall()

@@ -179,6 +179,16 @@ def _share_of(
     return []
 
 
+def share_blocks(situation: Situation) -> list[Blocked]:
+    """Where so much is due at once that a person must look: over all rules, or by one file's."""
+    if situation.limits is None:
+        return []
+    found = _share_of(situation, situation.limits, situation.due_owners)
+    for group in situation.groups:
+        found += _group_share(situation, group)
+    return found
+
+
 def limit_blocks(situation: Situation, user: str, rule_id: str) -> list[Blocked]:
     """Sliding limits, over all rules and of the rule's own file: they defer, they never drop."""
     limits, now = situation.limits, situation.now
@@ -205,10 +215,18 @@ def _of_group(situation: Situation, group: LimitGroup, user: str) -> list[Blocke
     """What the limits of one file say: of what its rules have ended, and of whom they would."""
     ends = [end for end in situation.ends if end.rule_id in group.rules]
     in_tick = sum(1 for rule_id in situation.ended_rules if rule_id in group.rules)
-    of = f" for the rules of {group.name}"
+    of = _of(group)
     found = _sliding(group.limits, ends, in_tick, user=user, now=situation.now, of=of)
+    return found + _group_share(situation, group)
+
+
+def _group_share(situation: Situation, group: LimitGroup) -> list[Blocked]:
     due = {owner for rule_id in group.rules for owner in situation.due_rules.get(rule_id, ())}
-    return found + _share_of(situation, group.limits, due, of=of)
+    return _share_of(situation, group.limits, due, of=_of(group))
+
+
+def _of(group: LimitGroup) -> str:
+    return f" for the rules of {group.name}"
 
 
 def _sliding(

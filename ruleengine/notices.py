@@ -214,11 +214,19 @@ def withdrawn_alerts(
     return [Alert(labels, messages.withdrawn(case, why), at, context.now, url)]
 
 
-def halted_alert(sentence: str, since: float, context: Context) -> Alert:
-    """The operators' alert that nothing is ended because too much would be."""
+def halted_alert(sentence: str, since: float, context: Context, *, whole: bool) -> Alert:
+    """The operators' alert that nothing is ended because too much would be.
+
+    Args:
+        sentence: what is too much.
+        since: Unix time.
+        context: what alerts are made with.
+        whole: whether that holds for all rules, or only for those of a file.
+    """
+    what = "ends no job" if whole else "ends no job by the rules of a file"
     return Alert(
         labels={"alertname": "GpuwardenEnforcementHalted", "service": SERVICE, "level": "page"},
-        annotations={"summary": "gpuwarden ends no job", "description": f"{sentence}."},
+        annotations={"summary": f"gpuwarden {what}", "description": f"{sentence}."},
         starts_at=since,
         ends_at=context.now,
         url=f"{context.external_url}/jobs",

@@ -149,10 +149,9 @@ class Teller:
                 decision, freed=_freed(decision), owner=owner, context=context
             )
         if view.halted_since is not None:
-            sentence = "; ".join(
-                block.sentence for block in view.halted if block.reason == "share_of_running"
-            )
-            found.append(notices.halted_alert(sentence, view.halted_since, context))
+            sentence = "; ".join(block.sentence for block in view.shares)
+            whole = not {*view.halted}.isdisjoint(view.shares)
+            found.append(notices.halted_alert(sentence, view.halted_since, context, whole=whole))
         return found
 
     def _withdrawn(self, case: Case, at: float, why: str, context: Context) -> list[Alert]:

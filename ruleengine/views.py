@@ -79,7 +79,8 @@ class View:
         protected: pairs that the whitelist protects.
         blocks: why due cases were not ended.
         halted: reasons for which no job at all may be ended.
-        halted_since: since when too many owners were due at once, or None.
+        shares: where too many owners are due at once, over all rules or by those of one file.
+        halted_since: since when that is so, or None.
     """
 
     facts: FleetFacts | None = None
@@ -87,4 +88,5 @@ class View:
     protected: set[Pair] = field(default_factory=set)
     blocks: dict[Pair, tuple[Blocked, ...]] = field(default_factory=dict)
     halted: tuple[Blocked, ...] = ()
+    shares: tuple[Blocked, ...] = ()
     halted_since: float | None = None

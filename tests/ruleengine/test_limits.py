@@ -11,6 +11,7 @@ from tests.ruleengine.engines import TICK, World, running
 from tests.ruleengine.fleets import a_job, a_profile, a_run
 from tests.ruleengine.test_guards import LIMITS, NOW, facts, situation
 from tests.ruleengine.test_invariants import due, more_jobs
+from tests.ruleengine.worlds import Job
 
 from gpuwarden.diagnostics import Severity
 from gpuwarden.ruleengine import guards
@@ -229,6 +230,35 @@ def test_the_limits_of_a_file_survive_a_restart(servers: World) -> None:
             await world.tick(1, 3600 - 11 * TICK)
             await world.tick(4)
             assert world.agent.ended == [first, second]
+
+    asyncio.run(story())
+
+
+def test_what_a_file_takes_for_a_fault_of_the_data_is_paged(servers: World) -> None:
+    """Its rules end nobody, those of others go on; that, too, is for a person to look at."""
+    idle = {"activity": {"cpu": 1_799_990_000.0}}
+    names = [f"user{number}" for number in range(20)]
+    servers.fleet.jobs = [
+        Job(f"proc-{name}", name, f"GPU-{name}", utilization=0.9 if at > 2 else 0.0, **idle)
+        for at, name in enumerate(names)
+    ]
+    users = "".join(f"  {name}: {{slack: U0{name.upper()}}}\n" for name in names)
+    (servers.folder / "directory.yaml").write_text(f"version: 1\nusers:\n{users}")
+    with (servers.folder / "rules.yaml").open("a") as rules:
+        rules.write("overall_limits: " + _limits())
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.tick(60)
+            assert world.agent.requests == []
+            assert world.why("proc-user0") == {"share_of_running"}
+            assert world.engine.view.halted == ()
+            alerts = {
+                each["labels"]["alertname"]: each for each in world.alerts.received[-1].json()
+            }
+            page = alerts["GpuwardenEnforcementHalted"]["annotations"]
+            assert page["summary"] == "gpuwarden ends no job by the rules of a file"
+            assert "due at once for the rules of rules.yaml among 20 running" in page["description"]
 
     asyncio.run(story())
 
