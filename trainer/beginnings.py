@@ -114,6 +114,9 @@ def _refuse_namesake(jobs: Path, plan: Plan) -> None:
         other = job_files.RunDescription.decode(content)
         if other.checkpoints == str(plan.folder) or other.pid == os.getpid():
             return  # one in this folder is waited for, and one in this process is over
+        said = job_files.read(job_files.status_path(jobs, run_id)).content
+        if job_files.RunStatus.decode(said).exit is not None:
+            return  # over, though its process, a notebook's kernel say, lives on
         identity = status.process_identity(other.pid)
     except (OSError, job_files.JobFileError):
         return  # there is none, or no longer

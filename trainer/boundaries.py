@@ -38,6 +38,9 @@ class Boundaries:
         self._alone = True
         self._due = _NOW
         """When to look next, of `time.monotonic`: the cheapest clock, good enough for a second."""
+        self._looked: float | None = None
+        self._pace = 0.0
+        """Seconds between the last two looks: at least what a batch takes."""
         self._shared_validations = 0
         self._save_wished = self._save_owed = False
         self._durable_told = False
@@ -93,6 +96,7 @@ class Boundaries:
         """
         session, wish = self._session, _NOTHING
         if time.monotonic() >= self._due:
+            self._pass()
             if session.board.due():
                 session.stalls.beat()
             session.board.beat()
@@ -112,7 +116,7 @@ class Boundaries:
         Args:
             epoch_ended: the boundary is the end of an epoch.
         """
-        margin = 2.0 + 2.0 * self._session.saver.save_seconds
+        margin = 2.0 + self._pace + 2.0 * self._session.saver.save_seconds
         return self._watch.must_leave(epoch_ended=epoch_ended, margin=margin)
 
     def collect(self, *, wait: bool = False) -> None:
@@ -142,8 +146,14 @@ class Boundaries:
         if watch.signalled is not None or watch.standing or session.saver.collectable:
             self.wake()
 
+    def _pass(self) -> None:
+        now = self._session.clock.monotonic()
+        self._pace = 0.0 if self._looked is None else now - self._looked
+        self._looked = now
+
     def _look(self, trainer: Any) -> None:
         session, watch = self._session, self._watch
+        self._pass()
         trainer.gpuwarden_count()
         self.collect()
         if session.board.due():

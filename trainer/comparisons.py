@@ -134,7 +134,9 @@ def differences(
     if manifest.dataset and dataset and manifest.dataset != dataset:
         wrong.append("the data set's images or labels have changed")
     if manifest.exact and order and manifest.order != order:
-        wrong.append(f"data order {order} instead of {manifest.order}")
+        kind, was = order.rpartition("-")[0], manifest.order.rpartition("-")[0]
+        newer = f": only what wrote it ({manifest.writer}) has that order" if kind == was else ""
+        wrong.append(f"data order {order} instead of {manifest.order}{newer}")
     named = {
         "seed": "seed={new} instead of {old}",
         "optimizer": "optimizer {new} instead of {old}",

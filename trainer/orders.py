@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,10 @@ own; where batches are large, from the same of up to as many lanes in them. For 
 batches in turn, and ranks the images of each: so 1, 2, 4 or 8 of them find the partners among what
 they have in memory still. Others decode some again, and see the same samples."""
 
+_SPARE_BYTES = 1 << 30
+"""Of decoded images that the loader workers of a rank keep beyond what ultralytics has them keep.
+Large images or batches would take more; some are decoded again then, to the same samples."""
+
 _EPOCH_STRIDE = 1_000_003
 _SEEDS = (1 << 62) - 1
 
@@ -49,18 +54,20 @@ class EpochOrder:
         self.count, self._seed, self._shuffle = count, seed, shuffle
         self.batch = WINDOW
         """Images per batch of all ranks together."""
-        self._cached: dict[int, list[int]] = {}
+        # Arrays: each loader worker keeps three of them, of millions of images.
+        self._cached: dict[int, array[int]] = {}
 
-    def indices(self, epoch: int) -> list[int]:
+    def indices(self, epoch: int) -> Sequence[int]:
         """Image indices by position."""
         order = self._cached.get(epoch)
         if order is None:
             if self._shuffle:
                 generator = torch.Generator()
                 generator.manual_seed((self._seed * _EPOCH_STRIDE + epoch) & _SEEDS)
-                order = torch.randperm(self.count, generator=generator).tolist()
+                permutation = torch.randperm(self.count, generator=generator)
             else:
-                order = list(range(self.count))
+                permutation = torch.arange(self.count)
+            order = array("q", permutation.numpy().tobytes())
             # The epoch before is looked back to; as workers run ahead, one may still be at it.
             self._cached = {
                 kept: self._cached[kept] for kept in (epoch - 1, epoch - 2) if kept in self._cached
@@ -76,9 +83,7 @@ class EpochOrder:
         """
         size, batches, lanes, needed = self._stripes()
         if batches < needed * STRIPES:
-            size = min(2 * WINDOW, self.count)
-            low = min(max(position + 1 - size, 0), self.count - size)
-            return self.indices(epoch)[low : low + size]
+            return self._neighbourhood(epoch, position)
         own = epoch * batches + position // size
         first = max(own - needed * STRIPES, own % STRIPES)
         chosen: list[int] = []
@@ -88,7 +93,13 @@ class EpochOrder:
             past, at = divmod(number, batches)
             low = at * size
             chosen += self.indices(past)[low + (position - low) % lanes : low + size : lanes]
-        return chosen
+        # Nothing is left for a rank's place beyond the end of an order of just so many batches.
+        return chosen or self._neighbourhood(epoch, position)
+
+    def _neighbourhood(self, epoch: int, position: int) -> Sequence[int]:
+        size = min(2 * WINDOW, self.count)
+        low = min(max(position + 1 - size, 0), self.count - size)
+        return self.indices(epoch)[low : low + size]
 
     def memory(self, workers: int, batch: int) -> int:
         """How many images a loader worker must keep in memory to decode few of them again.
@@ -256,10 +267,11 @@ def use_stateless(loader: Any, place: Place) -> EpochBatches:
     dataset, order = loader.dataset, loader.dataset.order
     order.batch = loader.batch_size * place.world
     inner = dataset.inner
-    if getattr(inner, "max_buffer_length", 0):  # else there are no mosaics
-        inner.max_buffer_length = max(
-            inner.max_buffer_length, order.memory(loader.num_workers, loader.batch_size) + 1
-        )
+    if kept := getattr(inner, "max_buffer_length", 0):  # else there are no mosaics
+        side = max(inner.imgsz) if isinstance(inner.imgsz, list | tuple) else inner.imgsz
+        spare = _SPARE_BYTES // (side * side * inner.channels * max(loader.num_workers, 1))
+        wanted = order.memory(loader.num_workers, loader.batch_size) + 1
+        inner.max_buffer_length = max(kept, min(wanted, kept + spare))
     batches = EpochBatches(order, loader.batch_size, place)
     # DataLoader refuses to change this attribute after construction; ultralytics does the same.
     object.__setattr__(loader, "batch_sampler", batches)

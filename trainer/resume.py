@@ -296,7 +296,7 @@ def only_whole_epochs(manifest: Manifest) -> InvalidInput:
     """Refuses a state from within an epoch where a training resumes from whole epochs only."""
     return InvalidInput(
         f"the newest state is in the middle of epoch {manifest.epoch + 1}, but here a training can "
-        f"be resumed from whole epochs only: use the software that wrote it ({manifest.software}); "
+        f"be resumed from whole epochs only: use the software that wrote it ({manifest.writer}); "
         "or begin that epoch again with --on-mismatch epoch; or start anew with --resume never"
     )
 

@@ -111,6 +111,12 @@ class Manifest:
         """Where in the training the state belongs."""
         return Position(self.epoch, self.batch, self.validated)
 
+    @property
+    def writer(self) -> str:
+        """The versions that wrote it, to be told."""
+        said = (f"{name} {version}" for name, version in sorted(self.software.items()))
+        return ", ".join(said) or "unknown versions"
+
     def encode(self) -> bytes:
         """The file's content."""
         return json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1).encode()
@@ -403,7 +409,10 @@ class BackgroundWrite:
         self.seconds = 0.0
         """How long it took, once it has ended well."""
         self._thread = threading.Thread(target=self._run, name="gpuwarden-state", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the machine, or the container, has no thread left: then here
+            self._run()
 
     def _run(self) -> None:
         began = time.monotonic()
@@ -423,7 +432,8 @@ class BackgroundWrite:
         Raises:
             NonFiniteState, OSError: as `StateStore.write`.
         """
-        self._thread.join()
+        if self.running:
+            self._thread.join()
         if self._error is not None:
             raise self._error
         if self._result is None:

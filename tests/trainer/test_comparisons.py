@@ -63,6 +63,10 @@ def _trainer() -> Any:
         ({"batches": 7}, "6 batches an epoch instead of 7"),
         ({"dataset": "xyz"}, "the data set's images or labels have changed"),
         ({"order": "ultralytics-1"}, "data order stateless-1 instead of ultralytics-1"),
+        (
+            {"order": "stateless-0", "software": {"gpuwarden": "0.9"}},
+            r"order stateless-1 instead of stateless-0: only what wrote it \(gpuwarden 0.9\)",
+        ),
         ({"seed": 7}, "seed=0 instead of 7"),
         ({"optimizer": "AdamW"}, "optimizer SGD instead of AdamW"),
         ({"classes": "0123"}, "the data set's classes have changed"),

@@ -48,7 +48,7 @@ def test_an_epoch_is_a_permutation_and_no_two_are_alike() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 5
     assert orders.EpochOrder(50, 7).indices(3) == epochs[3]
     assert orders.EpochOrder(50, 8).indices(3) != epochs[3]
-    assert orders.EpochOrder(5, 0, shuffle=False).indices(9) == [0, 1, 2, 3, 4]
+    assert list(orders.EpochOrder(5, 0, shuffle=False).indices(9)) == [0, 1, 2, 3, 4]
 
 
 def test_batches_start_anywhere_in_the_same_stream() -> None:
@@ -123,6 +123,45 @@ def test_every_sample_has_enough_partners(batch: int) -> None:
             else orders.WINDOW <= len(window) <= 2 * batch + 64
         )
         assert len(set(window)) == len(window)
+
+
+@pytest.mark.parametrize(("count", "batch"), [(1793, 256), (1795, 256), (449, 64), (513, 512)])
+def test_a_place_beyond_the_end_has_partners_too(count: int, batch: int) -> None:
+    """Ranks fill the last batch up: with no partners a sample's would be those it has in memory."""
+    order = _order(count, batch)
+    for epoch, position in product((0, 1), range(count - 1, count + 8)):
+        assert order.window(epoch, position)
+
+
+@pytest.mark.parametrize("batch", [16, 64, 256])
+def test_every_image_is_a_partner_equally_often(batch: int) -> None:
+    """Each is offered to as many samples, but for those that another epoch's see."""
+    order = _order(50 * batch, batch)
+    shown: Counter[int] = Counter()
+    for epoch, position in product(range(1, 5), range(order.count)):
+        shown.update(order.window(epoch, position))
+    assert set(shown) == set(range(order.count))
+    assert shown.total() == 4 * orders.WINDOW * order.count
+    assert set(shown.values()) <= {halves * orders.WINDOW // 2 for halves in range(6, 11)}
+
+
+@pytest.mark.parametrize(
+    ("side", "batch", "workers", "kept"),
+    [(640, 16, 1, 353), (640, 16, 8, 129), (1280, 16, 1, 346), (4096, 256, 8, 1002)],
+)
+def test_images_kept_in_memory_are_bounded_in_bytes(
+    side: int, batch: int, workers: int, kept: int
+) -> None:
+    """However large images and batches are, 1 GiB at most is added to what ultralytics keeps."""
+    data = _Data(100_000)
+    data.imgsz, data.channels = side, 3
+    own = data.max_buffer_length = min(8 * batch, 1000)
+    dataset = orders.StatelessDataset(data, orders.EpochOrder(len(data), 0), 0)
+    orders.use_stateless(
+        SimpleNamespace(dataset=dataset, num_workers=workers, batch_size=batch), Place()
+    )
+    assert data.max_buffer_length == kept
+    assert (kept - own) * workers * side * side * 3 <= 1 << 30
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])

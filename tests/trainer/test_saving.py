@@ -47,6 +47,25 @@ def store(tmp_path: Path) -> SlowStore:
     return SlowStore(folder)
 
 
+def test_where_no_thread_can_be_started_a_state_is_written_all_the_same(
+    store: SlowStore, jobs: Path, clock: Any
+) -> None:
+    """A container's limit of processes counts threads: the training must not end with it."""
+    store.gate.set()
+    saver = Saver(store, StatusBoard(jobs, "run", clock=clock), every=300.0, clock=clock)
+    before = threading.stack_size((1 << 47) - (1 << 20))  # more than there are addresses
+    try:
+        with pytest.raises(RuntimeError, match="start new thread"):
+            threading.Thread(target=print).start()
+        state: dict[str, Any] = {"model": {"w": torch.ones(3)}, "ema": {}, "optimizer": {}}
+        position = Position(0, 1)
+        assert saver.save(position, capture=lambda: state, draft=draft(), background=True)
+    finally:
+        threading.stack_size(before)
+    saver.collect()
+    assert saver.newest == position
+
+
 def test_a_save_that_may_come_later_does_not_wait_for_a_slow_disk(
     store: SlowStore, jobs: Path, clock: Any
 ) -> None:

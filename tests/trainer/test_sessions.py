@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -122,10 +123,11 @@ def test_a_run_begun_meanwhile_is_not_superseded(
     assert record.lineage == "theirs"
 
 
+@pytest.mark.parametrize("lives", [True, False])
 def test_a_name_that_is_being_trained_elsewhere_is_refused(
-    run: Callable[..., tuple[int, str]], jobs: Path, tmp_path: Path
+    run: Callable[..., tuple[int, str]], jobs: Path, tmp_path: Path, *, lives: bool
 ) -> None:
-    """Two trainings in two folders would write one status; of one that is gone no trace counts."""
+    """Two trainings in two folders would write one status; one that is over, or gone, does not."""
     program = "import sys; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -145,8 +147,38 @@ def test_a_name_that_is_being_trained_elsewhere_is_refused(
             checkpoints=str(tmp_path / "elsewhere"),
         )
         job_files.write(job_files.description_path(jobs, "run"), description.encode())
+        running = job_files.RunStatus("run", 1, "train", phase_since=1.0, heartbeat=1.0)
+        over = dataclasses.replace(running, exit=job_files.RunExit(0, "complete", 2.0))
+        path = job_files.status_path(jobs, "run")
+        job_files.write(path, running.encode())
         with pytest.raises(RunIsLocked, match=rf"process {process.pid} into .*elsewhere"):
             run()
         assert not (tmp_path / "runs").exists()
-        process.communicate()
-    assert run() == (0, "complete")
+        if lives:  # as a notebook's kernel does
+            job_files.write(path, over.encode())
+        else:
+            process.communicate()
+        assert run() == (0, "complete")
+
+
+def test_slow_batches_leave_earlier_before_a_deadline(
+    material: Material, jobs: Path, tmp_path: Path, clock: Any
+) -> None:
+    """The step that would end after it is not begun: what it would cost is known by the last."""
+    from ultralytics import YOLO  # noqa: PLC0415 -- after its environment is set
+
+    def slow(trainer: Any) -> None:
+        clock.advance(10.0)
+        if trainer.gpuwarden_step() == 1:
+            request = LeaveRequest("d1", leave_by=clock.wall() + 11.0, at="epoch")
+            job_files.write(job_files.request_path(jobs, "run"), request.encode())
+            trainer.gpuwarden_session.watch.reread()
+
+    model = YOLO(str(material.model))
+    model.add_callback("on_train_batch_end", slow)
+    watch = LeaveWatch(clock)
+    session = Session(TrainSettings(run_id="run", jobs_directory=jobs), watch=watch, clock=clock)
+    words: dict[str, Any] = material.words(project=str(tmp_path / "runs"), name="run")
+    assert session.run(model, words, train=model.train)[0] == job_files.EXIT_REQUEUE
+    assert session.saver.newest is not None
+    assert session.saver.newest.batch == 2
