@@ -312,6 +312,9 @@ class JobDocument(Shape):
 
     schema_: Annotated[str, Field(alias="schema")]
     job_id: str
+    """Of a card: its UUID."""
+    target: Literal["job", "gpu"]
+    """What rules judge here: a job, or a card."""
     time: Time | None
     running: bool
     halted: list[Block]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 from pydantic import TypeAdapter
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -132,6 +133,7 @@ class EngineApp:
                 Refusal: self._refused,
                 SignInNeeded: self._forms.signed_out,
                 LedgerUnusable: self._unusable,
+                HTTPException: self._unserved,
             },
         )
 
@@ -139,6 +141,17 @@ class EngineApp:
         if isinstance(error, Refusal) and not request.url.path.startswith("/v1/"):
             return await self._forms.refused(request, error)
         return await refused(request, error)
+
+    async def _unserved(self, request: Request, error: Exception) -> Response:
+        # The router's own: a path that is not there, or not for this method.
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        name, text = {
+            404: ("not_found", "there is nothing at this address"),
+            405: ("method", f"{request.method} is not for this address"),
+        }.get(status, ("refused", "this cannot be answered"))
+        answer = await self._refused(request, Refusal(status, name, text))
+        answer.headers.update(getattr(error, "headers", None) or {})
+        return answer
 
     async def _unusable(self, request: Request, error: Exception) -> Response:
         # What could not be written was not done: whoever asked for it must not believe that it was.

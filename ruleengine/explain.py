@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 JOBS_SCHEMA = "gpuwarden.jobs/v1"
 JOB_SCHEMA = "gpuwarden.job/v1"
 DECISION_SCHEMA = "gpuwarden.decision/v1"
+_CARDS = ("GPU-", "MIG-")
+"""How the UUIDs of cards and of their instances begin; a job_id begins with its platform."""
 
 
 def jobs_document(
@@ -52,9 +54,13 @@ def jobs_document(
 
 
 def job_document(engine: Engine, job_id: str) -> dict[str, Any] | None:
-    """Everything known of a job, or None for one that was never heard of."""
+    """Everything known of a job, or None for one that was never heard of.
+
+    Rules of `target: gpu` judge cards: of one it tells the same, by its UUID.
+    """
     facts = engine.view.facts
-    job = None if facts is None else facts.jobs.get(job_id)
+    card = None if facts is None else facts.cards.get(job_id)
+    job = card if facts is None or card is not None else facts.jobs.get(job_id)
     decisions = engine.ledger.job_decisions(job_id)
     events, past = engine.ledger.events(job_id), engine.ledger.past_cases(job_id)
     rules = []
@@ -68,6 +74,7 @@ def job_document(engine: Engine, job_id: str) -> dict[str, Any] | None:
     return {
         "schema": JOB_SCHEMA,
         "job_id": job_id,
+        "target": "gpu" if card is not None or job_id.startswith(_CARDS) else "job",
         "time": None if facts is None else rfc3339(facts.time),
         "running": job is not None,
         "halted": [_block(block) for block in engine.view.halted],
@@ -248,16 +255,23 @@ def _masked(recipient: str) -> str:
 
 def answer(document: dict[str, Any]) -> str:
     """The page's first sentence: was the job ended, will it be, or why not."""
+    # An engine of before the pages of cards does not say what it tells of.
+    noun = "card" if document.get("target") == "gpu" else "job"
     ended = [decided(decision) for decision in reversed(document["decisions"])]
-    for sentence in (*ended, _broken(document["rules"]), _protected(document["rules"])):
+    for sentence in (
+        *ended,
+        _broken(document["rules"], noun),
+        _protected(document["rules"], noun),
+    ):
         if sentence:
             return sentence
     if not document["running"]:
-        return "This job is not seen any more; gpuwarden did not end it."
+        by_us = "" if noun == "card" else "; gpuwarden did not end it"
+        return f"This {noun} is not seen any more{by_us}."
     if not document["job"]["fresh"]:
         why = document["job"]["not_fresh_reason"] or "its node is dark"
-        return f"Nothing can be said of this job now, and so it is left alone: {why}."
-    return "This job breaks no rule."
+        return f"Nothing can be said of this {noun} now, and so it is left alone: {why}."
+    return f"This {noun} breaks no rule."
 
 
 def decided(decision: dict[str, Any]) -> str:
@@ -273,24 +287,49 @@ def decided(decision: dict[str, Any]) -> str:
     }.get(decision["state"], "")
 
 
-def _broken(rules: list[dict[str, Any]]) -> str:
+def _broken(rules: list[dict[str, Any]], noun: str) -> str:
     broken = [rule for rule in rules if rule["case"] and rule["case"]["detected_at"]]
-    # What may end it comes before what is only noted.
-    for rule in sorted(broken, key=lambda rule: rule["mode"] != "enforce"):
-        if rule["why_not"]:
-            # How far the case has come follows from the others, where there are any.
-            blocks = [b for b in rule["why_not"] if b["reason"] != "not_due"] or rule["why_not"]
-            why = "; ".join(block["sentence"] for block in blocks)
-            return f"This job breaks the rule {rule['rule']}. It is not ended now: {why}."
     if not broken:
         return ""
-    names = ", ".join(rule["rule"] for rule in broken)
-    return f"This job breaks {names}, and no rule that it breaks ends jobs."
+    said = f"This {noun} breaks the rule{'s' if len(broken) > 1 else ''} {_named(broken)}"
+    # What may end it comes before what is only noted.
+    ending = [rule for rule in broken if rule["case"]["not_before"]]
+    near = [rule for rule in ending if not rule["why_not"]]
+    if near:
+        return (
+            f"{said}. Nothing holds its end by {_named(near)} back: one of the next ticks ends it."
+        )
+    held = ending or [rule for rule in broken if rule["why_not"]]
+    if not held:
+        return (
+            f"{said}, and rules on cards only tell."
+            if noun == "card"
+            else (f"{said}, and no rule that it breaks ends jobs.")
+        )
+    return f"{said}. It is not ended now: {'; '.join(_reasons(held))}."
 
 
-def _protected(rules: list[dict[str, Any]]) -> str:
+def _named(rules: list[dict[str, Any]]) -> str:
+    *others, last = (rule["rule"] for rule in rules)
+    return f"{', '.join(others)} and {last}" if others else str(last)
+
+
+def _reasons(held: list[dict[str, Any]]) -> list[str]:
+    """Why no rule ends a job now: what all have in common, then what each has of its own."""
+    found: list[tuple[str, list[str]]] = []
+    for rule in held:
+        # How far the case has come follows from the others, where there are any.
+        blocks = [b for b in rule["why_not"] if b["reason"] != "not_due"] or rule["why_not"]
+        found.append((rule["rule"], [block["sentence"] for block in blocks]))
+    first = found[0][1]
+    common = [text for text in first if all(text in texts for _, texts in found)]
+    own = [(name, [text for text in texts if text not in common]) for name, texts in found]
+    return common + [f"{name}: {', '.join(texts)}" for name, texts in own if texts]
+
+
+def _protected(rules: list[dict[str, Any]], noun: str) -> str:
     why = "; ".join(f"{rule['rule']}: {rule['protected']}" for rule in rules if rule["protected"])
-    return f"This job is protected. {why}." if why else ""
+    return f"This {noun} is protected. {why}." if why else ""
 
 
 def cause_lines(cause: dict[str, str]) -> list[str]:

@@ -180,7 +180,8 @@ def _head(document: dict[str, Any]) -> str:
     gpus = f", GPU {', '.join(job['gpus'])}" if job["gpus"] else ""
     run = f", training {job['run_id']}" if job["run_id"] else ""
     phase = f" in phase {job['phase']}" if job["phase"] else ""
-    return f"Job {document['job_id']}{owner}{team} on {job['node']}{gpus}{run}{phase}"
+    noun = "Card" if document.get("target") == "gpu" else "Job"
+    return f"{noun} {document['job_id']}{owner}{team} on {job['node']}{gpus}{run}{phase}"
 
 
 def _show_next(console: Console, document: dict[str, Any]) -> None:

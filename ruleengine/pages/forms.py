@@ -42,6 +42,14 @@ _TITLES = {
     503: "Nothing was done",
 }
 
+_IN_WORDS = {
+    "unknown_job": (
+        "No job of this name is known, or it is not yours. Of jobs that are over, only those that "
+        "broke a rule are remembered."
+    ),
+}
+"""Refusals that say to programs what to ask, in words for people."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -296,7 +304,7 @@ class Forms:
             person,
             status=error.status,
             title=_TITLES.get(error.status, "Refused"),
-            message=_sentence(str(error)),
+            message=_IN_WORDS.get(error.error) or _sentence(str(error)),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.routing import Route
 
@@ -218,6 +218,7 @@ class Readings:
         if document is None:
             raise Refusal(404, "unknown_job", "no such job has been seen; see GET /v1/jobs")
         facts = self._engine.view.facts
+        card = document["target"] == "gpu"
         history = await self._histories.history(
             job_id,
             None if facts is None else facts.jobs.get(job_id),
@@ -243,8 +244,9 @@ class Readings:
                 for item in rule["next"]
             ],
             keeps=self._keeps(document, person, link),
-            action=link[0] if link is not None else f"{request.url.path}/keep",
+            action=link[0] if link is not None else f"/jobs/{quote(job_id, safe='')}/keep",
             by_link=link is not None,
+            card=card,
             history=history,
             charts=[
                 (chart, charts.draw(chart, history, used), charts.latest(chart, history, used))
@@ -400,12 +402,12 @@ def _tone(document: dict[str, Any]) -> str:
 def _answer(document: dict[str, Any]) -> str:
     """Why, or why not; and the earliest end, where there may be one."""
     said = explain.answer(document)
-    ends = [
-        rule["case"]["not_before"]
-        for rule in document["rules"]
-        if rule["case"] and rule["case"]["detected_at"] and rule["case"]["not_before"]
-    ]
-    return f"{said} The earliest end is {min(ends)}." if ends else said
+    broken = [rule for rule in document["rules"] if rule["case"] and rule["case"]["not_before"]]
+    if not any(rule["case"]["detected_at"] for rule in broken):
+        return said
+    # A rule that is not yet counted as broken may end it before one that is, and that was kept.
+    ends = [rule["case"]["not_before"] for rule in broken]
+    return f"{said} The earliest end is {min(ends)}."
 
 
 def _verdict(health: dict[str, Any]) -> tuple[str, str]:

@@ -6,6 +6,7 @@ Pages run no script and load nothing but their style sheet; the policy that says
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,34 @@ _DURATIONS = ("elapsed", "for", "seconds", "kept", "notice_age", "work_lost", "a
 _RFC3339 = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
 
 
+@functools.cache
+def _environment() -> Environment:
+    """Every template, read now: an upgrade on disk must not change the pages of what still runs."""
+    found = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        auto_reload=False,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "when": _when,
+        "local": _local,
+        "about": about,
+        "duration": durations.render,
+        "gib": _gib,
+        "segment": lambda text: quote(text, safe=""),
+        "moment": _moment,
+        "proof": explain.proof_line,
+        "cause": explain.cause_lines,
+        "details": _details,
+    }
+    for name in found.list_templates(extensions=("html",)):
+        found.get_template(name)
+    return found
+
+
 class Pages:
     """Renders templates for one engine.
 
@@ -61,25 +90,7 @@ class Pages:
     def __init__(self, engine: Engine, sign_ins: SignIns) -> None:
         self._engine = engine
         self._sign_ins = sign_ins
-        self._environment = Environment(
-            loader=FileSystemLoader(_FOLDER),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.filters |= {
-            "when": _when,
-            "local": _local,
-            "about": about,
-            "duration": durations.render,
-            "gib": _gib,
-            "segment": lambda text: quote(text, safe=""),
-            "moment": _moment,
-            "proof": explain.proof_line,
-            "cause": explain.cause_lines,
-            "details": _details,
-        }
+        self._environment = _environment()
 
     def zone(self, person: Person | None) -> str:
         """The time zone for who reads a page."""

@@ -23,6 +23,7 @@ from tests.ruleengine.browsing import (
 )
 from tests.ruleengine.engines import World, running
 
+from gpuwarden.ruleengine import explain
 from gpuwarden.ruleengine.cases import CaseState
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def test_cards_tell_who_holds_them_and_which_are_free(servers: World) -> None:
             owners = (await client.get("/v1/cards", headers=alice)).json()["cards"]
             assert {job["user"] for card in owners for job in card["jobs"]} == {"alice"}
             assert sum(card["holders"] for card in owners) == 6
-            anonymous = await client.get("/cards?free=1", headers={"Authorization": ""})
+            anonymous = await client.get("/v1/cards?free=1", headers={"Authorization": ""})
             assert anonymous.status_code == 401
             page = await client.get("/cards?free=1&model=l4")
             assert page.text.count(">free<") == 1
@@ -212,6 +213,59 @@ def test_cards_tell_who_holds_them_and_which_are_free(servers: World) -> None:
             await world.tick()
             (part,) = (await client.get("/v1/cards?free=true")).json()["cards"]
             assert part["uuid"] == "MIG-1"
+
+    asyncio.run(story())
+
+
+def test_a_card_that_breaks_a_rule_is_told_of_as_a_card(servers: World) -> None:
+    """By its UUID, with the rule's verdict; owners are not shown it."""
+    rule = (
+        "- id: full-card\n  target: gpu\n  mode: warn\n  cold_start: 0s\n  for: 30s\n"
+        "  clear_after: 30s\n"
+        "  when: {signal: card_memory_share, agg: min, window: 60s, above: 10%}\n"
+        "  stages: [{level: light, after: 0s, do: log}]\n"
+    )
+
+    async def story() -> None:
+        async with asked(servers) as (world, client, _):
+            path = world.folder / "rules.yaml"
+            path.write_text(path.read_text().replace("whitelist:", f"{rule}whitelist:"))
+            await world.tick(8)
+            card = world.fleet.jobs[0].uuid
+            document = (await client.get(f"/v1/jobs/{card}")).json()
+            assert (document["target"], document["running"]) == ("gpu", True)
+            page = (await client.get(f"/jobs/{card}")).text
+            assert f"<h1>Card <code>{card}</code></h1>" in page
+            assert "This card breaks the rule full-card, and rules on cards only tell." in page
+            assert "This job" not in page
+            world.fleet.spare_cards.append(("127.0.0.1:9835", other := "GPU-spare", "NVIDIA L4"))
+            await world.tick()
+            assert "This card breaks no rule." in (await client.get(f"/jobs/{other}")).text
+            alice = {"Authorization": f"Bearer {ALICE}"}
+            assert (await client.get(f"/jobs/{card}", headers=alice)).status_code == 404
+            gone = explain.answer({**document, "rules": [], "running": False})
+            assert gone == "This card is not seen any more."
+
+    asyncio.run(story())
+
+
+def test_a_path_that_is_not_there_is_a_page_for_people_and_json_for_programs(
+    servers: World,
+) -> None:
+    """Also one that takes another method."""
+
+    async def story() -> None:
+        async with asked(servers) as (_, client, _app):
+            for path in ("/v1/nothing", "/v1/keeps"):
+                answer = await client.get(path)
+                assert (
+                    answer.json()["error"] == {404: "not_found", 405: "method"}[answer.status_code]
+                )
+            page = await client.get("/nothing")
+            assert (page.status_code, "<h1>Not found</h1>" in page.text) == (404, True)
+            assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+            job = await client.get("/jobs/proc-none")
+            assert (job.status_code, "No job of this name is known" in job.text) == (404, True)
 
     asyncio.run(story())
 

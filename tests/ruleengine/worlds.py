@@ -125,7 +125,10 @@ class Fleet:
         rows = []
         for job in self._lit_jobs():
             labels = {"instance": job.instance, "job_id": job.job_id, "uuid": job.uuid}
+            if name.startswith("card_"):
+                del labels["job_id"]
             value = {
+                "card_memory_share": None if job.memory is None else job.memory / (40 * GIB),
                 "gpu_utilization": job.utilization,
                 "gpu_memory": job.memory,
                 "gpu_memory_share": None if job.memory is None else job.memory / (40 * GIB),
