@@ -17,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.option_values import read_moment, read_positive_seconds
+from gpuwarden.option_values import read_moment, read_positive_seconds, read_url
 from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.profile_comparisons import (
@@ -148,6 +148,7 @@ def profiles() -> None:
     "--prometheus",
     "url",
     metavar="URL",
+    callback=read_url,
     help=f"The server.  [default: of --config, else {DEFAULT_URL}]",
 )
 @click.option(
@@ -280,7 +281,11 @@ def learn(
 @click.argument("files", nargs=-1, type=_FILE, metavar="[FILES]...")
 @_history_options
 @click.option(
-    "--prometheus", "url", metavar="URL", help="The server, to compare with what runs measured."
+    "--prometheus",
+    "url",
+    metavar="URL",
+    callback=read_url,
+    help="The server, to compare with what runs measured.",
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def show(

@@ -401,7 +401,8 @@ class Arm:
                 job, judged.verdict, self.run.rules.profiles, team=self._rules[pair[0]].team
             )
             incident.cause, incident.because = cause.name, cause.because
-            incident.evidence = judged.verdict.whole_evidence
+            # What stages ask beside the rule is told where they are entered.
+            incident.evidence = judged.verdict.evidence
         self.incidents.append(incident)
         self._open[pair] = incident
         return incident

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gpuwarden.diagnostics import did_you_mean, render_json
 from gpuwarden.errors import InvalidInput
-from gpuwarden.option_values import read_moment, read_positive_seconds
+from gpuwarden.option_values import read_moment, read_positive_seconds, read_url
 from gpuwarden.ruleengine import made_up_weeks, replay_policies
 from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS
@@ -28,7 +29,7 @@ from gpuwarden.ruleengine.rehearsals import enforced
 from gpuwarden.ruleengine.replay_grids import variants
 from gpuwarden.ruleengine.replay_reports import document
 from gpuwarden.ruleengine.replay_runs import Plan, replay
-from gpuwarden.ruleengine.replay_texts import blocks, markdown, print_report
+from gpuwarden.ruleengine.replay_texts import blocks, cautions, markdown, print_report
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.settings import load_settings
 from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
@@ -98,6 +99,7 @@ class _Asked:
     "--prometheus",
     "url",
     metavar="URL",
+    callback=read_url,
     help=f"The server that keeps the history.  [default: of --config, else {DEFAULT_URL}]",
 )
 @click.option(
@@ -143,7 +145,8 @@ class _Asked:
 @click.option(
     "--sensitivity",
     metavar="GRID",
-    help="Other limits and windows of one signal: RULE:SIGNAL=LIMIT,LIMIT@WINDOW,WINDOW.",
+    help="Other limits and windows of one signal: RULE:SIGNAL=LIMIT,LIMIT@WINDOW,WINDOW; "
+    "RULE/STAGE:... in the condition of a stage.",
 )
 @click.option(
     "--rule",
@@ -209,7 +212,8 @@ def replay_command(
     else:
         print_report(open_console(markup=True), blocks(report, found))
     failed = [item.sentence for item in found if item.exceeded]
-    for sentence in failed:
+    # For people they stand in the report itself.
+    for sentence in (*(cautions(report) if output == "json" else ()), *failed):
         click.echo(sentence, err=True)
     if failed:
         context.exit(1)
@@ -249,7 +253,12 @@ def _interval(asked: _Asked) -> float:
 
 
 def _files(path: Path) -> tuple[Path, ...]:
-    return tuple(sorted(path.glob("*.yaml"))) if path.is_dir() else (path,)
+    if not path.is_dir():
+        return (path,)
+    files = tuple(sorted(path.glob("*.yaml")))
+    if not files:
+        raise click.BadParameter(f"{path} holds no *.yaml", param_hint="--against")
+    return files
 
 
 def _usable(files: tuple[Path, ...], output: str, interval: float) -> RuleSet:
@@ -329,7 +338,10 @@ async def _where(asked: _Asked) -> AsyncIterator[Plan]:
 
 
 def _plan(asked: _Asked) -> Plan:
-    begin, end = asked.begin, asked.end
+    now = time.time()
+    begin, end = asked.begin, min(asked.end, now)
+    if begin > now:
+        raise InvalidInput("--from is in the future")
     if end < begin:
         raise InvalidInput("--to is before --from")
     if asked.config is None:

@@ -52,6 +52,7 @@ def document(result: Replay, *, against: bool = False, variants: int = 0) -> dic
             "ticks": plan.ticks.count,
             "blind_ticks": result.blind,
             "scrape_interval_seconds": plan.scrape_interval,
+            "scrape_interval_seen_seconds": _seconds(result.seen_interval),
             "horizon_seconds": plan.horizon,
         },
         "jobs": result.jobs,
@@ -270,6 +271,10 @@ def _stale(arm: Arm) -> list[Any]:
 def _missing(incidents: Sequence[Incident]) -> list[dict[str, Any]]:
     found = {item.subject: item.metadata_missing for item in incidents if item.metadata_missing}
     return [{"job": job, "missing": list(missing)} for job, missing in sorted(found.items())]
+
+
+def _seconds(found: float | None) -> float | None:
+    return None if found is None else round(found, 1)
 
 
 def _hours(seconds: float) -> float:

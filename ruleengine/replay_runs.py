@@ -8,6 +8,7 @@ depend on where history is cut.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -38,6 +39,13 @@ if TYPE_CHECKING:
 MEMORY_BYTES: Final = 256 * 1024 * 1024
 """What one stretch may take; there are two at a time."""
 MIN_STRETCH_TICKS: Final = 40
+MAX_TICKS: Final = 10_000_000
+"""More than four years of ticks at 15 s are a slip of the pen."""
+_SEEN_INTERVAL = (
+    "min((max_over_time({series}[10m]) - min_over_time({series}[10m])) "
+    "/ (count_over_time({series}[10m]) - 1))"
+).format(series="gpuwarden_snapshot_timestamp_seconds")
+"""A node takes its snapshot anew for each scrape: the time between two is that of its scrapes."""
 _ACTIVITY = (
     "max by (job_id) (gpu_job_utilization_ratio "
     "and timestamp(gpu_job_utilization_ratio) >= time() - {fresh:g})"
@@ -92,6 +100,8 @@ class Replay:
         seconds: that it took.
         stretches: in how many parts.
         jobs: how many jobs were seen.
+        seen_interval: seconds between two scrapes, as the server has them; None where that cannot
+            be told.
     """
 
     plan: Plan
@@ -101,6 +111,7 @@ class Replay:
     seconds: float = 0.0
     stretches: int = 0
     jobs: int = 0
+    seen_interval: float | None = None
 
 
 async def replay(
@@ -127,6 +138,11 @@ async def replay(
     ticks = plan.ticks
     if ticks.count < 1:
         raise InvalidInput("--to is before --from: there is no tick to replay")
+    if ticks.count > MAX_TICKS:
+        raise InvalidInput(
+            f"{ticks.count} ticks are too many: at most {MAX_TICKS}, by a later --from or a "
+            "longer --step"
+        )
     # The server ends what takes too long; what it says of that is waited for.
     client.timeout = httpx.Timeout(2 * plan.timeout, connect=10.0)
     history = HistoryClient(plan.url, client, timeout=plan.timeout)
@@ -157,10 +173,22 @@ async def replay(
             "server, and does it keep its data that long?"
         )
     result.jobs = len(jobs)
+    if clock.last is not None:
+        result.seen_interval = await _seen_interval(history, plan.begin, clock.last)
     for arm in arms:
         await follow_up(history, arm.incidents, plan.scrape_interval, plan.horizon)
     result.seconds = time.monotonic() - begun
     return result
+
+
+async def _seen_interval(history: HistoryClient, begin: float, last: float) -> float | None:
+    """The shortest of some moments and all nodes: a gap makes it no longer."""
+    found = [
+        row.value
+        for time in sorted({last, max(begin, last - 3600.0), (begin + last) / 2})
+        for row in await history.instant(_SEEN_INTERVAL, time)
+    ]
+    return min((value for value in found if 0 < value < math.inf), default=None)
 
 
 def _arm(plan: Plan, name: str, rules: RuleSet) -> Arm:

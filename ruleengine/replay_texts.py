@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.markup import escape
 from rich.table import Table
 
+from gpuwarden import durations
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 SHOWN_ROWS: Final = 50
 """Longer lists are cut, with their length: the JSON document has them whole."""
 _UNKNOWN_SHOWN: Final = 3
+_INTERVAL_SPREAD: Final = 0.4
+"""A lost scrape among few is no other interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,20 @@ def blocks(report: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[Block
         _missing(report),
     ]
     return [block for block in found if block is not None]
+
+
+def cautions(report: Mapping[str, Any]) -> list[str]:
+    """What makes the result worth less than it looks."""
+    period = report["period"]
+    given, seen = period["scrape_interval_seconds"], period["scrape_interval_seen_seconds"]
+    if seen is None or abs(seen - given) <= given * _INTERVAL_SPREAD:
+        return []
+    right = durations.render(round(seen) or seen)
+    sentence = (
+        f"the nodes were scraped every {seen:g} s, and judged as if every {given:g} s: "
+        f"give --scrape-interval {right}, or engine.yaml by --config"
+    )
+    return [sentence]
 
 
 def print_report(console: Console, found: Iterable[Block]) -> None:
@@ -103,16 +121,19 @@ def _summary(report: Mapping[str, Any]) -> Block:
         lines.insert(
             1, f"at {period['blind_ticks']} ticks the server knew nothing: nothing changed then"
         )
-    return Block("Replay", "\n".join(lines))
+    return Block("Replay", "\n".join([*lines, *cautions(report)]))
 
 
 def _ended(totals: Mapping[str, Any], horizon: float) -> str:
     if not totals["terminations"]:
         return "no job would have been ended"
+    count, regretted = totals["terminations"], totals["regretted"]
     return (
-        f"{totals['terminations']} jobs would have been ended: {totals['gpu_hours_freed']:g} "
+        f"{count} {'job' if count == 1 else 'jobs'} would have been ended: "
+        f"{totals['gpu_hours_freed']:g} "
         f"GPU-hours freed, {totals['gpu_hours_lost']:g} GPU-hours of work lost; "
-        f"{totals['regretted']} ({_percent(totals['regret_rate'])}) were at work again within "
+        f"{regretted} ({_percent(totals['regret_rate'])}) {'was' if regretted == 1 else 'were'} "
+        "at work again within "
         f"{horizon / 3600:g} h: regret"
     )
 

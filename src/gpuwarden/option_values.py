@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from urllib.parse import urlsplit
 
 import click
 
@@ -30,6 +31,20 @@ def read_positive_seconds(
     if seconds <= 0:
         raise click.BadParameter("must be more than 0s")
     return seconds
+
+
+def read_url(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """The address of a server; None where the option is not given."""
+    if value is None:
+        return None
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise click.BadParameter(f"{value!r} is no address: write it like http://127.0.0.1:9090")
+    return value
 
 
 def _seconds(text: str) -> float:

@@ -208,6 +208,73 @@ def test_a_grid_changes_one_signal_and_nothing_else(rule_set: RuleSet) -> None:
     assert len({str(found.rules[0].when) for _, found in grid}) == 4
 
 
+GRADED = """
+version: 1
+rules:
+- id: hog
+  target: job
+  match: {}
+  cold_start: 1m
+  when: {signal: gpu_memory_share, agg: min, window: 5m, above: 70%, gpus: all}
+  for: 5m
+  stages:
+  - {level: light, after: 0s, do: log}
+  - level: moderate
+    after: 5m
+    do: notify
+    when:
+      all:
+      - {signal: gpu_memory_share, agg: min, window: 5m, above: 80%, gpus: all}
+      - {signal: gpu_utilization, agg: max, window: 5m, below: 50%, gpus: all}
+"""
+
+
+@pytest.fixture
+def graded(tmp_path: Path) -> RuleSet:
+    """A rule with a stage that asks for more."""
+    path = tmp_path / "graded.yaml"
+    path.write_text(GRADED)
+    return switched_on(load_rule_files([path]))
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("hog:gpu_memory_share=60%,75%", "when"),
+        ("hog/moderate-notify:gpu_memory_share=82%,85%", "stages"),
+        ("hog/moderate-notify:gpu_utilization=20%,30%@5m", "stages"),
+    ],
+)
+def test_a_grid_changes_the_rule_or_one_of_its_stages(
+    graded: RuleSet, text: str, changed: str
+) -> None:
+    """Each combination is another rule, and differs in nothing but that."""
+    old, found = (
+        graded.rules[0].model_dump(),
+        [rules.rules[0] for _, rules in variants(graded, text)],
+    )
+    assert len({str(rule) for rule in found} - {str(graded.rules[0])}) == len(found) == 2
+    for rule in found:
+        new = rule.model_dump()
+        assert {name for name in new if new[name] != old[name]} == {changed}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("hog:gpu_utilization=5%", "write hog/moderate-notify:gpu_utilization="),
+        ("hog/light-log:gpu_memory_share=5%", "in stage light-log: write hog:gpu_memory_share"),
+        ("hog:card_power=3W", "it compares gpu_memory_share, gpu_utilization"),
+    ],
+)
+def test_a_grid_of_what_is_compared_elsewhere_says_where(
+    graded: RuleSet, text: str, why: str
+) -> None:
+    """A grid that changed nothing would look as if nothing hung on the limit."""
+    with pytest.raises(InvalidInput, match=why):
+        variants(graded, text)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -224,6 +291,19 @@ def test_a_grid_that_makes_no_sense_is_refused(rule_set: RuleSet, text: str, why
     """With how to write it."""
     with pytest.raises(InvalidInput, match=why):
         variants(rule_set, text)
+
+
+@pytest.mark.parametrize(("seen", "warned"), [(None, 0), (5.0, 0), (6.5, 0), (15.0, 1), (1.0, 1)])
+def test_nodes_that_were_scraped_at_another_pace_are_told(
+    rule_set: RuleSet, seen: float | None, warned: int
+) -> None:
+    """Else a replay that knows nothing passes for one that found nothing."""
+    plan = Plan("http://127.0.0.1:9090", BEGIN, BEGIN + HOUR, scrape_interval=5.0)
+    result = Replay(plan, [_arm(rule_set)], Cost(), seen_interval=seen)
+    lines = markdown(blocks(document(result), [])).splitlines()
+    told = [line for line in lines if "--scrape-interval" in line]
+    assert len(told) == warned
+    assert all(f"every {seen:g} s" in line for line in told)
 
 
 def test_a_job_cannot_break_out_of_its_cell(rule_set: RuleSet) -> None:
@@ -247,6 +327,10 @@ def test_a_job_cannot_break_out_of_its_cell(rule_set: RuleSet) -> None:
         (["--step", "0s"], "more than 0s"),
         (["--fail-on", "regret>5"], "in per cent"),
         (["--rule", "idel"], 'there is no rule "idel"'),
+        (["--prometheus", "prom.example:9090"], "write it like http://"),
+        (["--against", "src"], "holds no *.yaml"),
+        (["--from", "2999-01-01"], "is in the future"),
+        (["--from", "1970-01-02"], "ticks are too many"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )

@@ -367,6 +367,23 @@ def test_an_expression_that_is_refused_at_some_moments_fails_at_those_alone(
     assert (counts.judged, counts.yes, dict(counts.reasons)) == (21, 18, {"query_failed": 3})
 
 
+def test_how_often_nodes_were_scraped_is_seen_through_gaps(tmp_path: Path) -> None:
+    """Whatever was given, and although a node was dark in the end."""
+    outage = [{"node": "n1:9835", "from": "52m", "until": "57m"}]
+    test = made("60m", [{"job": "proc-1"}], interval="15s", outages=outage)
+
+    async def run() -> list[float | None]:
+        async with temporary_prometheus(history(test)) as url:
+            return [
+                (
+                    await replayed(plan(url, test, scrape_interval=given), rules_of(tmp_path))
+                ).seen_interval
+                for given in (5.0, 15.0)
+            ]
+
+    assert asyncio.run(run()) == [15.0, 15.0]
+
+
 def test_a_server_without_the_history_or_that_is_not_there_is_told(tmp_path: Path) -> None:
     """Nothing is no result."""
     test = made("20m", [{"job": "proc-1"}])
