@@ -186,11 +186,7 @@ class Engine:
         try:
             facts = await self._asked(begun)
         except GpuwardenError as error:
-            self.ticks.count("discarded")
-            self.ticks.last_error = str(error)
-            log.warning("tick discarded; nothing changes", error=str(error))
-            why = (Blocked("no_facts", f"too little is known now: {error}"),)
-            self.view.blocks = {pair_of(stored): why for stored in self._due()}
+            self._discard(error)
         else:
             view = self._judgements.judge(facts)
             view.halted_since = self.view.halted_since
@@ -204,6 +200,22 @@ class Engine:
             self.ticks.last_error = ""
             self.ticks.last_completed = self.clock.wall()
         await self.teller.tell(self.view)
+
+    def _discard(self, error: GpuwardenError) -> None:
+        """Nothing changes in this tick, and everybody who asks is told why nothing is ended."""
+        self.ticks.count("discarded")
+        self.ticks.last_error = str(error)
+        log.warning("tick discarded; nothing changes", error=str(error))
+        why = Blocked("no_facts", f"too little is known now: {error}")
+        self.view.blocks = {pair_of(stored): (why,) for stored in self._due()}
+        standing = guards.standing_blocks(
+            killed=switched_on(self.kill_switch),
+            paused=self.pauses.sentence,
+            bad_files=self.rulebook.problem,
+        )
+        # That too much was due at once stands until a look at the fleet says otherwise.
+        shares = [block for block in self.view.halted if block in self.view.shares]
+        self.view.halted = (why, *standing, *shares)
 
     async def _asked(self, now: float) -> FleetFacts:
         """Facts for a tick, unless Prometheus has failed so often that it is spared for a while."""

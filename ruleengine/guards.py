@@ -131,16 +131,11 @@ def fleet_blocks(situation: Situation) -> list[Blocked]:
                 f"clocks are {skew:.1f} s apart; at most {MAX_SKEW_SECONDS:.0f} s may be",
             )
         )
-    if situation.killed is None:
-        found.append(Blocked("kill_switch", "the kill switch cannot be read"))
-    elif situation.killed:
-        found.append(Blocked("kill_switch", "the kill switch is on"))
-    if situation.paused:
-        found.append(Blocked("paused", situation.paused))
+    found += standing_blocks(
+        killed=situation.killed, paused=situation.paused, bad_files=situation.bad_files
+    )
     if situation.late:
         found.append(Blocked("late_tick", situation.late))
-    if situation.bad_files:
-        found.append(Blocked("bad_files", situation.bad_files))
     if situation.settled_for < situation.settle_after:
         found.append(
             Blocked(
@@ -150,6 +145,20 @@ def fleet_blocks(situation: Situation) -> list[Blocked]:
             )
         )
     found += _share(situation)
+    return found
+
+
+def standing_blocks(*, killed: bool | None, paused: str, bad_files: str) -> list[Blocked]:
+    """Of those reasons the ones that need no facts of the fleet; arguments as in `Situation`."""
+    found = []
+    if killed is None:
+        found.append(Blocked("kill_switch", "the kill switch cannot be read"))
+    elif killed:
+        found.append(Blocked("kill_switch", "the kill switch is on"))
+    if paused:
+        found.append(Blocked("paused", paused))
+    if bad_files:
+        found.append(Blocked("bad_files", bad_files))
     return found
 
 

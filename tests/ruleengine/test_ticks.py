@@ -82,9 +82,19 @@ def test_a_prometheus_that_is_down_is_spared_and_found_again(servers: World) -> 
             assert world.engine.ticks.outcomes["discarded"] == 40
             assert any("in a row" in text for text in world.engine.problems)
             assert world.told()["gpuwarden_engine_failed_ticks"] == sum(asked)
+            # Who asks whether jobs are ended now is told that none is, and by whose order else.
+            assert [block.reason for block in world.engine.view.halted] == ["no_facts"]
+            (world.folder / "halt").touch()
+            world.engine.pauses.begin(by="ops", role="admin", reason="why not", seconds=None)
+            await world.tick()
+            reasons = [block.reason for block in world.engine.view.halted]
+            assert reasons == ["no_facts", "kill_switch", "paused"]
+            (world.folder / "halt").unlink()
+            world.engine.pauses.end(by="ops", role="admin", reason="all is well")
             world.fleet.down = False
             await world.tick(5)
             assert world.engine.problems == []
+            assert "no_facts" not in {block.reason for block in world.engine.view.halted}
             assert world.told()["gpuwarden_engine_failed_ticks"] == 0
             queries = world.fleet.queries
             await world.tick()
