@@ -21,6 +21,7 @@ from gpuwarden.ruleengine.histories import (
     THROTTLE_REASONS,
 )
 from gpuwarden.ruleengine.notations import SeriesName, sorted_labels
+from gpuwarden.ruleengine.remote_writes import STALE_BITS, delimited
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 SLICE_SECONDS: Final = 1800.0
 """One body must not span more: a head refuses what is an hour older than its newest sample."""
-_STALE: Final = np.uint64(0x7FF0000000000002)
+_STALE: Final = np.uint64(STALE_BITS)
 _SAMPLE_BYTES: Final = 18
 _BUSY_CPU: Final = 0.01
 
@@ -138,7 +139,7 @@ class BulkHistory:
             for name, values in table.items():
                 piece = _samples(moments[start:stop], _with_ends(values, start, stop))
                 if piece:
-                    parts.append(_message(heads[name] + piece))
+                    parts.append(delimited(1, heads[name] + piece))
             if parts:
                 yield b"".join(parts)
 
@@ -351,22 +352,9 @@ def _samples(moments: NDArray[np.int64], found: tuple[Floats, Bools]) -> bytes:
 def _head(name: SeriesName) -> bytes:
     labels = sorted((("__name__", name.metric), *name.labels))
     return b"".join(
-        _message(_message(label.encode()) + _message(text.encode(), 2)) for label, text in labels
+        delimited(1, delimited(1, label.encode()) + delimited(2, text.encode()))
+        for label, text in labels
     )
-
-
-def _message(content: bytes, number: int = 1) -> bytes:
-    """A field of protobuf with its length before it."""
-    return bytes((number << 3 | 2,)) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def metric_names(expressions: Iterable[str], known: Iterable[str]) -> set[str]:

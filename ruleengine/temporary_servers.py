@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import socket
-import struct
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +20,11 @@ import httpx
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.exchanges import exchange
 from gpuwarden.ruleengine.histories import History
-from gpuwarden.ruleengine.notations import Stale
+from gpuwarden.ruleengine.remote_writes import uncompressed, write_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from gpuwarden.ruleengine.notations import SeriesName, Value
 
 READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -34,8 +32,6 @@ TRIES = 3
 """Another process may take the free port before Prometheus does."""
 SLICE_SECONDS = 1200.0
 """One request must not span more: a head refuses what is an hour older than its newest sample."""
-_STALE_BITS = 0x7FF0000000000002
-"""https://github.com/prometheus/prometheus/blob/main/model/value/value.go: StaleNaN."""
 _PLACES = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/opt/prometheus")
 
 
@@ -176,52 +172,3 @@ async def _fill(url: str, history: History | Iterable[bytes]) -> None:
                     f"the temporary Prometheus refuses the series: {answer.status} "
                     f"{answer.excerpt()}"
                 )
-
-
-# -- https://prometheus.io/docs/specs/prw/remote_write_spec/
-
-
-def write_request(series: Iterable[tuple[SeriesName, Sequence[tuple[int, Value]]]]) -> bytes:
-    """A WriteRequest of remote write 1.0; samples of a series must be in order of time."""
-    return b"".join(_field(1, _time_series(name, samples)) for name, samples in series)
-
-
-def _time_series(name: SeriesName, samples: Sequence[tuple[int, Value]]) -> bytes:
-    labels = sorted((("__name__", name.metric), *name.labels))
-    parts = [
-        _field(1, _field(1, label.encode()) + _field(2, text.encode())) for label, text in labels
-    ]
-    parts += [_field(2, _sample(time, value)) for time, value in samples]
-    return b"".join(parts)
-
-
-def _sample(time: int, value: Value) -> bytes:
-    number = (
-        struct.pack("<Q", _STALE_BITS)
-        if isinstance(value, Stale) or value is None
-        else struct.pack("<d", value)
-    )
-    return b"\x09" + number + b"\x10" + _varint(time & (2**64 - 1))
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A field of protobuf with its length before it."""
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def uncompressed(content: bytes) -> bytes:
-    """Content in the block format of snappy, as literals: it need not be small, only readable."""
-    parts = [_varint(len(content))]
-    for begin in range(0, len(content), 2**16):
-        piece = content[begin : begin + 2**16]
-        parts += [bytes((61 << 2,)), struct.pack("<H", len(piece) - 1), piece]
-    return b"".join(parts)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from gpuwarden.catalogue import PHASES
+from gpuwarden.ruleengine.remote_writes import delimited, uncompressed, varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,7 +87,7 @@ def write_fleet(url: str, cards: int, *, progress: Callable[[float], None]) -> i
 def _send(client: httpx.Client, url: str, message: bytes) -> None:
     answer = client.post(
         f"{url}/api/v1/write",
-        content=_snappy(message),
+        content=uncompressed(message),
         headers={
             "Content-Encoding": "snappy",
             "Content-Type": "application/x-protobuf",
@@ -135,8 +136,10 @@ class _Writer:
 
     def _series(self, name: str, labels: dict[str, str], samples: bytes) -> bytes:
         pairs = sorted({"__name__": name, **self._fixed, **labels}.items())
-        body = b"".join(_field(1, _field(1, k.encode()) + _field(2, v.encode())) for k, v in pairs)
-        return _field(1, body + samples)
+        body = b"".join(
+            delimited(1, delimited(1, k.encode()) + delimited(2, v.encode())) for k, v in pairs
+        )
+        return delimited(1, body + samples)
 
 
 def _node(node: int, now: int) -> Iterator[bytes]:
@@ -246,30 +249,5 @@ def _stamps(start: int, until: int, behind: float) -> bytes:
     return b"".join(_sample(at, at - behind) for at in _times(start, until))
 
 
-# -- the wire: https://prometheus.io/docs/specs/prw/remote_write_spec/
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _field(number: int, body: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(body)) + body
-
-
 def _sample(at: int, value: float) -> bytes:
-    return _field(2, b"\x09" + struct.pack("<d", value) + b"\x10" + _varint(at * 1000))
-
-
-def _snappy(message: bytes) -> bytes:
-    """A block of snappy that consists of literals only: valid, and compressed by nothing."""
-    parts = [_varint(len(message))]
-    for at in range(0, len(message), 65536):
-        part = message[at : at + 65536]
-        parts += [b"\xf4", struct.pack("<H", len(part) - 1), part]
-    return b"".join(parts)
+    return delimited(2, b"\x09" + struct.pack("<d", value) + b"\x10" + varint(at * 1000))

@@ -30,9 +30,9 @@ from gpuwarden.ruleengine.bulk_histories import BulkHistory, BulkJob, Dark, Stre
 from gpuwarden.ruleengine.facts import Expectation, inventory_queries, value_queries
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.rehearsals import enforced
+from gpuwarden.ruleengine.remote_writes import uncompressed
 from gpuwarden.ruleengine.replay_reports import totals
 from gpuwarden.ruleengine.replay_runs import Plan, replay
-from gpuwarden.ruleengine.temporary_servers import uncompressed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

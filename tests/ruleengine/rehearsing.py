@@ -11,6 +11,8 @@ from gpuwarden.ruleengine.rehearsal_runs import RehearsalResult, run_test
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gpuwarden.ruleengine.prometheus import PrometheusClient, Sample
+
 RULES = """\
 version: 1
 limits:
@@ -71,3 +73,18 @@ def failures(results: list[RehearsalResult]) -> list[tuple[int, str, str]]:
     return [
         (item.index, item.field, item.actual) for result in results for item in result.mismatches
     ]
+
+
+class RightClock:
+    """A source whose clock is taken to be right."""
+
+    def __init__(self, client: PrometheusClient) -> None:
+        self._client = client
+
+    async def instant(self, text: str, time: float) -> list[Sample]:
+        """The rows of a query."""
+        return await self._client.instant(text, time)
+
+    async def clock_skew(self) -> float:
+        """None."""
+        return 0.0

@@ -348,6 +348,12 @@ def answers(server: Server) -> dict[str, list[Sample]]:
     return asyncio.run(once())
 
 
+@pytest.fixture(scope="module")
+def verdicts(answers: dict[str, list[Sample]]) -> dict[tuple[str, str], Verdict]:
+    """What the default rules say of everybody."""
+    return _verdicts(answers, lambda rows: rows)
+
+
 def _verdicts(
     answers: dict[str, list[Sample]], change: Callable[[list[Sample]], list[Sample]]
 ) -> dict[tuple[str, str], Verdict]:
@@ -363,7 +369,9 @@ def _verdicts(
 @settings(deadline=None, max_examples=15)
 @given(order=st.randoms(use_true_random=False))
 def test_the_order_of_rows_changes_no_verdict(
-    answers: dict[str, list[Sample]], order: random.Random
+    answers: dict[str, list[Sample]],
+    verdicts: dict[tuple[str, str], Verdict],
+    order: random.Random,
 ) -> None:
     """Prometheus promises none."""
 
@@ -371,12 +379,16 @@ def test_the_order_of_rows_changes_no_verdict(
         order.shuffle(rows)
         return rows
 
-    assert _verdicts(answers, shuffled) == _verdicts(answers, lambda rows: rows)
+    assert _verdicts(answers, shuffled) == verdicts
 
 
 @settings(deadline=None, max_examples=15)
 @given(gone=st.sets(st.sampled_from(JOBS)))
-def test_other_jobs_change_no_verdict(answers: dict[str, list[Sample]], gone: set[str]) -> None:
+def test_other_jobs_change_no_verdict(
+    answers: dict[str, list[Sample]],
+    verdicts: dict[tuple[str, str], Verdict],
+    gone: set[str],
+) -> None:
     """Whoever else runs, a job is judged by itself."""
 
     def without(rows: list[Sample]) -> list[Sample]:
@@ -387,10 +399,9 @@ def test_other_jobs_change_no_verdict(answers: dict[str, list[Sample]], gone: se
             and row.labels.get("uuid", "").rpartition("-")[0] not in gone
         ]
 
-    everybody = _verdicts(answers, lambda rows: rows)
     fewer = _verdicts(answers, without)
-    assert fewer == {pair: everybody[pair] for pair in fewer}
-    assert bool(gone) == (len(fewer) < len(everybody))
+    assert fewer == {pair: verdicts[pair] for pair in fewer}
+    assert bool(gone) == (len(fewer) < len(verdicts))
 
 
 @pytest.mark.parametrize("rule_id", CULPRITS)

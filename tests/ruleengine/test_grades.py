@@ -317,7 +317,7 @@ def test_a_job_is_ended_only_as_far_as_the_rule_says(
     async def story() -> None:
         async with running(servers) as world:
             await world.until(CaseState.NOTIFIED)
-            await world.tick(80)
+            await world.tick(NEEDED + 4)
             assert world.state() is CaseState.NOTIFIED
             assert world.agent.requests == []
             assert "has gone so far as gpu_memory_share min over 1m > 90 %" in str(

@@ -25,7 +25,8 @@ from gpuwarden.ruleengine.job_histories import (
 )
 from gpuwarden.ruleengine.notations import SeriesName
 from gpuwarden.ruleengine.quantities import Unit
-from gpuwarden.ruleengine.temporary_servers import temporary_prometheus, write_request
+from gpuwarden.ruleengine.remote_writes import write_request
+from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

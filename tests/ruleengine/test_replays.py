@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 import yaml
-from tests.ruleengine.rehearsing import RULES
+from tests.ruleengine.rehearsing import RULES, RightClock
 from tests.ruleengine.replaying import (
     by_rule,
     counted,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuwarden.ruleengine.model import RuleSet
-    from gpuwarden.ruleengine.prometheus import Sample
     from gpuwarden.ruleengine.replay_arms import Arm
     from gpuwarden.ruleengine.rule_tests import RuleTest
 
@@ -112,19 +111,6 @@ def test_verdicts_are_those_of_the_live_queries_at_every_tick_of_hours() -> None
     _compare_with_live(made("3h", JOBS, outages=OUTAGES, tick="15s"), default_rules())
 
 
-class _RightClock:
-    """A source whose clock is taken to be right."""
-
-    def __init__(self, client: PrometheusClient) -> None:
-        self._client = client
-
-    async def instant(self, text: str, time: float) -> list[Sample]:
-        return await self._client.instant(text, time)
-
-    async def clock_skew(self) -> float:
-        return 0.0
-
-
 async def _live_events(folder: Path, url: str, test: RuleTest) -> list[tuple[Any, ...]]:
     """What a live engine writes into its ledger over the same history."""
     (folder / "engine.yaml").write_text(
@@ -142,7 +128,7 @@ async def _live_events(folder: Path, url: str, test: RuleTest) -> list[tuple[Any
                 settings.path("halt"),
                 rulebook=RuleBook(settings),
                 ledger=ledger,
-                source=_RightClock(client),
+                source=RightClock(client),
                 alertmanager=poster,
                 agents=None,
                 signer=None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from tests.ruleengine.rehearsing import RULES, checked, failures, run
+from tests.ruleengine.rehearsing import RULES, RightClock, checked, failures, run
 from tests.ruleengine.worlds import OwnedClock, alertmanager_sink
 
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
@@ -180,24 +180,11 @@ def test_one_range_query_tells_what_instant_queries_would(tmp_path: Path) -> Non
                 )
                 assert last == [Sample({}, time - 0.5)]
                 facts = await gather(ranges, rules, time=time, scrape_interval=5)
-                again = await gather(_Instants(live), rules, time=time, scrape_interval=5)
+                again = await gather(RightClock(live), rules, time=time, scrape_interval=5)
                 assert facts == again
                 assert facts.jobs
 
     asyncio.run(both())
-
-
-class _Instants:
-    """A source of instant queries whose clock is taken to be right."""
-
-    def __init__(self, client: PrometheusClient) -> None:
-        self._client = client
-
-    async def instant(self, query: str, time: float) -> list[Sample]:
-        return await self._client.instant(query, time)
-
-    async def clock_skew(self) -> float:
-        return 0.0
 
 
 def test_verdicts_and_stages_are_those_of_the_live_engine(tmp_path: Path) -> None:
@@ -225,7 +212,7 @@ def test_verdicts_and_stages_are_those_of_the_live_engine(tmp_path: Path) -> Non
                     settings.path("halt"),
                     rulebook=RuleBook(settings),
                     ledger=ledger,
-                    source=_Instants(client),
+                    source=RightClock(client),
                     alertmanager=poster,
                     agents=None,
                     signer=None,
