@@ -29,7 +29,7 @@ from gpuwarden.ruleengine.rehearsals import enforced
 from gpuwarden.ruleengine.replay_grids import variants
 from gpuwarden.ruleengine.replay_reports import document
 from gpuwarden.ruleengine.replay_runs import Plan, replay
-from gpuwarden.ruleengine.replay_texts import blocks, cautions, markdown, print_report
+from gpuwarden.ruleengine.replay_texts import blocks, markdown, print_report
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.settings import load_settings
 from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
@@ -213,7 +213,7 @@ def replay_command(
         print_report(open_console(markup=True), blocks(report, found))
     failed = [item.sentence for item in found if item.exceeded]
     # For people they stand in the report itself.
-    for sentence in (*(cautions(report) if output == "json" else ()), *failed):
+    for sentence in (*(report["cautions"] if output == "json" else ()), *failed):
         click.echo(sentence, err=True)
     if failed:
         context.exit(1)

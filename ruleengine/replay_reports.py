@@ -7,6 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from gpuwarden import durations
 from gpuwarden.ruleengine.replay_differences import differences
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SCHEMA: Final = "gpuwarden.replay/v1"
 FLAP_SECONDS: Final = 3600.0
 """A case that opens again so soon after the last one was closed flaps."""
+INTERVAL_SPREAD: Final = 0.4
+"""A lost scrape among few is no other interval."""
 WEEK_SECONDS: Final = 7 * 86400.0
 HOUR_SECONDS: Final = 3600.0
 
@@ -55,6 +58,7 @@ def document(result: Replay, *, against: bool = False, variants: int = 0) -> dic
             "scrape_interval_seen_seconds": _seconds(result.seen_interval),
             "horizon_seconds": plan.horizon,
         },
+        "cautions": cautions(result),
         "jobs": result.jobs,
         "totals": totals(arm),
         "rules": [_rule(arm, rule) for rule in arm.run.rules.rules],
@@ -78,6 +82,36 @@ def document(result: Replay, *, against: bool = False, variants: int = 0) -> dic
             "seconds": round(result.seconds, 2),
         },
     }
+
+
+def cautions(result: Replay) -> list[str]:
+    """What makes the result worth less than it looks, and what to do about it."""
+    plan, rules = result.plan, result.arms[0].run.rules.rules
+    found = []
+    given, seen = plan.scrape_interval, result.seen_interval
+    if seen is not None and abs(seen - given) > given * INTERVAL_SPREAD:
+        right = durations.render(round(seen) or seen)
+        found.append(
+            f"the nodes were scraped every {seen:g} s, and judged as if every {given:g} s: "
+            f"give --scrape-interval {right}, or engine.yaml by --config"
+        )
+    lonely = sorted({rule.team for rule in rules if rule.team} - set(plan.teams.values()))
+    if lonely:
+        found.append(
+            f"nobody is known to be of team {', '.join(lonely)}, so that its rules judge no job: "
+            "give engine.yaml, which names the directory, by --config"
+        )
+    queued = [
+        rule.id
+        for rule in rules
+        if rule.terminates and rule.only_if_waiting and rule.only_if_waiting.slurm is not None
+    ]
+    if queued:
+        found.append(
+            f"{', '.join(queued)}: history does not tell who waited in Slurm's queue, so that "
+            "every end is held; leave only_if_waiting out to see whom it might have ended"
+        )
+    return found
 
 
 def totals(arm: Arm) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from gpuwarden import durations
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 SHOWN_ROWS: Final = 50
 """Longer lists are cut, with their length: the JSON document has them whole."""
 _UNKNOWN_SHOWN: Final = 3
-_INTERVAL_SPREAD: Final = 0.4
-"""A lost scrape among few is no other interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +48,6 @@ def blocks(report: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[Block
         _missing(report),
     ]
     return [block for block in found if block is not None]
-
-
-def cautions(report: Mapping[str, Any]) -> list[str]:
-    """What makes the result worth less than it looks."""
-    period = report["period"]
-    given, seen = period["scrape_interval_seconds"], period["scrape_interval_seen_seconds"]
-    if seen is None or abs(seen - given) <= given * _INTERVAL_SPREAD:
-        return []
-    right = durations.render(round(seen) or seen)
-    sentence = (
-        f"the nodes were scraped every {seen:g} s, and judged as if every {given:g} s: "
-        f"give --scrape-interval {right}, or engine.yaml by --config"
-    )
-    return [sentence]
 
 
 def print_report(console: Console, found: Iterable[Block]) -> None:
@@ -121,7 +103,7 @@ def _summary(report: Mapping[str, Any]) -> Block:
         lines.insert(
             1, f"at {period['blind_ticks']} ticks the server knew nothing: nothing changed then"
         )
-    return Block("Replay", "\n".join([*lines, *cautions(report)]))
+    return Block("Replay", "\n".join([*lines, *report["cautions"]]))
 
 
 def _ended(totals: Mapping[str, Any], horizon: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -304,6 +305,21 @@ def test_nodes_that_were_scraped_at_another_pace_are_told(
     told = [line for line in lines if "--scrape-interval" in line]
     assert len(told) == warned
     assert all(f"every {seen:g} s" in line for line in told)
+
+
+def test_rules_that_history_cannot_judge_are_told(tmp_path: Path) -> None:
+    """A team of which nobody is known, and Slurm's queue: no end there means nothing."""
+    path = tmp_path / "rules.yaml"
+    waits = "  only_if_waiting: {slurm: {}, above: 0}\n  match:"
+    text = RULES[: RULES.index("- id: hot")].replace("  match:", waits, 1)
+    path.write_text(f"team: vision\n{text}")
+    rules = switched_on(load_rule_files([path]))
+    plan = Plan("http://127.0.0.1:9090", BEGIN, BEGIN + HOUR)
+    first, second = document(Replay(plan, [_arm(rules)], Cost()))["cautions"]
+    assert "of team vision" in first
+    assert second.startswith("idle: history does not tell who waited")
+    known = dataclasses.replace(plan, teams={"ana": "vision"})
+    assert document(Replay(known, [_arm(rules)], Cost()))["cautions"] == [second]
 
 
 def test_a_job_cannot_break_out_of_its_cell(rule_set: RuleSet) -> None:
