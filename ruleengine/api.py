@@ -253,9 +253,8 @@ class Api:
     async def matches(self, request: Request) -> Response:
         """The jobs that a job_id, a run_id or the beginning of either may mean."""
         person = self._access.api(request)
-        found = lookups.matches_document(self._engine, request.path_params["word"])
-        rows = [row for row in found["matches"] if self._access.sees_job(person, row["job_id"])]
-        return JSONResponse({**found, "matches": rows})
+        word = request.path_params["word"]
+        return JSONResponse(lookups.matches_document(self._engine, person, word))
 
     async def decisions(self, request: Request) -> Response:
         """Decisions, newest first."""

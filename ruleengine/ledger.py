@@ -27,7 +27,7 @@ from gpuwarden.ruleengine.ledger_schema import MIGRATIONS
 from gpuwarden.ruleengine.records import Decision, Keep, Node, Notice, StoredCase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -236,21 +236,25 @@ class Ledger(Counters):
         names = ("rule", "state", "opened_at", "closed_at", "closed_because")
         return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def jobs_like(self, word: str, limit: int) -> list[tuple[str, str | None]]:
+    def jobs_like(
+        self, word: str, limit: int, *, users: Collection[str] | None = None
+    ) -> list[tuple[str, str | None]]:
         """(job_id, run_id) of jobs that a case was opened for, newest first.
 
         Args:
             word: the whole job_id or run_id, or the beginning of either.
             limit: how many at most.
+            users: only jobs of these, or None for all.
         """
         rows = self._db.execute(
             "SELECT job_id, json_extract(body, '$.run_id'), max(id) FROM cases "
-            "WHERE substr(job_id, 1, ?1) = ?2 OR "
-            "substr(json_extract(body, '$.run_id'), 1, ?1) = ?2 "
+            "WHERE (substr(job_id, 1, ?1) = ?2 OR "
+            "substr(json_extract(body, '$.run_id'), 1, ?1) = ?2) "
+            "AND (?4 IS NULL OR json_extract(body, '$.user') IN (SELECT value FROM json_each(?4))) "
             # A whole name goes first, however many begin with it.
             "GROUP BY 1, 2 ORDER BY (job_id = ?2 OR json_extract(body, '$.run_id') IS ?2) DESC, "
             "3 DESC LIMIT ?3",
-            (len(word), word, limit),
+            (len(word), word, limit, None if users is None else json.dumps(sorted(users))),
         )
         return [(job_id, run_id) for job_id, run_id, _ in rows]
 

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpuwarden.ruleengine.roles import Role
+
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.engine import Engine
+    from gpuwarden.ruleengine.roles import Person
 
 SCHEMA = "gpuwarden.matches/v1"
 MAX_MATCHES = 20
 """More do not help anybody to choose."""
 
 
-def matches_document(engine: Engine, word: str) -> dict[str, Any]:
-    """The jobs that a word may mean, running ones first, then the newest.
+def matches_document(engine: Engine, person: Person, word: str) -> dict[str, Any]:
+    """The jobs that a word may mean to a person, running ones first, then the newest.
 
-    A whole job_id or run_id goes before beginnings: while one fits, no other is named.
+    A whole job_id or run_id goes before beginnings: while one fits, no other is named. Jobs that
+    are not theirs to see are as if they were not there.
     """
-    facts = engine.view.facts
+    facts, everybody = engine.view.facts, engine.rulebook.directory.users
+    users = None
+    if person.role is Role.OWNER:
+        users = {name for name, user in everybody.items() if person.sees(name, user.team)}
+        users.add(person.name)
     found: dict[str, str | None] = {
         job.job_id: None if job.run is None else job.run.run_id
         for job in (() if facts is None else facts.jobs.values())
+        if person.sees(job.user, job.team)
     }
     running = set(found)
-    for job_id, run_id in engine.ledger.jobs_like(word, MAX_MATCHES + 1):
+    for job_id, run_id in engine.ledger.jobs_like(word, MAX_MATCHES + 1, users=users):
         found.setdefault(job_id, run_id)
     whole = {job: run for job, run in found.items() if word in (job, run)}
     fitting = whole or {

@@ -15,6 +15,7 @@ from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
     output_option,
+    printable,
     token_headers,
     token_option,
     url_option,
@@ -130,10 +131,10 @@ def _found(word: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
     if len(rows) > 1 and not found["whole"]:
         names = "".join(f"\n  {row['job_id']}" for row in rows)
         more = "\n  and more" if found["more"] else ""
-        raise click.UsageError(f"{word} may mean several jobs:{names}{more}")
+        raise click.UsageError(printable(f"{word} may mean several jobs:{names}{more}"))
     if len(rows) > 1:
         others = ", ".join(row["job_id"] for row in rows[1:])
-        click.echo(f"The run {word} also had the attempts {others}.", err=True)
+        click.echo(printable(f"The run {word} also had the attempts {others}."), err=True)
     path = f"/v1/jobs/{quote(rows[0]['job_id'], safe='')}"
     return ask("GET", url, path, headers=headers)
 

@@ -273,7 +273,8 @@ def test_an_owner_sees_and_keeps_their_own_jobs_only(servers: World) -> None:
             for path in (f"/v1/jobs/{theirs}", f"/v1/jobs/{theirs}/history"):
                 assert (await client.get(path, headers=bearer(ALICE))).status_code == 404
             matches = await client.get(f"/v1/matches/{theirs}", headers=bearer(ALICE))
-            assert matches.json()["matches"] == []
+            found = matches.json()
+            assert (found["matches"], found["whole"], found["more"]) == ([], False, False)
             kept = await client.post(
                 "/v1/keeps", json={**KEEP, "job_id": theirs}, headers=bearer(ALICE)
             )
@@ -300,6 +301,26 @@ def test_an_owner_sees_and_keeps_their_own_jobs_only(servers: World) -> None:
             detail: Any = event["detail"]
             assert (detail["by"], detail["reason"]) == ("alice", "a meeting")
             assert "is kept until" in (await client.get("/jobs/proc-1?done=kept")).text
+
+    asyncio.run(story())
+
+
+def test_however_many_jobs_others_have_an_owner_finds_their_own(servers: World) -> None:
+    """By a beginning that all have in common, running or remembered."""
+    populate(servers, 60)
+    mine = {job.job_id for job in servers.fleet.jobs if job.user == "alice"}
+    for job in servers.fleet.jobs:
+        job.utilization = 0.0
+    servers.fleet.jobs.sort(key=lambda job: job.user == "alice")
+
+    async def story() -> None:
+        async with asked(servers, until=CaseState.NOTIFIED) as (world, client):
+            for _ in range(2):
+                found = (await client.get("/v1/matches/proc", headers=bearer(ALICE))).json()
+                assert {row["job_id"] for row in found["matches"]} == mine
+                assert not found["more"]
+                world.fleet.jobs.clear()
+                await world.tick()
 
     asyncio.run(story())
 
