@@ -279,7 +279,7 @@ def decided(decision: dict[str, Any]) -> str:
     rule, at = decision["rule"], decision["finished_at"] or decision["created_at"]
     why = decision["reason"] or decision["state"]
     return {
-        "verified": f"This job was ended by the rule {rule} at {at}; the GPU is free.",
+        "verified": f"This job was ended by the rule {rule} at {at}; it has left the GPU.",
         "authorised": f"This job is being ended by the rule {rule} since {at}.",
         "acting": f"This job is being ended by the rule {rule} since {at}.",
         "incomplete": f"The rule {rule} ended this job at {at}, but that is not proven: {why}.",

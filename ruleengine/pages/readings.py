@@ -111,6 +111,8 @@ class Readings:
         whose = "your " if person.role is Role.OWNER else ""
         if self._engine.ticks.last_completed is None:
             return "warn", "Nothing is known yet: no tick has been completed."
+        if not jobs:
+            return "", f"No running job{' of yours' if whose else ''} is seen."
         if not broken:
             return "good", f"None of {whose}{jobs} running jobs breaks a rule."
         verb = "breaks" if broken == 1 else "break"
@@ -247,6 +249,8 @@ class Readings:
             action=link[0] if link is not None else f"/jobs/{quote(job_id, safe='')}/keep",
             by_link=link is not None,
             card=card,
+            # Then why is what the reader came for, and not how the job does.
+            ended=any(explain.decided(item) for item in document["decisions"]),
             history=history,
             charts=[
                 (chart, charts.draw(chart, history, used), charts.latest(chart, history, used))

@@ -245,6 +245,9 @@ def test_a_card_that_breaks_a_rule_is_told_of_as_a_card(servers: World) -> None:
             assert (await client.get(f"/jobs/{card}", headers=alice)).status_code == 404
             gone = explain.answer({**document, "rules": [], "running": False})
             assert gone == "This card is not seen any more."
+            world.fleet.jobs.clear()
+            await world.tick()
+            assert "No running job is seen." in (await client.get("/")).text
 
     asyncio.run(story())
 
