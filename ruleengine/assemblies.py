@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 SNAPSHOT_INTERVAL_SECONDS = 2.0
 """How often an exporter takes its snapshot; a snapshot up to twice as old is current."""
 
+LAST_MOMENT = 253_402_128_000.0
+"""9999-12-30: what lies later has no date in some zone, and no node is believed so far."""
+MAX_PID_DIGITS = 10
+
 SCRAPED_TWICE = "scraped_twice"
 """Reason: the server holds a node's series more than once, under labels that we do not ask for."""
 
@@ -174,7 +178,11 @@ class Assembly:
         self._card_numbers = {card: self._layout.empty(1) for card in self._cards}
 
     def _of_jobs(self, name: str) -> Iterator[tuple[_Draft, float, _Texts]]:
-        """Rows of an inventory query that belong to a job, with its draft."""
+        """Rows of an inventory query that belong to a job, with its draft.
+
+        Of values that are no flags all are times: the node that counts in other units, or lies, is
+        left a moment that stays as early or as late, and has a date.
+        """
         drafts = self._drafts
         for value, texts in self._rows[name]:
             job_id = texts[1]
@@ -184,7 +192,7 @@ class Assembly:
             if draft is None:
                 draft = drafts[job_id] = _Draft()
             draft.instances.add(texts[0])
-            yield draft, value, texts
+            yield draft, min(max(value, 0.0), LAST_MOMENT), texts
 
     def _drafted(self) -> dict[str, _Draft]:
         for draft, _, (instance, _, uuid, _) in self._of_jobs("gpu_job_holds_gpu"):
@@ -204,7 +212,7 @@ class Assembly:
         for draft, at, (_, _, signal) in self._of_jobs("gpu_job_activity_timestamp_seconds"):
             draft.activity[signal] = max(at, draft.activity.get(signal, -math.inf))
         for draft, at, (_, _, pid) in self._of_jobs("gpu_process_start_time_seconds"):
-            if pid.isdecimal():
+            if pid.isascii() and pid.isdecimal() and len(pid) <= MAX_PID_DIGITS:
                 draft.processes.add((int(pid), at))
         self._draft_runs()
         return self._drafts
@@ -397,6 +405,8 @@ class Assembly:
         skews: dict[str, float] = {}
         dark: dict[str, str] = {}
         for taken, (node,) in self._rows["gpuwarden_snapshot_timestamp_seconds"]:
+            if math.isnan(taken):
+                continue
             at = scraped.get(node, -math.inf)
             age = at - taken
             skew = min(0.0, age) or max(0.0, age - 2 * SNAPSHOT_INTERVAL_SECONDS)

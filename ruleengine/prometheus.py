@@ -278,6 +278,7 @@ def _plain_rows(body: bytes) -> list[Sample] | None:
 
 def _sample(row: Mapping[str, Any]) -> Sample:
     labels = {str(name): str(text) for name, text in row["metric"].items() if name != "__name__"}
+    "".join(labels.values()).encode()  # half a character can be neither kept nor sent on
     # A native histogram has no `value`; as a row without a number it is unknown.
     value = row.get("value")
     return Sample(labels, float(value[1]) if value is not None else math.nan)

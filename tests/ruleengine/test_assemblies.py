@@ -7,7 +7,10 @@ import math
 import pytest
 from tests.ruleengine.fleets import NOW_FACTS
 
+from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.assemblies import LAST_MOMENT
 from gpuwarden.ruleengine.facts import Expectation, assemble
+from gpuwarden.ruleengine.messages import local_time
 from gpuwarden.ruleengine.prometheus import Sample
 from gpuwarden.ruleengine.verdicts import FleetFacts, RunFacts, SignalKey
 
@@ -19,8 +22,8 @@ def _row(value: float, **labels: str) -> Sample:
     return Sample({"instance": NODE, "job_id": "j", **labels}, value)
 
 
-def _facts(answer: list[Sample], *runs: str) -> FleetFacts:
-    """One job on one card with these runs, and an expression's answer."""
+def _facts(answer: list[Sample], *runs: str, **more: list[Sample]) -> FleetFacts:
+    """One job on one card with these runs, an expression's answer, and more rows by metric."""
     node = Sample({"instance": NODE}, NOW_FACTS)
     rows = {
         "gpuwarden_snapshot_timestamp_seconds": [node],
@@ -29,7 +32,7 @@ def _facts(answer: list[Sample], *runs: str) -> FleetFacts:
         "yolo_info": [_row(1, run_id=run, model="yolov8m") for run in runs],
     }
     return assemble(
-        rows,
+        rows | more,
         {KEY: answer},
         time=NOW_FACTS,
         skew=0.0,
@@ -51,3 +54,44 @@ def test_a_row_without_a_number_is_a_row(nothing: float) -> None:
     assert _facts([_row(5.0)]).jobs["j"].values[KEY] == {"": 5.0}
     assert KEY not in _facts([_row(5.0), _row(nothing)]).jobs["j"].values
     assert KEY not in _facts([_row(nothing)]).jobs["j"].values
+
+
+@pytest.mark.parametrize(("value", "moment"), [(1e18, LAST_MOMENT), (-1.7e308, 0.0)])
+def test_a_time_that_has_no_date_stays_as_early_or_as_late(value: float, moment: float) -> None:
+    """A node that counts in nanoseconds, or lies, spoils neither a page nor a rule for others."""
+    found = _facts(
+        [],
+        "r",
+        gpu_job_start_time_seconds=[_row(value)],
+        gpu_job_first_gpu_use_timestamp_seconds=[_row(value)],
+        gpu_job_activity_timestamp_seconds=[_row(value, signal="cpu")],
+        gpu_process_start_time_seconds=[_row(value, pid="7")],
+        yolo_phase_start_timestamp_seconds=[_row(value, run_id="r")],
+        yolo_checkpoint_timestamp_seconds=[_row(value, run_id="r")],
+    ).jobs["j"]
+    assert found.run is not None
+    assert {
+        found.start_time,
+        found.first_gpu_use,
+        found.activity["cpu"],
+        found.processes[0][1],
+        found.run.phase_since,
+        found.run.checkpoint_time,
+    } == {moment}
+    assert rfc3339(moment)
+    zones = [local_time(moment, zone) for zone in ("Pacific/Kiritimati", "Etc/GMT+12")]
+    assert len(zones) == 2
+
+
+@pytest.mark.parametrize("pid", ["9" * 5000, "\u0667", "-7", ""])
+def test_what_is_no_pid_is_no_process(pid: str) -> None:
+    """And ends no tick."""
+    rows = [_row(9.0, pid=pid), _row(9.0, pid="7")]
+    assert _facts([], gpu_process_start_time_seconds=rows).jobs["j"].processes == ((7, 9.0),)
+
+
+def test_a_snapshot_without_a_time_is_none() -> None:
+    """Nothing tells how old it is."""
+    nothing = [Sample({"instance": NODE}, math.nan)]
+    found = _facts([], gpuwarden_snapshot_timestamp_seconds=nothing)
+    assert (found.lit_nodes, found.jobs["j"].not_fresh_reason) == (0, "dark_node")

@@ -117,6 +117,7 @@ def test_the_time_is_sent_with_its_fraction() -> None:
         (200, {"status": "success", "data": {"resultType": "vector", "result": 3}}),
         (200, {"status": "success", "data": {"resultType": "vector", "result": [{}]}}),
         _vector({"metric": {}, "value": [1, "many"]}),
+        _vector({"metric": {"user": "\ud800"}, "value": [1, "1"]}),
     ],
 )
 def test_everything_but_a_whole_answer_is_worth_another_try(answer: Answer) -> None:
