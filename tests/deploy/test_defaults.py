@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import typing
 from pathlib import Path
 
+import pytest
 import yaml
+from pydantic import BaseModel
 
+from gpuwarden.ruleengine.directories import Directory
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.model import Mode
+from gpuwarden.ruleengine.settings import EngineSettings
 
 ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "ruleengine" / "rules").glob("*.yaml"))
@@ -46,3 +52,29 @@ def test_boards_are_provisioned_read_only_from_their_folder() -> None:
         variables = json.loads(path.read_text())["templating"]["list"]
         wanted = {one["query"] for one in variables if one["type"] == "datasource"}
         assert wanted <= kinds
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    """Every key that a file of this shape may have, at any depth."""
+    keys, waiting, seen = set(), [model], {model}
+    while waiting:
+        for name, field in waiting.pop().model_fields.items():
+            keys.add(field.alias or name)
+            parts: list[object] = [field.annotation]
+            for part in parts:
+                parts += typing.get_args(part)
+                if isinstance(part, type) and issubclass(part, BaseModel) and part not in seen:
+                    seen.add(part)
+                    waiting.append(part)
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("engine.yaml", EngineSettings), ("directory.yaml", Directory)]
+)
+def test_the_example_has_every_key(name: str, model: type[BaseModel]) -> None:
+    """Commented out where it is seldom wanted: who looks for a setting finds it there."""
+    text = (ROOT / "deploy" / "examples" / name).read_text()
+    keys = _keys(model)
+    assert len(keys) > 8
+    assert [key for key in sorted(keys) if not re.search(rf"\b{key}:", text)] == []
