@@ -252,7 +252,8 @@ class Reclaimer:
             case_id=stored.id,
             rule_id=rule.id,
             job_id=job.job_id,
-            user=job.user,
+            # As the limits were asked: labels may be missing for a scrape.
+            user=stored.case.user or job.user,
             action=Action.TERMINATE.value,
             state="authorised",
             host=host,

@@ -199,8 +199,9 @@ class Shards:
             if instance is not None:
                 names = ", ".join(part.name for part in self._parts)
                 raise ServiceUnavailable(
-                    f"{instance} is scraped by two of the shards {names}: each node belongs to "
-                    "one; servers that scrape the same nodes are `replicas`"
+                    f"{instance} is scraped by two of the shards {names}, or was within the last "
+                    "hour: each node belongs to one; servers that scrape the same nodes are "
+                    "`replicas`"
                 )
         return list(found.values())
 

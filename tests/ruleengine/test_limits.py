@@ -234,6 +234,20 @@ def test_the_limits_of_a_file_survive_a_restart(servers: World) -> None:
     asyncio.run(story())
 
 
+def test_whose_job_was_ended_is_known_though_a_label_was_missing(servers: World) -> None:
+    """Else the owner's limits would forget it, and he would not hear of the end."""
+
+    async def story() -> None:
+        async with due(servers) as world:
+            world.fleet.jobs[0].user = ""
+            await world.tick()
+            await world.settled()
+            (end,) = world.engine.ledger.ends_since(0.0)
+            assert end.user == "alice"
+
+    asyncio.run(story())
+
+
 def test_what_a_file_takes_for_a_fault_of_the_data_is_paged(servers: World) -> None:
     """Its rules end nobody, those of others go on; that, too, is for a person to look at."""
     idle = {"activity": {"cpu": 1_799_990_000.0}}
