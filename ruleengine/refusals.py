@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from typing import TYPE_CHECKING
@@ -10,6 +11,10 @@ from starlette.responses import JSONResponse, Response
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+
+BODY_SECONDS = 30.0
+"""In which the whole body of a request must come."""
 
 
 class Refusal(Exception):
@@ -61,15 +66,20 @@ async def read_json(request: Request, limit: int) -> object:
         raise Refusal(400, "malformed", "the body is not JSON") from error
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, *, seconds: float = BODY_SECONDS) -> bytes:
     """The body, of at most so many bytes.
 
     Raises:
-        Refusal: it is too large.
+        Refusal: it is too large, or does not come within so many seconds.
     """
     content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > limit:
-            raise Refusal(413, "too_large", f"the body is larger than {limit} bytes")
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > limit:
+                    raise Refusal(413, "too_large", f"the body is larger than {limit} bytes")
+    except TimeoutError as error:
+        text = f"the body was not there within {seconds:g} s"
+        raise Refusal(408, "too_slow", text) from error
     return bytes(content)

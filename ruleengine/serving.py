@@ -18,6 +18,7 @@ from gpuwarden.ruleengine import tickets
 from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
 from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.channels import EmailChannel, SlackChannel
+from gpuwarden.ruleengine.connections import BoundedProtocol
 from gpuwarden.ruleengine.deliveries import LastHop
 from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.files import read_secret
@@ -281,7 +282,7 @@ class Service:
             host=web.host,
             port=web.port,
             # The other parser bounds no header; the exporter, in the same environment, has it.
-            http="h11",
+            http=BoundedProtocol,
             ssl_certfile=_optional(self._settings, web.tls_cert_file),
             ssl_keyfile=_optional(self._settings, web.tls_key_file),
             log_config=None,
