@@ -16,6 +16,7 @@ from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
     Gpus,
+    GpuShare,
     NeedsMemory,
     NoProgress,
     Not,
@@ -394,8 +395,9 @@ def _one_idle_card(placed: _Placed) -> bool:
             low = condition.profile.gpu_utilization.direction is not innocent
         case _:
             return False
-    innocent_gpus = Gpus.ANY if negated else Gpus.ALL
-    return low and condition.gpus not in (innocent_gpus, None)
+    # As many as all of them, in either word.
+    gpus = Gpus.ALL if condition.gpus == GpuShare(1.0) else condition.gpus
+    return low and gpus not in (Gpus.ANY if negated else Gpus.ALL, None)
 
 
 def _grounding(rule: Rule, stage: Stage) -> Iterator[Finding]:
