@@ -164,7 +164,15 @@ def _when(context: Context, text: str | None) -> Markup:
 def _local(context: Context, text: str) -> Markup:
     """A sentence whose times are told in the reader's zone."""
     zone = context["zone"]
-    return escape(_RFC3339.sub(lambda match: _shown(match.group(), zone), text))
+
+    def shown(match: re.Match[str]) -> str:
+        try:
+            return _shown(match.group(), zone)
+        except (ValueError, OverflowError, OSError):
+            # Reasons are people's own words, and need not name a day that there is.
+            return match.group()
+
+    return escape(_RFC3339.sub(shown, text))
 
 
 def _shown(text: str, zone: str) -> str:

@@ -305,6 +305,25 @@ def test_an_owner_sees_and_keeps_their_own_jobs_only(servers: World) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("day", ["2027-13-45T25:61:61Z", "0001-01-01T00:00:00+14:00"])
+def test_a_reason_that_looks_like_a_time_is_shown_as_it_is(servers: World, day: str) -> None:
+    """Whoever writes one cannot close the job's page, or the operators' audit."""
+    because = f"until {day} at least"
+
+    async def story() -> None:
+        async with asked(servers, until=CaseState.NOTIFIED) as (world, client):
+            keep = {**KEEP, "job_id": "proc-1", "reason": because}
+            kept = await client.post("/v1/keeps", json=keep, headers=bearer(ALICE))
+            assert kept.status_code == 201
+            world.engine.pauses.begin(by="root", role="admin", reason=because, seconds=None)
+            await world.tick()
+            for path in ("/", "/jobs/proc-1", "/audit", "/protections", "/engine"):
+                page = await client.get(path, headers=bearer(ROOT))
+                assert (page.status_code, because in page.text) == (200, True)
+
+    asyncio.run(story())
+
+
 def test_however_many_jobs_others_have_an_owner_finds_their_own(servers: World) -> None:
     """By a beginning that all have in common, running or remembered."""
     populate(servers, 60)
