@@ -21,12 +21,15 @@ from gpuwarden.trainer.ranks import Place
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-STATELESS = "stateless-2"
+STATELESS = "stateless-3"
 ULTRALYTICS = "ultralytics-1"
 """Names with a version: a state is continued only in the very order it was trained in."""
 
 WINDOW = 32
-"""Mosaic partners come from so many images, or somewhat more."""
+"""Mosaic partners come from so many images or more."""
+BACK = 2
+"""And from so many batches or more. From one, its images would each be in the stripe's next batch
+three times, and 256 tiles of a batch would show 125 images: they show 163, ultralytics' own 215."""
 STRIPES = 8
 """A sample's partners come from earlier batches whose running number, modulo this, is that of its
 own; where batches are large, from the same of up to as many lanes in them. For loader workers take
@@ -119,7 +122,7 @@ class EpochOrder:
         """Images per batch, batches per epoch, lanes in a batch, batches to look back to."""
         lanes = min(STRIPES, 1 << (max(self.batch // WINDOW, 1).bit_length() - 1))
         batches = math.ceil(self.count / self.batch)
-        return self.batch, batches, lanes, math.ceil(WINDOW * lanes / self.batch)
+        return self.batch, batches, lanes, max(BACK, math.ceil(WINDOW * lanes / self.batch))
 
 
 class EpochBatches:

@@ -379,8 +379,9 @@ class Session:
         self.board.saved(Checkpoint(manifest.time, manifest.step, manifest.time, manifest.size))
         self.board.set(step=manifest.step, epoch=manifest.epoch)
         log.info(
-            "resuming run %s at epoch %d, batch %d of %d (step %d)",
+            "resuming run %s %s epoch %d, batch %d of %d (step %d)",
             self.record.run_id,
+            "from whole epochs, with what it learnt until" if kind == comparisons.EPOCH else "at",
             manifest.epoch + 1,
             manifest.batch,
             manifest.batches,

@@ -117,12 +117,9 @@ def test_every_sample_has_enough_partners(batch: int) -> None:
     for epoch, position in product((0, 1), (0, 17, 555, 2500, 5000)):
         window = order.window(epoch, position)
         beginning = not epoch and position < orders.STRIPES * orders.WINDOW
-        assert (
-            min(orders.WINDOW, batch)
-            if beginning
-            else orders.WINDOW <= len(window) <= 2 * batch + 64
-        )
-        assert len(set(window)) == len(window)
+        fewest = min(orders.WINDOW, batch) if beginning else orders.WINDOW
+        assert fewest <= len(window) <= 2 * batch + 64
+        assert len(set(window)) >= 0.9 * len(window)  # some may be of the epoch before
 
 
 @pytest.mark.parametrize(("count", "batch"), [(1793, 256), (1795, 256), (449, 64), (513, 512)])
@@ -140,9 +137,21 @@ def test_every_image_is_a_partner_equally_often(batch: int) -> None:
     shown: Counter[int] = Counter()
     for epoch, position in product(range(1, 5), range(order.count)):
         shown.update(order.window(epoch, position))
+    window = len(order.window(1, 0))
     assert set(shown) == set(range(order.count))
-    assert shown.total() == 4 * orders.WINDOW * order.count
-    assert set(shown.values()) <= {halves * orders.WINDOW // 2 for halves in range(6, 11)}
+    assert shown.total() == 4 * window * order.count
+    assert set(shown.values()) <= {halves * window // 2 for halves in range(6, 11)}
+
+
+@pytest.mark.parametrize("batch", [16, 64, 256])
+def test_a_batch_does_not_live_on_a_few_images(batch: int) -> None:
+    """Of its mosaics' tiles most show different images: from one batch back it would be half."""
+    order = _order(50 * batch, batch)
+    tiles = [
+        (order.indices(1)[position], *random.choices(order.window(1, position), k=3))  # noqa: S311
+        for position in range(30 * batch, 31 * batch)
+    ]
+    assert len({image for tile in tiles for image in tile}) > 0.58 * 4 * batch
 
 
 @pytest.mark.parametrize(
