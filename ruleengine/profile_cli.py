@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.profile_histories import Collector
 
 DEFAULT_URL = "http://127.0.0.1:9090"
+MAX_WINDOWS = 500_000
+"""Of 5 minutes, more than four years: a slip of the pen."""
 SHIPPED = Path(__file__).parent / "rules" / "profiles.yaml"
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _LEARN_EXAMPLES = """\b
@@ -339,8 +341,13 @@ def _collected(asked: _Asked, url: str | None, **more: Any) -> tuple[list[Run], 
         scrape_interval = settings.values.scrape_interval
         shards = shards if url is not None else settings.values.prometheus.groups
     period = asked.period(scrape_interval, **more)
-    if len(period.times) < 1:
+    count = (period.end - period.begin) / period.window
+    if count < 1:
         raise click.UsageError("--from must be at least one --window before --to")
+    if count > MAX_WINDOWS:
+        raise click.UsageError(
+            f"{count:.0f} windows are too many: at most {MAX_WINDOWS}, by a later --from"
+        )
 
     async def all_shards() -> tuple[list[Run], dict[str, str]]:
         client = (

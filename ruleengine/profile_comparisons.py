@@ -32,6 +32,7 @@ class Comparison:
         measured: median of the runs' medians.
         runs: how many measured it.
         tolerance: the profile's own, or None.
+        seen: whether any such run was there at all, measured or not.
     """
 
     words: str
@@ -42,6 +43,7 @@ class Comparison:
     measured: float | None
     runs: int
     tolerance: float | None = None
+    seen: bool = False
 
     @property
     def deviation(self) -> float | None:
@@ -56,7 +58,7 @@ class Comparison:
         deviation = self.deviation
         if deviation is None:
             if self.measured is None:
-                return "never seen"
+                return "seen, but nothing of it counts" if self.seen else "never seen"
             return "no profile" if self.low is not None else "no profile, no estimate"
         if abs(deviation) <= (self.tolerance or 0.0) or abs(deviation) < 0.05:
             return "fits"
@@ -68,12 +70,11 @@ def comparisons(profiles: Sequence[Profile], runs: Sequence[Run]) -> list[Compar
 
     Args:
         profiles: of rule files.
-        runs: with windows that count; healthy or not, since this is a look and not a lesson.
+        runs: healthy or not, since this is a look and not a lesson.
     """
     measured: dict[Kind, list[Run]] = {}
     for run in runs:
-        if run.windows:
-            measured.setdefault(run.kind, []).append(run)
+        measured.setdefault(run.kind, []).append(run)
     found, used = [], set[Kind]()
     for profile in profiles:
         fitting = [kind for kind in measured if _fits(profile, kind)]
@@ -117,6 +118,7 @@ def _compared(kind: Kind, profile: Profile | None, runs: Sequence[Run]) -> list[
                 measured=statistics.median(known) if known else None,
                 runs=len(known),
                 tolerance=None if profile is None else profile.tolerance,
+                seen=bool(runs),
             )
         )
     return rows

@@ -216,6 +216,9 @@ class Collector:
             seen.pass_over("heat or power throttled a card")
         elif len(found.get("gpu_memory", ())) < len(cards) or "throughput" not in found:
             seen.pass_over("samples are missing")
+        elif not sum(found["throughput"]):
+            # What hangs says that it trains; nobody should be measured by it.
+            seen.pass_over("not one image was trained")
         else:
             seen.trained += self._period.window * min(1.0, window.train[job_id])
             for name, values in found.items():

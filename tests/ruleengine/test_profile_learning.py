@@ -61,6 +61,8 @@ JOBS = [
     a_job("first", rate=101.0, **RESUMED, then=[{"at": "25m", **GONE}]),
     a_job("second", rate=101.0, **RESUMED, begins="27m", then=[{"at": "52m", **GONE}]),
     a_job("sick", rate=40.0, utilization="35%"),
+    a_job("hung", rate=0.0, utilization="0%"),
+    a_job("small", rate=0.0, run=a_run("small", model="yolov8n", batch=8)),
     a_job("crash", then=[{"at": "9m", **GONE}]),
     a_job("host", rate=55.0, **SHARED),
     a_job("guest", rate=55.0, **SHARED, run=None),
@@ -83,7 +85,7 @@ SERIES = [
 
 
 def the_history() -> RuleTest:
-    """An hour and a quarter of 19 jobs."""
+    """An hour and a quarter of 21 jobs."""
     return RuleTest.model_validate(
         {
             "name": "a history",
@@ -116,6 +118,8 @@ profiles:
     hardware: "Tesla T4"
     throughput: 60 img/s
     tolerance: 20%
+  - {model: yolov8n, batch: 8, imgsz: 640, hardware: "NVIDIA A100-SXM4-40GB",
+     throughput: 60 img/s}
 
 # And nobody is whitelisted.
 """
@@ -210,6 +214,8 @@ def test_each_run_that_was_not_learnt_from_is_named_with_its_reason(
     why = left_out(asked["json"])
     assert why.pop("sick") == "outlier: throughput 40 img/s, where 100 img/s is usual"
     assert "another job held one of its cards" in why.pop("host")
+    for hung in ("hung", "small"):
+        assert "not one image was trained" in why.pop(hung)
     assert why.pop("crash").startswith("it trained for 0 min that count; 20 min are needed")
     assert "guessed from its command line" in why.pop("guessed")
     assert why.pop("broke") == "it broke idle-held"
@@ -232,7 +238,8 @@ def test_attempts_of_a_run_count_once_and_a_dark_node_does_no_harm(asked: dict[s
 def test_another_precision_is_another_kind(asked: dict[str, Any]) -> None:
     """Two runs of it are too few, and are not mixed with the others."""
     document = json.loads(asked["json"].stdout)
-    row, part = document["too_little"]
+    rows = document["too_little"]
+    row, part = (row for row in rows if row["left_out"] == [])
     assert part["why"] == "1 of 2 people"
     assert row["kind"] == f"yolov8m, batch 64, 640 px, no AMP on {A100}"
     assert row["why"] == "2 of 3 healthy runs, 1 of 2 people"
@@ -279,6 +286,8 @@ def test_profiles_are_shown_beside_estimate_and_measurement(asked: dict[str, Any
     assert abs(fitting["deviation"]) < 0.02
     assert fitting["estimate"][0] < fitting["estimate"][1]
     assert known["yolov8n, batch 16, 640 px, AMP on Tesla T4"]["remark"] == "never seen"
+    hung = known[f"yolov8n, batch 8, 640 px, AMP on {A100}"]
+    assert hung["remark"] == "seen, but nothing of it counts"
     assert known[f"yolov8m, batch 64, 640 px, no AMP on {A100}"]["remark"] == "no profile"
     head = asked["table"].stdout.splitlines()[0].split()
     assert head == ["TRAINING", "SIGNAL", "PROFILE", "ESTIMATE", "MEASURED", "RUNS", "OFF"]
@@ -306,6 +315,7 @@ def test_shipped_profiles_are_shown_without_a_server() -> None:
         (("learn", "--from", "yesterday"), "is no moment"),
         (("learn", "--from", "now", "--to", "now"), "at least one --window"),
         (("learn", "--window", "5"), "lacks a unit"),
+        (("learn", "--from", "1970-01-02"), "windows are too many"),
         (("show", "/nowhere/rules.yaml", "--window", "0s"), "more than 0s"),
     ],
 )
