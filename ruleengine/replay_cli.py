@@ -73,7 +73,9 @@ class _Asked:
     made_up_week: bool
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(
+    epilog=_EXAMPLES, short_help="Say what rules would have done over Prometheus' history."
+)
 @click.argument(
     "files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILES..."
 )

@@ -112,7 +112,7 @@ _scrape_interval = click.option(
 )
 
 
-@rules.command()
+@rules.command(short_help="Say every mistake, each at its line and column.")
 @_files
 @_output
 @_scrape_interval
@@ -217,7 +217,7 @@ def test(
         context.exit(1)
 
 
-@rules.command()
+@rules.command(short_help="Say in words what rules do, and when.")
 @_files
 @_output
 @click.option(
@@ -259,7 +259,9 @@ def _known(wanted: tuple[str, ...], usable: RuleSet) -> None:
             raise click.BadParameter(f'there is no rule "{rule_id}"; {hint}', param_hint="--rule")
 
 
-@rules.command(epilog=_OUTCOMES)
+@rules.command(
+    epilog=_OUTCOMES, short_help="Play the tricks by which jobs escape; say which succeed."
+)
 @_files
 @click.option(
     "-o",

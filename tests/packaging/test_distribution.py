@@ -1,6 +1,7 @@
 """What is shipped: every module, and for each machine only what it needs."""
 
 import json
+import os
 import subprocess
 import sys
 import venv
@@ -17,10 +18,11 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Output of a command that must succeed."""
+    """Output of a command that must succeed, and that sees no sources but those installed."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         check=False,
         capture_output=True,
         text=True,
