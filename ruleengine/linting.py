@@ -363,7 +363,7 @@ def _traps(placed: _Placed) -> Iterator[Finding]:
         yield _error(
             "GW224",
             path,
-            "one idle card of several would make the whole job idle",
+            "some idle cards of several would make the whole job idle",
             "write gpus: all (under `not`: any), or do: notify",
         )
     if isinstance(condition, Signal) and not placed.negated:

@@ -86,10 +86,10 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
         (
             "Of a rule that terminates. While it does not hold, or is not known, due jobs are not "
             "ended; notices and deadlines go on. Let its series be fresh: Prometheus serves a "
-            "value for five minutes after its last scrape. `slurm: {}` asks Slurm's queue: the "
-            "engine runs `squeue` (see `slurm` in engine.yaml). An array counts once; jobs that "
-            "are held, depend on others, begin later or are over a limit do not count. Inline "
-            "tests and replays know no queue: a due job is then held by `waiting_unknown`."
+            "value for five minutes after its last scrape. `{slurm: {}, above: 0}` asks Slurm's "
+            "queue: the engine runs `squeue` (see `slurm` in engine.yaml). An array counts once; "
+            "jobs that are held, depend on others, begin later or are over a limit do not count. "
+            "Inline tests and replays know no queue: a due job is then held by `waiting_unknown`."
         ),
     ),
     ("`slurm` of `only_if_waiting`", SlurmWaiting, "`{}` is every partition."),

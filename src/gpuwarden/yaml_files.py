@@ -146,19 +146,21 @@ def load_located(source: Path | str, *, name: str | None = None) -> Document:
     try:
         with source.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        return _unreadable(name, "it is a folder: name the files in it, such as *.yaml")
     except OSError as error:
-        return _unreadable(name, f"cannot be read: {error.strerror or error}")
+        return _unreadable(name, f"the file cannot be read: {error.strerror or error}")
     if len(content) > MAX_BYTES:
-        return _unreadable(name, f"is larger than {MAX_BYTES // 1024} KiB")
+        return _unreadable(name, f"the file is larger than {MAX_BYTES // 1024} KiB")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        return _unreadable(name, f"is not UTF-8: byte {error.start} cannot be decoded")
+        return _unreadable(name, f"the file is not UTF-8: byte {error.start} cannot be decoded")
     return _Reading(name, text).document()
 
 
 def _unreadable(name: str, message: str) -> Document:
-    finding = Diagnostic("GW100", Severity.ERROR, Span(name, 1, 1), f"the file {message}")
+    finding = Diagnostic("GW100", Severity.ERROR, Span(name, 1, 1), message)
     return Document(name, "", None, (finding,))
 
 

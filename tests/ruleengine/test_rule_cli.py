@@ -189,3 +189,11 @@ def test_nothing_is_left_behind_when_it_is_told_to_stop(good: Path, tmp_path: Pa
         process.terminate()
         assert process.wait(60) == 143
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["check", "explain", "test"])
+def test_a_folder_in_the_place_of_files_says_what_to_name(command: str, tmp_path: Path) -> None:
+    """At its name, like every finding."""
+    result = CliRunner().invoke(rules, [command, str(tmp_path)])
+    assert result.exit_code == 2
+    assert f"{tmp_path}:1:1: error[GW100]: it is a folder: name the files" in result.output
