@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import html
+import io
+import logging
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +16,12 @@ import pytest
 from tests.ruleengine.browsing import KEY, WEB, application
 from tests.ruleengine.engines import World, running
 
+from gpuwarden import logs
 from gpuwarden.ruleengine.cases import Case, CaseState
 from gpuwarden.ruleengine.links import LIFETIME_SECONDS, Links
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 URL = "http://engine:9837"
 FORM = {"for": "30m", "reason": "a meeting"}
@@ -170,9 +173,17 @@ def test_the_link_of_a_case_does_not_change_with_time() -> None:
     assert Links(None, URL).read("x", now=0.0) is None
 
 
-def test_no_log_line_holds_a_token_or_a_link(
-    servers: World, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """What the engine logs, set up as its command does it."""
+    root, lines = logging.getLogger(), io.StringIO()
+    handlers, level = root.handlers[:], root.level
+    logs.configure("debug", "json", lines)
+    yield lines
+    root.handlers[:], root.level = handlers, level
+
+
+def test_no_log_line_holds_a_token_or_a_link(servers: World, logged: io.StringIO) -> None:
     """Refused and granted alike."""
 
     async def story() -> str:
@@ -185,8 +196,7 @@ def test_no_log_line_holds_a_token_or_a_link(
             return path
 
     token = asyncio.run(story()).removeprefix("/keep/")
-    captured = capfd.readouterr()
-    text = captured.out + captured.err
+    text = logged.getvalue()
     assert "signed in" in text
     for secret in (token, "a-wrong-token", "olgas-own-token", "wrong-but-secret"):
         assert secret not in text
