@@ -136,7 +136,8 @@ class Case:
         state: how far it has come.
         opened_at: the first YES.
         user, run_id, instance: of the job, kept for the time after its death.
-        last: the last observation: yes, no, unknown or missing.
+        last: the last observation: yes, no, unknown, missing, or word: only what the job says of
+            itself stands against a yes.
         yes_for, no_for, unknown_for, missing_for: time of each; only yes breaks no, only no breaks
             yes, and anything else breaks unknown and missing.
         detected_at: when `for` was met.
@@ -322,6 +323,7 @@ def advance(  # the order of the rows is the state machine
     delta: float,
     wall: float,
     delivery: Delivery,
+    worded: bool = False,
 ) -> Step:
     """Move a case by one tick.
 
@@ -334,8 +336,11 @@ def advance(  # the order of the rows is the state machine
         delta: seconds since the last completed tick, already capped by the caller.
         wall: Unix time, for the record only.
         delivery: what is known of the case's notices.
+        worded: whether it would be YES but for what the job says of itself. Its word stops every
+            clock, and neither turns one back nor closes the case: else each word would cost the
+            whole time before it, and `trust_for` would bound nothing.
     """
-    case = _graded(_observed(case, truth, delta), rule, grades, delta)
+    case = _graded(_observed(case, truth, delta, worded=worded), rule, grades, delta)
     closed = _closing(case, rule)
     if closed is not None:
         detail = {"reason": closed.value, "state": case.state.value, "elapsed": case.elapsed}
@@ -359,8 +364,10 @@ def advance(  # the order of the rows is the state machine
     return Step(case, tuple(events))
 
 
-def _observed(case: Case, truth: Truth | None, delta: float) -> Case:
+def _observed(case: Case, truth: Truth | None, delta: float, *, worded: bool) -> Case:
     """Run the clocks: time between two observations counts only if both were the same."""
+    if worded and truth is not Truth.YES:
+        return dataclasses.replace(case, last="word")
     now = {Truth.YES: "yes", Truth.NO: "no", Truth.UNKNOWN: "unknown", None: "missing"}[truth]
     same = delta if now == case.last else 0.0
     # Not knowing freezes both clocks, that of `for` and that of `clear_after`.
@@ -393,8 +400,11 @@ def _graded(case: Case, rule: Rule, grades: Sequence[Grade], delta: float) -> Ca
     if not keys and not case.grades:
         return case
     found = {grade.stage: grade.truth for grade in grades}
+    worded = {grade.stage for grade in grades if grade.worded}
     clocks = tuple(
-        case.clock(key).after(
+        case.clock(key).stopped()
+        if key in worded
+        else case.clock(key).after(
             found.get(key, Truth.UNKNOWN), delta, needed=rule.for_, clear_after=rule.clear_after
         )
         for key in keys

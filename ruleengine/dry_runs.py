@@ -79,6 +79,7 @@ class DryRun:
         time: float,
         user: str = "",
         outage: bool = False,
+        worded: bool = False,
     ) -> Step | None:
         """Move a case by one tick, or open one.
 
@@ -91,6 +92,7 @@ class DryRun:
             time: Unix time.
             user: the job's, if it is known.
             outage: whether ticks were missed before this one.
+            worded: whether it would be YES but for what the job says of itself.
 
         Returns:
             What the tick made of the case, or None where there is none.
@@ -113,6 +115,7 @@ class DryRun:
             delta=delta,
             wall=time,
             delivery=self.delivery(pair, case, rule),
+            worded=worded,
         )
         if before:
             step = dataclasses.replace(step, events=(*before, *step.events))

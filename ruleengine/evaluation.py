@@ -128,7 +128,7 @@ def evaluate(
     if not trusted or _certain(verdict) or verdict.protected or not listens(rule):
         return verdict
     plain = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted=False))
-    return replace(verdict, self_report_only=_further(plain, verdict))
+    return _worded(verdict, plain)
 
 
 def listens(rule: Rule) -> bool:
@@ -147,14 +147,21 @@ def _certain(verdict: Verdict) -> bool:
     return verdict.truth is Truth.YES and all(g.truth is Truth.YES for g in verdict.grades)
 
 
-def _further(plain: Verdict, verdict: Verdict) -> bool:
-    """Whether one verdict is YES somewhere where the other, of the same rule and job, is not."""
-    if plain.truth is Truth.YES and verdict.truth is not Truth.YES:
-        return True
-    return any(
-        grade.truth is Truth.YES
-        for grade in plain.grades
-        if (other := verdict.grade(grade.stage)) is None or other.truth is not Truth.YES
+def _worded(verdict: Verdict, plain: Verdict) -> Verdict:
+    """A verdict that knows where only the job's word stands against a YES.
+
+    Args:
+        verdict: with the job's word.
+        plain: of the same rule and job, without it.
+    """
+    yes = {grade.stage for grade in plain.grades if grade.truth is Truth.YES}
+    grades = tuple(
+        replace(grade, worded=grade.truth is not Truth.YES and grade.stage in yes)
+        for grade in verdict.grades
+    )
+    own = plain.truth is Truth.YES and verdict.truth is not Truth.YES
+    return replace(
+        verdict, grades=grades, self_report_only=own or any(grade.worded for grade in grades)
     )
 
 

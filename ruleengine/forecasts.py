@@ -28,8 +28,8 @@ class Forecast:
     """One thing that is going to happen.
 
     Attributes:
-        kind: found, log, notify, terminate, close or answer; `would_` before it where the rule's
-            mode only writes it down.
+        kind: found, log, notify, terminate, close, held or answer; `would_` before it where the
+            rule's mode only writes it down.
         what: the same for people, without the time: `its owner is told`.
         seconds: from now, at the earliest; None where nobody knows.
         condition: on what it depends, in words, or an empty string.
@@ -90,6 +90,9 @@ def _closing(case: Case, rule: Rule) -> Forecast | None:
     if case.last == "missing":
         left = cases.GONE_AFTER_SECONDS - case.missing_for
         return Forecast("close", "the case is closed: the job is gone", max(left, 0.0), _IF_SO)
+    if case.last == "word":
+        what = "its clock stands still, for as long as what the job says of itself is believed"
+        return Forecast("held", what, None, _IF_SO)
     if case.last == "unknown":
         left = UNKNOWN_LIMIT_SECONDS - case.unknown_for
         what = "the case is closed, since too little is known; until then its clock stands still"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwarden.ruleengine.verdicts import Truth
 
@@ -16,7 +16,8 @@ class GradeClock:
 
     Attributes:
         key: name of the stage within its rule.
-        last: its last truth: yes, no or unknown.
+        last: its last truth: yes, no or unknown, or word: only what the job says of itself stands
+            against a yes.
         held: seconds of yes. Until the rule's `for` is met a no sets it back at once, then only
             one that lasts for the rule's `clear_after`; anything else stops it.
         no_for: seconds of no since the last yes.
@@ -52,3 +53,7 @@ class GradeClock:
         if broken or unknown_for > UNKNOWN_LIMIT_SECONDS:
             held = 0.0
         return GradeClock(self.key, now, held, no_for, unknown_for)
+
+    def stopped(self) -> GradeClock:
+        """The clock one tick later, where only the job's word stands against a yes."""
+        return replace(self, last="word")

@@ -232,6 +232,7 @@ class Judgements:
             delta=delta,
             wall=now,
             delivery=delivery,
+            worded=answer.self_report_only,
         )
         case, events = step.case, [*before, *step.events]
         if truth is Truth.YES and case.detected_at is not None:

@@ -182,6 +182,7 @@ class Stage:
                         delta=delta,
                         time=facts.time,
                         user=job.user,
+                        worded=judged.verdict.self_report_only,
                     )
         gone = [pair for pair in self.run.cases if pair not in self.judged]
         for pair in gone:

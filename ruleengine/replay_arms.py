@@ -89,6 +89,10 @@ class _Course:
         counts = situation.plain if self.over[tick] else situation.verdict
         return situation, counts.grades
 
+    def worded(self, tick: int) -> bool:
+        """Whether only the job's own word stands against a YES."""
+        return self.track is not None and bool(self.track.self_report[tick] and not self.over[tick])
+
     def held(self, tick: int) -> tuple[JobFacts | None, Judged | None]:
         """What guards look at, without another evaluation: a job that is held is so for hours.
 
@@ -297,6 +301,7 @@ class Arm:
             time=time,
             user="" if situation is None else situation.job.user,
             outage=bool(outages[tick]),
+            worded=course.worded(tick),
         )
         if step is not None and (step.events or step.closed is not None):
             self._noted(pair, step, time, walk.look(pair, tick))

@@ -206,11 +206,13 @@ class Grade:
         stage: the stage's key within its rule.
         truth: the rule's truth and the stage's condition together.
         evidence: one entry per condition of the stage.
+        worded: whether it would be YES but for what the job says of itself.
     """
 
     stage: str
     truth: Truth
     evidence: tuple[Evidence, ...] = ()
+    worded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
