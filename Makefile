@@ -15,7 +15,7 @@ demo: setup ## the main job on a simulated node; KEEP=1 leaves everything up
 
 # Many tests wait for real servers: files run side by side, four processes at most.
 test: setup check ## lint, types, layers, and every test
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: test ## test, and what takes longer
 	@$(BIN)/python -m pytest -m sweep
