@@ -153,9 +153,9 @@ class BulkHistory:
         for node, jobs in sorted(by_node.items()):
             lit = self._lit(node, times)
             labels = {"instance": node, "job": SCRAPE_JOB}
-            self._add(found, "up", lit.astype(np.float64), labels, ~np.isnan(times))
+            self.add(found, "up", lit.astype(np.float64), labels, ~np.isnan(times))
             behind = times - BEHIND_SECONDS
-            self._add(found, "gpuwarden_snapshot_timestamp_seconds", behind, labels, lit)
+            self.add(found, "gpuwarden_snapshot_timestamp_seconds", behind, labels, lit)
             for job in jobs:
                 _Bulk(self, job, times, lit, random).write(found)
         return found
@@ -168,7 +168,7 @@ class BulkHistory:
                 lit &= (hours < dark.begin) | (hours >= dark.end)
         return lit
 
-    def _add(
+    def add(
         self,
         found: dict[SeriesName, Floats],
         metric: str,
@@ -217,7 +217,7 @@ class _Bulk:
 
     def write(self, found: dict[SeriesName, Floats]) -> None:
         for metric, values, labels in (*self._cards(), *self._own(), *self._run()):
-            self._made._add(found, metric, values, labels, self._there)  # noqa: SLF001
+            self._made.add(found, metric, values, labels, self._there)
 
     def _each(self, name: str, card: int | None = None) -> Floats:
         """What the likeness of each stretch says."""

@@ -125,10 +125,10 @@ def evaluate(
         The verdict. `self_report_only` says that the answer without the job's word would be YES.
     """
     verdict = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted))
-    if not trusted or _certain(verdict) or verdict.protected or not listens(rule):
+    if not trusted or verdict.certain or verdict.protected or not listens(rule):
         return verdict
     plain = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted=False))
-    return _worded(verdict, plain)
+    return verdict.beside(plain)
 
 
 def listens(rule: Rule) -> bool:
@@ -139,29 +139,6 @@ def listens(rule: Rule) -> bool:
         for part in leaves(condition)
         if isinstance(part, SilentFor)
         for channel in part.signals
-    )
-
-
-def _certain(verdict: Verdict) -> bool:
-    """Whether a job's word could change nothing any more."""
-    return verdict.truth is Truth.YES and all(g.truth is Truth.YES for g in verdict.grades)
-
-
-def _worded(verdict: Verdict, plain: Verdict) -> Verdict:
-    """A verdict that knows where only the job's word stands against a YES.
-
-    Args:
-        verdict: with the job's word.
-        plain: of the same rule and job, without it.
-    """
-    yes = {grade.stage for grade in plain.grades if grade.truth is Truth.YES}
-    grades = tuple(
-        replace(grade, worded=grade.truth is not Truth.YES and grade.stage in yes)
-        for grade in verdict.grades
-    )
-    own = plain.truth is Truth.YES and verdict.truth is not Truth.YES
-    return replace(
-        verdict, grades=grades, self_report_only=own or any(grade.worded for grade in grades)
     )
 
 

@@ -6,7 +6,7 @@ time that is passed in, so that the live engine, replay and tests run the same c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -243,6 +243,27 @@ class Verdict:
     def grade(self, stage: str) -> Grade | None:
         """What was found for a stage that has a condition of its own, by its key, or None."""
         return next((grade for grade in self.grades if grade.stage == stage), None)
+
+    @property
+    def certain(self) -> bool:
+        """Whether a job's word could change nothing any more."""
+        return self.truth is Truth.YES and all(g.truth is Truth.YES for g in self.grades)
+
+    def beside(self, plain: Verdict) -> Verdict:
+        """The same, knowing where only the job's word stands against a YES.
+
+        Args:
+            plain: of the same rule and job, without its word.
+        """
+        yes = {grade.stage for grade in plain.grades if grade.truth is Truth.YES}
+        grades = tuple(
+            replace(grade, worded=grade.truth is not Truth.YES and grade.stage in yes)
+            for grade in self.grades
+        )
+        own = plain.truth is Truth.YES and self.truth is not Truth.YES
+        return replace(
+            self, grades=grades, self_report_only=own or any(grade.worded for grade in grades)
+        )
 
     @property
     def whole_evidence(self) -> tuple[Evidence, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 import torch
-from tests.trainer.conftest import wait_for
+from tests.trainer.conftest import draft, wait_for
 from tests.trainer.trainings import BATCHES, Trainings, at_batch, digest_of
 
 from gpuwarden.errors import InvalidInput, MissingExtra, ServiceUnavailable
@@ -69,22 +70,9 @@ class Run:
     def save(self, step: int) -> Manifest:
         """A state, and weights that belong to it."""
         (self.save_dir / "weights" / "best.pt").write_bytes(b"best of %d" % step)
-        draft = Manifest(
-            lineage="",
-            epoch=0,
-            batch=step,
-            step=step,
-            batches=10,
-            epochs=3,
-            batch_size=8,
-            dataset="d",
-            order="o",
-            exact=True,
-            reason="test",
-            time=float(step),
-        )
+        begun = dataclasses.replace(draft(step), time=float(step))
         weights = {"w": torch.full((3000,), float(step))}
-        return self.store.write({"model": weights, "ema": weights}, draft)
+        return self.store.write({"model": weights, "ema": weights}, begun)
 
 
 @pytest.fixture
