@@ -51,6 +51,7 @@ __all__ = [
     "any_of",
     "applies",
     "evaluate",
+    "evaluate_both",
     "labels",
     "listens",
     "measured",
@@ -129,6 +130,23 @@ def evaluate(
         return verdict
     plain = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted=False))
     return verdict.beside(plain)
+
+
+def evaluate_both(
+    rule: Rule,
+    job: JobFacts,
+    fleet: FleetFacts,
+    *,
+    profiles: Sequence[Profile],
+    whitelist: Sequence[WhitelistEntry] | None,
+    now: float,
+) -> tuple[Verdict, Verdict]:
+    """The verdicts of `evaluate` with and without a job's word, for who weighs its budget."""
+    verdict, plain = (
+        _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted))
+        for trusted in (True, False)
+    )
+    return verdict.beside(plain), plain
 
 
 def listens(rule: Rule) -> bool:

@@ -180,20 +180,11 @@ class Judgements:
     def verdict(self, rule: Rule, job: JobFacts, facts: FleetFacts) -> tuple[Verdict, Truth]:
         """The verdict that counts, after the budget for what the job says of itself."""
         rules = self._rulebook.rules
-        verdict = evaluation.evaluate(
+        verdict, plain = evaluation.evaluate_both(
             rule, job, facts, profiles=rules.profiles, whitelist=rules.whitelist, now=facts.time
         )
         if not verdict.self_report_only:
             return verdict, verdict.truth
-        plain = evaluation.evaluate(
-            rule,
-            job,
-            facts,
-            profiles=rules.profiles,
-            whitelist=rules.whitelist,
-            now=facts.time,
-            trusted=False,
-        )
         used = self._trust.get((rule.id, job.job_id), 0.0)
         counts = cases.budgeted(verdict, plain, spent=used, trust_for=rule.trust_for)
         return counts, counts.truth

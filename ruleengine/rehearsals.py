@@ -205,17 +205,13 @@ class Stage:
 
     def _judge(self, rule: Rule, job: JobFacts, facts: FleetFacts, delta: float) -> Judged:
         pair = (rule.id, job.job_id)
-        verdict, plain = (
-            evaluation.evaluate(
-                rule,
-                job,
-                facts,
-                profiles=self.rules.profiles,
-                whitelist=self.rules.whitelist,
-                now=facts.time,
-                trusted=trusted,
-            )
-            for trusted in (True, False)
+        verdict, plain = evaluation.evaluate_both(
+            rule,
+            job,
+            facts,
+            profiles=self.rules.profiles,
+            whitelist=self.rules.whitelist,
+            now=facts.time,
         )
         if verdict.self_report_only:
             self.trust[pair] = self.trust.get(pair, 0.0) + delta

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.profiles import Expected
     from gpuwarden.ruleengine.quantities import Deviation
     from gpuwarden.ruleengine.replay_frames import Frame, Group
-    from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts, SignalKey, Verdict
+    from gpuwarden.ruleengine.verdicts import JobFacts, SignalKey, Verdict
 
     Bools = NDArray[np.bool_]
     Floats = NDArray[np.float64]
@@ -147,21 +147,15 @@ class Judge:
         if job is None or evaluation.applies(rule, job) is Truth.NO:
             return None
         self.evaluations += 1
-        verdict, plain = (
-            self._verdict(rule, job, facts, trusted=trusted) for trusted in (True, False)
-        )
-        return Situation(verdict, plain, job)
-
-    def _verdict(self, rule: Rule, job: JobFacts, facts: FleetFacts, *, trusted: bool) -> Verdict:
-        return evaluation.evaluate(
+        verdict, plain = evaluation.evaluate_both(
             rule,
             job,
             facts,
             profiles=self._rules.profiles,
             whitelist=self._rules.whitelist,
             now=facts.time,
-            trusted=trusted,
         )
+        return Situation(verdict, plain, job)
 
     def _track(self, rule: Rule, group: Group, name: str, codes: Numbers) -> Track:
         distinct, first, index = np.unique(codes, return_index=True, return_inverse=True)
