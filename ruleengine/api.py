@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.roles import Person
 
 _NO_JOB = {404: "No such job has been seen."}
+_NO_NUMBER = {400: "A parameter is not a number."}
+_PART = {
+    "offset": ("integer", "How many to pass over."),
+    "limit": ("integer", "How many at most; all by default."),
+}
 _LIMIT = ("integer", "How many at most.")
 
 
@@ -77,10 +82,9 @@ class Api:
                     "node": ("string", "A part of the node's address."),
                     "rule": ("string", "A rule that a case is open for."),
                     "broken": ("boolean", "Only jobs that a case is open for."),
-                    "offset": ("integer", "How many to pass over."),
-                    "limit": ("integer", "How many at most; all by default."),
+                    **_PART,
                 },
-                refusals={400: "A parameter is not a number."},
+                refusals=_NO_NUMBER,
             ),
             Operation(
                 "GET",
@@ -108,10 +112,9 @@ class Api:
                     "node": ("string", "A part of the node's address."),
                     "model": ("string", "A part of the product's name."),
                     "free": ("boolean", "Only cards that no job holds."),
-                    "offset": ("integer", "How many to pass over."),
-                    "limit": ("integer", "How many at most; all by default."),
+                    **_PART,
                 },
-                refusals={400: "A parameter is not a number."},
+                refusals=_NO_NUMBER,
             ),
             Operation(
                 "GET",
@@ -170,7 +173,7 @@ class Api:
                     "limit": _LIMIT,
                     "people": ("boolean", "Only what somebody changed."),
                 },
-                refusals={400: "A parameter is not a number."},
+                refusals=_NO_NUMBER,
             ),
             Operation(
                 "POST",

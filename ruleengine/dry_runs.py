@@ -224,21 +224,17 @@ class DryRun:
             cool_down=self.cool_down,
             running=running,
         )
-        return [
-            *guards.fleet_blocks(situation),
-            *guards.limit_blocks(situation, case.user, rule.id),
-            *guards.case_blocks(
-                situation,
-                case,
-                rule,
-                final[1],
-                job=job,
-                verdict=None if judged is None else judged.verdict,
-                truth=Truth.UNKNOWN if judged is None else judged.truth,
-                delivery=self.delivery(pair, case, rule),
-                kept_until=self._kept_until.get(pair),
-            ),
-        ]
+        return guards.blocks(
+            situation,
+            case,
+            rule,
+            final[1],
+            job=job,
+            verdict=None if judged is None else judged.verdict,
+            truth=Truth.UNKNOWN if judged is None else judged.truth,
+            delivery=self.delivery(pair, case, rule),
+            kept_until=self._kept_until.get(pair),
+        )
 
     def end(self, rule: Rule, pair: Pair, *, time: float) -> None:
         """A case's job is taken as ended, and proven so."""

@@ -376,21 +376,17 @@ class Engine:
         except Exception:
             log.exception("rule failed; it ends nothing", rule=rule.id, job=case.job_id)
             return [Blocked("rule_failed", "the rule cannot be evaluated: see the engine's log")]
-        return [
-            *guards.fleet_blocks(situation),
-            *guards.limit_blocks(situation, case.user, rule.id),
-            *guards.case_blocks(
-                situation,
-                case,
-                rule,
-                final[1],
-                job=job,
-                verdict=verdict,
-                truth=truth,
-                delivery=self._judgements.delivery(stored, rule),
-                kept_until=self.kept_until(case),
-            ),
-        ]
+        return guards.blocks(
+            situation,
+            case,
+            rule,
+            final[1],
+            job=job,
+            verdict=verdict,
+            truth=truth,
+            delivery=self._judgements.delivery(stored, rule),
+            kept_until=self.kept_until(case),
+        )
 
     def kept_until(self, case: Case) -> float | None:
         """Unix time to which keeps protect a case's job, or None."""

@@ -272,6 +272,39 @@ def _sliding(
     return found
 
 
+def blocks(
+    situation: Situation,
+    case: Case,
+    rule: Rule,
+    stage: Stage,
+    *,
+    job: JobFacts | None,
+    verdict: Verdict | None,
+    truth: Truth,
+    delivery: Delivery,
+    kept_until: float | None,
+) -> list[Blocked]:
+    """Every reason not to end a case's job now: of the fleet, the limits and the case.
+
+    The arguments are those of `case_blocks`.
+    """
+    return [
+        *fleet_blocks(situation),
+        *limit_blocks(situation, case.user, rule.id),
+        *case_blocks(
+            situation,
+            case,
+            rule,
+            stage,
+            job=job,
+            verdict=verdict,
+            truth=truth,
+            delivery=delivery,
+            kept_until=kept_until,
+        ),
+    ]
+
+
 def case_blocks(
     situation: Situation,
     case: Case,

@@ -199,13 +199,7 @@ def withdrawn_alerts(
     if context.now - at >= ENDED_SECONDS:
         return []
     labels = {
-        "alertname": "GpuwardenNoticeWithdrawn",
-        "service": SERVICE,
-        "rule": case.rule_id,
-        "job_id": case.job_id,
-        "node": _node(case.instance),
-        "user": case.user,
-        "team": owner.team,
+        **_identity("GpuwardenNoticeWithdrawn", case, owner),
         # It goes where the notice went.
         "level": "moderate",
         "mode": "enforce",
@@ -293,13 +287,7 @@ def _alert(
     context: Context,
 ) -> Alert:
     labels = {
-        "alertname": name,
-        "service": SERVICE,
-        "rule": case.rule_id,
-        "job_id": case.job_id,
-        "node": _node(case.instance),
-        "user": case.user,
-        "team": owner.team,
+        **_identity(name, case, owner),
         "level": level,
         "mode": mark.mode if mark is not None else "enforce",
         "stage": mark.key if mark is not None else "",
@@ -307,6 +295,19 @@ def _alert(
     }
     starts = mark.at if mark is not None else case.detected_at or case.opened_at
     return Alert(labels, texts, starts, context.now, context.page(case.job_id))
+
+
+def _identity(name: str, case: Case, owner: User) -> dict[str, str]:
+    """The labels that say which alert it is, and about whose job."""
+    return {
+        "alertname": name,
+        "service": SERVICE,
+        "rule": case.rule_id,
+        "job_id": case.job_id,
+        "node": _node(case.instance),
+        "user": case.user,
+        "team": owner.team,
+    }
 
 
 def _node(instance: str) -> str:
