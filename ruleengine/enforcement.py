@@ -27,7 +27,8 @@ from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards
 from gpuwarden.ruleengine.cases import CaseState, Event
 from gpuwarden.ruleengine.guards import Blocked
-from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS, SignedRequest, host_of
+from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS, SignedRequest
+from gpuwarden.ruleengine.reclaim.reaches import Reacher
 from gpuwarden.ruleengine.records import Change, Decision
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.model import Rule, Stage
     from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+    from gpuwarden.ruleengine.reclaim.reaches import Reach
     from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.verdicts import Evidence, JobFacts, Verdict
 
@@ -133,6 +135,7 @@ class Reclaimer:
         self._table = table
         self._agents = agents
         self._signer = signer
+        self._reacher = Reacher(agents, signer)
         self._clock = clock
         self._epoch = epoch
         self._poll = poll
@@ -146,35 +149,38 @@ class Reclaimer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def node(self, job: JobFacts) -> tuple[str, NodeInfo] | Blocked:
-        """Host and answer of the job's agent, or why it cannot be asked to act."""
-        if self._agents is None or self._signer is None:
-            return Blocked("no_agents", "engine.yaml has no agents")
-        try:
-            host = host_of(job.instance)
-            info = await self._agents.node(host)
-        except (RefusedAction, ServiceUnavailable) as error:
-            return Blocked("agent_unreachable", str(error))
-        if self._signer.key_id not in info.key_ids:
-            return Blocked(
-                "agent_key", f"the agent of {host} does not know the key {self._signer.key_id}"
-            )
-        return host, info
+    async def reach(self, job: JobFacts, do: str) -> Reach | Blocked:
+        """Everybody that an act on a job needs, or why it cannot be done now.
 
-    async def end(
+        Args:
+            job: by the tick's facts.
+            do: the stage's: terminate.
+        """
+        return await self._reacher.reach(job, do)
+
+    async def act(
         self,
         stored: StoredCase,
         rule: Rule,
+        key: str,
         stage: Stage,
         *,
         job: JobFacts,
         verdict: Verdict,
-        host: str,
-        info: NodeInfo,
+        reach: Reach,
     ) -> Blocked | None:
         """Write the decision down, send it, and follow it in the background.
 
         Every guard has been asked, on these facts, right before.
+
+        Args:
+            stored: the case.
+            rule: as it now reads.
+            key: the stage's, within its rule.
+            stage: what is done.
+            job: by facts that were gathered for this decision.
+            verdict: on the same facts.
+            reach: who acts; found before those facts.
 
         Returns:
             Why nothing was decided, or None.
@@ -182,6 +188,7 @@ class Reclaimer:
         if self._signer is None:
             return Blocked("no_agents", "engine.yaml has no agents")
         now = self._clock.wall()
+        node = reach.nodes[0]
         decision = self._decision(
             self._signer,
             stored,
@@ -189,8 +196,8 @@ class Reclaimer:
             grace=cases.terms(stored.case, stage).grace,
             job=job,
             verdict=verdict,
-            host=host,
-            info=info,
+            host=node.host,
+            info=node.info,
             now=now,
         )
         case = cases.authorised(stored.case, rule, decision.id, wall=now)
@@ -198,6 +205,7 @@ class Reclaimer:
             "authorised",
             {
                 "decision": decision.id,
+                "stage": key,
                 "evidence": json.loads(decision.evidence),
                 "work_lost": guards.work_lost(job, now),
                 "cards": list(decision.gpus),
@@ -209,7 +217,9 @@ class Reclaimer:
         except sqlite3.IntegrityError:
             return Blocked("already_ended", "this attempt already has a decision that stands")
         self._table.replace(stored, case)
-        log.warning("authorised", decision=decision.id, rule=rule.id, job=job.job_id, node=host)
+        log.warning(
+            "authorised", decision=decision.id, rule=rule.id, job=job.job_id, node=node.host
+        )
         await self._send(decision)
         self.follow()
         return None

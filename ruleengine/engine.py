@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from gpuwarden.agent_api import NodeInfo
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
     from gpuwarden.ruleengine.cases import Case
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.nodes import Nodes
     from gpuwarden.ruleengine.prometheus import Source
     from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+    from gpuwarden.ruleengine.reclaim.reaches import Reach
     from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.rulebooks import RuleBook
     from gpuwarden.ruleengine.settings import EngineSettings
@@ -295,16 +295,15 @@ class Engine:
                 self._blocked(stored, blocks)
             else:
                 free.append((stored, job))
-        reached = await self._reached([job for _, job in free])
+        reached = await asyncio.gather(*(self.reclaimer.reach(job, "terminate") for _, job in free))
         ended: list[str] = []
-        for stored, job in free:
-            answer = reached[job.instance]
-            blocks = [answer] if isinstance(answer, Blocked) else []
+        for (stored, _), reach in zip(free, reached, strict=True):
+            blocks = [reach] if isinstance(reach, Blocked) else []
             # What this tick has ended already needs no look at the facts.
             situation = self._situation(facts, ended=ended)
             blocks += guards.limit_blocks(situation, stored.case.user, stored.case.rule_id)
-            if not blocks and not isinstance(answer, Blocked):
-                blocks = await self._end(stored, *answer, ended=ended)
+            if not blocks and not isinstance(reach, Blocked):
+                blocks = await self._end(stored, reach, ended=ended)
             self._blocked(stored, blocks)
             if not blocks:
                 ended.append(stored.case.rule_id)
@@ -318,14 +317,8 @@ class Engine:
             case, why = stored.case, [block.reason for block in blocks]
             log.info("not ended", rule=case.rule_id, job=case.job_id, why=why)
 
-    async def _reached(self, jobs: list[JobFacts]) -> dict[str, tuple[str, NodeInfo] | Blocked]:
-        """The answer of every node's agent, all asked at once: a dead one holds up no other."""
-        nodes = {job.instance: job for job in jobs}
-        answers = await asyncio.gather(*(self.reclaimer.node(job) for job in nodes.values()))
-        return dict(zip(nodes, answers, strict=True))
-
     async def _end(
-        self, stored: StoredCase, host: str, info: NodeInfo, *, ended: Sequence[str]
+        self, stored: StoredCase, reach: Reach, *, ended: Sequence[str]
     ) -> list[Blocked]:
         """The last look at one case, and its end if nothing speaks against it."""
         try:
@@ -346,8 +339,9 @@ class Engine:
             self._postpone(stored, rule, blocks)
             return blocks
         verdict, _ = self._judgements.verdict(rule, job, fresh)
-        refused = await self.reclaimer.end(
-            stored, rule, final[1], job=job, verdict=verdict, host=host, info=info
+        key, stage = final
+        refused = await self.reclaimer.act(
+            stored, rule, key, stage, job=job, verdict=verdict, reach=reach
         )
         return [] if refused is None else [refused]
 

@@ -25,8 +25,6 @@ DATA_AGE_SCRAPES = 2.0
 """Facts older than this many scrapes carry no action."""
 HALT_FROM_JOBS = 20
 """Below this many running jobs a share says nothing."""
-NODE_JOB_PREFIX = "proc-"
-"""Jobs that no platform owns, so that the node's agent may end them."""
 HOUR_SECONDS = 3600.0
 DAY_SECONDS = 86400.0
 
@@ -342,7 +340,7 @@ def case_blocks(
         return [*found, Blocked("job_gone", "the job is no longer there")]
     return [
         *found,
-        *_reach(job),
+        *_light(job),
         *_judgement(verdict, truth),
         *_far_enough(case, rule, verdict),
         *_waiting(situation, rule),
@@ -352,22 +350,11 @@ def case_blocks(
     ]
 
 
-def _reach(job: JobFacts) -> list[Blocked]:
-    """Whether the node's agent may end this job, and knows what runs there now."""
-    found = []
-    if not job.job_id.startswith(NODE_JOB_PREFIX):
-        found.append(
-            Blocked("platform", "the job belongs to a platform; only its own tool may end it")
-        )
-    if len(job.instances) > 1:
-        found.append(
-            Blocked(
-                "several_nodes", f"the job spans {len(job.instances)} nodes; none ends it whole"
-            )
-        )
-    if not job.fresh:
-        found.append(Blocked("dark_node", f"the job's node: {job.not_fresh_reason or 'dark'}"))
-    return found
+def _light(job: JobFacts) -> list[Blocked]:
+    """Whether it is known what runs there now."""
+    if job.fresh:
+        return []
+    return [Blocked("dark_node", f"the job's node: {job.not_fresh_reason or 'dark'}")]
 
 
 def _judgement(verdict: Verdict, truth: Truth) -> list[Blocked]:

@@ -186,8 +186,6 @@ def test_zero_is_none_allowed() -> None:
         ({"case": dataclasses.replace(due(), state=CaseState.NOTIFIED)}, "not_due"),
         ({"case": dataclasses.replace(due(), state=CaseState.REFUSED, retry_in=9.0)}, "refused"),
         ({"job": None}, "job_gone"),
-        ({"job": dataclasses.replace(JOB, job_id="slurm-c-1-0")}, "platform"),
-        ({"job": dataclasses.replace(JOB, instances=("a", "b"))}, "several_nodes"),
         ({"job": dataclasses.replace(JOB, fresh=False)}, "dark_node"),
         ({"protected": "whitelist: demo"}, "protected"),
         ({"truth": Truth.UNKNOWN}, "not_confirmed"),

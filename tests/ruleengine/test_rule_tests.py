@@ -55,7 +55,7 @@ tests:
   - {at: 9m, rule: idle, job: proc-late, verdict: none}
   - {at: 20m, rule: idle, job: proc-late, verdict: no}
   - {at: 26m, rule: idle, job: proc-late, verdict: yes}
-  - {at: 40m, rule: idle, job: slurm-1, stage: moderate-notify, terminate: false, held_by: platform}
+  - {at: 40m, rule: idle, job: slurm-1, stage: severe-terminate, terminate: true}
   - {at: 46m, rule: idle, job: slurm-1, verdict: none}
   - {at: 40m, rule: idle, job: proc-root, verdict: no, reason: whitelist}
   - {at: 40m, rule: idle, job: proc-jax, verdict: none}
