@@ -22,6 +22,7 @@ from gpuwarden.ruleengine.clients import (
     token_option,
     url_option,
 )
+from gpuwarden.ruleengine.directory_cli import directory
 from gpuwarden.ruleengine.enforcement_cli import enforcement
 from gpuwarden.ruleengine.ledger_cli import ledger
 from gpuwarden.ruleengine.node_cli import nodes
@@ -34,7 +35,18 @@ from gpuwarden.ruleengine.why_cli import show, why
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.settings import Settings
 
-__all__ = ["enforcement", "engine", "jobs", "keep", "ledger", "nodes", "profiles", "rules", "why"]
+__all__ = [
+    "directory",
+    "enforcement",
+    "engine",
+    "jobs",
+    "keep",
+    "ledger",
+    "nodes",
+    "profiles",
+    "rules",
+    "why",
+]
 
 
 @click.command()

@@ -17,6 +17,7 @@ import structlog
 
 from gpuwarden.ruleengine.channels import Undelivered
 from gpuwarden.ruleengine.messages import Message
+from gpuwarden.ruleengine.recipients import NO_ADDRESS, Recipients, recipients
 from gpuwarden.ruleengine.records import DeliveryKey
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ MAX_ALERTS = 1000
 AT_ONCE = 8
 """Messages that are sent at the same time; the others wait their turn."""
 _NANOSECONDS = re.compile(r"(\.\d{6})\d+")
-NO_ADDRESS = "the directory has no address"
-"""Error of a notice whose owner cannot be reached at all."""
 
 log = structlog.get_logger(__name__)
 
@@ -121,9 +120,9 @@ class LastHop:
         deliveries: list[_Delivery] = []
         failed: list[str] = []
         for firing in _firing(body, self._clock.wall()):
-            found = self._deliveries(firing, channels, channel_target)
-            if not found:
-                failed.append(f"{firing.labels.get('alertname', '?')}: {NO_ADDRESS}")
+            found, missing = self._deliveries(firing, channels, channel_target)
+            if missing:
+                failed.append(f"{firing.labels.get('alertname', '?')}: {missing}")
             deliveries += found
         results = await asyncio.gather(*(self._deliver(item) for item in deliveries))
         undelivered = [
@@ -140,38 +139,69 @@ class LastHop:
 
     def _deliveries(
         self, firing: _Firing, channels: Sequence[str], channel_target: str | None
-    ) -> list[_Delivery]:
-        """Who gets this alert; written down as required before anything is sent."""
+    ) -> tuple[list[_Delivery], str]:
+        """Who gets this alert, written down as required before anything is sent.
+
+        Returns:
+            The messages, and why nobody who counts gets one, or an empty string.
+        """
         directory, labels = self._directory(), firing.labels
         if labels.get("level") == "page" or labels.get("target") == "gpu":
             everyone = [(c, to) for c in channels for to in directory.operators.addresses(c)]
-            return [self._delivery(firing, *to, case_id=None) for to in everyone]
+            found = [self._delivery(firing, *to, case_id=None) for to in everyone]
+            return found, "" if found else NO_ADDRESS
         if channel_target:
-            return [self._delivery(firing, "slack", channel_target, case_id=None)]
+            return [self._delivery(firing, "slack", channel_target, case_id=None)], ""
         user, case_id = labels.get("user", ""), None
         stored = self._ledger.open_case(labels.get("rule", ""), labels.get("job_id", ""))
         if stored is not None and labels.get("stage"):
             # What the ledger knows outranks what came over the network.
             user, case_id = stored.case.user, stored.id
-        person = directory.user(user)
-        owner = [(c, address) for c in channels if (address := person.address(c))]
-        nobody = f"{user or 'unknown user'} (no address)"
+        told = recipients(directory, user, channels, now=self._clock.wall())
         if case_id is not None:
-            required = owner or [(channel, nobody) for channel in channels]
-            self._ledger.require(
-                case_id, _stage(labels), required, channels=channels, time=self._clock.wall()
+            self._require(firing, told, channels, user=user, case_id=case_id)
+        elif not told.required:
+            for channel in channels:
+                self._failed(firing, channel, _nobody(user), error=told.why_not, case_id=None)
+        if told.why_not:
+            log.warning(
+                "owner cannot be told",
+                user=user,
+                rule=labels.get("rule"),
+                why=told.why_not,
+                deputy=told.deputy,
             )
-        for channel in channels if not owner else ():
-            self._ledger.record_failure(
-                self._key(firing, channel, nobody),
-                case_id=case_id,
-                stage=_stage(labels),
-                error=NO_ADDRESS,
-                time=self._clock.wall(),
-            )
-        if not owner:
-            log.warning("notice undeliverable", user=user, rule=labels.get("rule"), why=NO_ADDRESS)
-        return [self._delivery(firing, *to, case_id=case_id) for to in owner]
+        found = [self._delivery(firing, *to, case_id=case_id) for to in told.required]
+        found += [self._delivery(firing, *to, case_id=None) for to in told.informed]
+        return found, "" if told.required else told.why_not
+
+    def _require(
+        self,
+        firing: _Firing,
+        told: Recipients,
+        channels: Sequence[str],
+        *,
+        user: str,
+        case_id: int,
+    ) -> None:
+        """Write down whose proof the case waits for; a nobody's never comes."""
+        required = told.required or tuple((channel, _nobody(user)) for channel in channels)
+        self._ledger.require(
+            case_id, _stage(firing.labels), required, channels=channels, time=self._clock.wall()
+        )
+        for channel in () if told.required else channels:
+            self._failed(firing, channel, _nobody(user), error=told.why_not, case_id=case_id)
+
+    def _failed(
+        self, firing: _Firing, channel: str, recipient: str, *, error: str, case_id: int | None
+    ) -> None:
+        self._ledger.record_failure(
+            self._key(firing, channel, recipient),
+            case_id=case_id,
+            stage=_stage(firing.labels),
+            error=error,
+            time=self._clock.wall(),
+        )
 
     def _delivery(
         self, firing: _Firing, channel: str, recipient: str, *, case_id: int | None
@@ -223,6 +253,11 @@ class LastHop:
         )
         log.info("notice delivered", channel=key.channel, recipient=key.recipient, proof=proof)
         return None
+
+
+def _nobody(user: str) -> str:
+    """Stands in the ledger where a recipient should: somebody must be told, and nobody can be."""
+    return f"{user or 'unknown user'} (no address)"
 
 
 def _stage(labels: Mapping[str, str]) -> str:

@@ -5,11 +5,12 @@ Teams and addresses come from here and never from a job.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -23,7 +24,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine.fields import Strict, as_tuple, known_zone
+from gpuwarden.ruleengine.fields import Strict, as_tuple, known_zone, some_tuple
+
+CHANNELS = ("email", "slack")
+"""Through which people can be told."""
 
 _ADDRESS = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}@[A-Za-z0-9.-]{1,255}")
 
@@ -52,8 +56,32 @@ SlackTarget = Annotated[
 """A member id such as U012ABCDEF (profile > Copy member ID), a channel id, or #channel."""
 Zone = Annotated[str, AfterValidator(known_zone)]
 """IANA name of a time zone."""
-UserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.][A-Za-z0-9_.@+-]{0,62}\$?$")]
-"""User name on the nodes."""
+UserName = Annotated[
+    str, StringConstraints(pattern=r"^[\w.](?:[\w.@+\\-]*[\w.@+-])?\$?$", max_length=255)
+]
+"""User name on the nodes, also as directories of organisations have them: `EXAMPLE\\ana`,
+`ana@example.org`."""
+TeamName = Annotated[str, StringConstraints(min_length=1, max_length=63)]
+"""Name of a team; a text without rules of its own."""
+
+
+def _day(value: object) -> dt.date:
+    if isinstance(value, dt.date):
+        return value
+    try:
+        return dt.date.fromisoformat(value if isinstance(value, str) else "")
+    except ValueError:
+        raise PydanticCustomError(
+            "GW107",
+            "{value} is not a day: write it like 2026-11-30",
+            {"value": repr(value)},
+        ) from None
+
+
+Day = Annotated[
+    dt.date, BeforeValidator(_day), WithJsonSchema({"type": "string", "format": "date"})
+]
+"""A day such as 2026-11-30."""
 
 
 _BUDGET = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) GPU-hours? per (day|week|month)")
@@ -86,9 +114,31 @@ BudgetText = Annotated[
 """Such as `500 GPU-hours per month`; periods slide, a month is 30 days."""
 
 
+class Contact(Strict):
+    """Where somebody is told who is no user of the nodes, or not by that name."""
+
+    email: Email | None = None
+    """Where mail goes."""
+    slack: SlackTarget | None = None
+    """Where messages go: a person, or a channel that the team reads."""
+
+    def address(self, channel: str) -> str | None:
+        """The address for a channel (email or slack), or None."""
+        return {"email": self.email, "slack": self.slack}.get(channel)
+
+    @model_validator(mode="after")
+    def _some_address(self) -> Contact:
+        if self.email is None and self.slack is None:
+            raise PydanticCustomError("GW111", "needs an email or a slack address", {})
+        return self
+
+
 class Team(Strict):
     """What holds for a team."""
 
+    contact: Contact | None = None
+    """Who is told as well of a job whose owner cannot be: has left, or has no address. That is no
+    proof to the owner: nothing severe follows unless the owner has a `deputy`."""
     budget: Annotated[tuple[BudgetText, ...], BeforeValidator(_one_or_some)] = ()
     """GPU time that its jobs may hold together, one or several; exported, and compared by the
     default rule over-budget."""
@@ -108,12 +158,49 @@ class User(Strict):
     """Where mail goes."""
     slack: SlackTarget | None = None
     """Where direct messages go."""
-    team: str = ""
+    team: Annotated[str, StringConstraints(max_length=63)] = ""
     """Team; label `team` of alerts and metrics."""
+    teams: Annotated[tuple[TeamName, ...], BeforeValidator(some_tuple)] = ()
+    """In the place of `team`, of who is in several. Jobs count for the first: its label, its
+    budget, its routes; of the others the person is a member who sees what members see."""
     timezone: Zone | None = None
     """Zone for times in messages and on pages; the rule set's by default."""
     sees_team: StrictBool = False
-    """Whether this person may see and keep the jobs of the whole team, beside their own."""
+    """Whether this person may see and keep the jobs of the whole team (of several: of each), beside
+    their own."""
+    left: Day | None = None
+    """The first day on which this person is not to be told any more. Keep the entry for as long as
+    jobs of theirs may run."""
+    deputy: UserName | None = None
+    """Another user of this directory, who is told in their place where they cannot be: they have
+    left, or have no address. The deputy's proof counts as the owner's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_team(cls, data: Any) -> Any:
+        """Whose team is one of several has the first as `team`."""
+        if not isinstance(data, dict) or "teams" not in data:
+            return data
+        teams = data["teams"]
+        first = teams[0] if isinstance(teams, list | tuple) and teams else None
+        if data.get("team", first) != first:
+            raise PydanticCustomError("GW111", "give either team or teams", {})
+        return {**data, "team": first} if isinstance(first, str) else data
+
+    @model_validator(mode="after")
+    def _each_team_once(self) -> User:
+        if len(set(self.teams)) < len(self.teams):
+            raise PydanticCustomError("GW111", "teams names one twice", {"at": ("teams",)})
+        return self
+
+    @property
+    def member_of(self) -> tuple[str, ...]:
+        """Every team of theirs; the first is whom their jobs count for."""
+        return self.teams or ((self.team,) if self.team else ())
+
+    def present(self, today: dt.date) -> bool:
+        """Whether this person may be told on a day."""
+        return self.left is None or today < self.left
 
     def address(self, channel: str) -> str | None:
         """The address for a channel (email or slack), or None."""
@@ -144,14 +231,16 @@ class Directory(Strict):
     """Who receives alerts of the level `page`, where Alertmanager routes them to the engine."""
     users: Mapping[UserName, User] = Field(default_factory=lambda: MappingProxyType({}))
     """User name on the nodes -> the person."""
-    teams: Mapping[Annotated[str, StringConstraints(min_length=1, max_length=63)], Team] = Field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    teams: Mapping[TeamName, Team] = Field(default_factory=lambda: MappingProxyType({}))
     """Team, as users name it -> what holds for it."""
 
     def user(self, name: str) -> User:
         """The person of a user name; one without addresses if the directory has none."""
         return self.users.get(name) or User()
+
+    def team(self, name: str) -> Team:
+        """What holds for a team; nothing if the directory says nothing of it."""
+        return self.teams.get(name) or Team()
 
 
 EMPTY = Directory(version=1)

@@ -30,21 +30,29 @@ class Person:
         name: for the audit; of an owner, the user name on the nodes.
         role: what they may do.
         session: what forms are bound to, or an empty string for who bears a token.
-        team: whose jobs an owner may see and keep beside their own, or an empty string.
+        teams: that an owner is a member of.
+        sees_teams: they may see and keep the jobs of these teams beside their own.
         shared: the token is one that several share, so that its bearer says who they are.
     """
 
     name: str
     role: Role
     session: str = ""
-    team: str = ""
+    teams: tuple[str, ...] = ()
+    sees_teams: bool = False
     shared: bool = False
 
     def sees(self, user: str, team: str) -> bool:
         """Whether the jobs of a user are theirs to see and to keep."""
         if self.role is not Role.OWNER:
             return True
-        return bool(user) and (user == self.name or (bool(self.team) and team == self.team))
+        return bool(user) and (user == self.name or (self.sees_teams and team in self.teams))
+
+    def knows(self, user: str, team: str) -> bool:
+        """Whether a user's name is theirs to read: their own, or that of somebody of their team."""
+        return self.role is not Role.OWNER or (
+            bool(user) and (user == self.name or team in self.teams)
+        )
 
 
 EVERYONE = Person("", Role.OPERATOR)

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import InvalidInput
-from gpuwarden.ruleengine.directories import EMPTY, Directory
+from gpuwarden.ruleengine.directories import EMPTY
+from gpuwarden.ruleengine.directory_checks import load_directory
 from gpuwarden.ruleengine.files import fingerprint
 from gpuwarden.ruleengine.loading import load_rule_files, rule_set_hash
-from gpuwarden.yaml_files import load_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gpuwarden.ruleengine.directories import Directory
     from gpuwarden.ruleengine.model import Rule, RuleSet
     from gpuwarden.ruleengine.settings import Settings
 
@@ -84,4 +85,4 @@ class RuleBook:
         name = self._settings.values.directory
         if name is None:
             return rules, EMPTY
-        return rules, load_file(Directory, self._settings.path(name))
+        return rules, load_directory(self._settings.path(name))

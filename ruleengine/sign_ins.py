@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -163,12 +163,8 @@ class SignIns:
         return person
 
     def _bearing(self, token: Token) -> Person:
-        return Person(
-            token.name,
-            token.role,
-            team=self._team(token.name, token.role),
-            shared=token.shared,
-        )
+        teams, sees = self._teams(token.name, token.role)
+        return Person(token.name, token.role, teams=teams, sees_teams=sees, shared=token.shared)
 
     def _token(self, given: str) -> Token | None:
         found = None
@@ -178,9 +174,12 @@ class SignIns:
                 found = token
         return found
 
-    def _team(self, name: str, role: Role) -> str:
+    def _teams(self, name: str, role: Role) -> tuple[tuple[str, ...], bool]:
+        """Of which teams an owner is a member, and whether they see the jobs of these."""
+        if role is not Role.OWNER:
+            return (), False
         user = self._directory().user(name)
-        return user.team if role is Role.OWNER and user.sees_team else ""
+        return user.member_of, user.sees_team
 
     # -- sessions
 
@@ -210,7 +209,7 @@ class SignIns:
         if token is None:
             return None
         person = self._bearing(token)
-        return Person(person.name, person.role, found["session"], person.team, token.shared)
+        return replace(person, session=found["session"])
 
     def _mark(self, token: Token) -> str:
         """What a session remembers of its token: another one for another token or another name."""
@@ -239,7 +238,7 @@ class SignIns:
         groups = {group.strip() for group in _only(connection, proxy.groups_header).split(",")}
         name = self._user_name(given, email)
         role = _role(proxy, {given, name}, groups)
-        return Person(name, role, f"proxy {given}", self._team(name, role))
+        return Person(name, role, f"proxy {given}", *self._teams(name, role))
 
     def _user_name(self, given: str, email: str) -> str:
         users = self._directory().users

@@ -78,6 +78,12 @@ _COMPONENTS = {
     "nodes": _Component(
         "gpuwarden.ruleengine.cli", "nodes", "ruleengine", "Say which nodes there are."
     ),
+    "directory": _Component(
+        "gpuwarden.ruleengine.cli",
+        "directory",
+        "ruleengine",
+        "Check who is told of whose jobs.",
+    ),
     "ledger": _Component(
         "gpuwarden.ruleengine.cli", "ledger", "ruleengine", "Back up what the engine knows."
     ),

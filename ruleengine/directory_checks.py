@@ -1,0 +1,131 @@
+"""Reading a directory, and every mistake in it at its place: form first, then what it refers to.
+
+Errors make it unusable. Warnings say who could not be told, so that an operator finds out before a
+notice does: GW410 a user without an address, GW411 one who has left and whom nobody stands in for,
+GW412 a team that the file says nothing of, GW413 no address for operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwarden.diagnostics import Diagnostic, Severity, did_you_mean, render_text
+from gpuwarden.errors import InvalidInput
+from gpuwarden.ruleengine.directories import Directory
+from gpuwarden.ruleengine.recipients import day_of
+from gpuwarden.yaml_files import load_located, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from gpuwarden.ruleengine.directories import User
+    from gpuwarden.yaml_files import Node
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDirectory:
+    """What a look at a directory found.
+
+    Attributes:
+        directory: None if it cannot be used.
+        diagnostics: errors and warnings.
+        text: of the file, for the lines under them.
+    """
+
+    directory: Directory | None
+    diagnostics: tuple[Diagnostic, ...]
+    text: str
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        """What makes it unusable."""
+        return tuple(item for item in self.diagnostics if item.severity is Severity.ERROR)
+
+    def render(self) -> str:
+        """The findings for people, each with its line."""
+        name = self.diagnostics[0].span.file if self.diagnostics else ""
+        return render_text(self.diagnostics, {name: self.text})
+
+
+def check_directory(path: Path, *, now: float) -> CheckedDirectory:
+    """Say everything that is wrong with a directory, and who could not be told.
+
+    Args:
+        path: the file.
+        now: Unix time, for who has left.
+    """
+    document = load_located(path)
+    found, directory = list(document.diagnostics), None
+    if document.root is not None:
+        directory, complaints = validate(Directory, document.root)
+        found += complaints
+        if directory is not None:
+            found += _references(directory, document.root)
+            found += _unreachable(directory, document.root, now)
+    if any(item.severity is Severity.ERROR for item in found):
+        directory = None
+    return CheckedDirectory(directory, tuple(found), document.text)
+
+
+def load_directory(path: Path) -> Directory:
+    """Read a directory that can be used.
+
+    Raises:
+        InvalidInput: its text shows every mistake with its line.
+    """
+    checked = check_directory(path, now=0.0)
+    if checked.directory is None:
+        errors = list(checked.errors)
+        raise InvalidInput(render_text(errors, {str(path): checked.text}), errors)
+    return checked.directory
+
+
+def _references(directory: Directory, root: Node) -> Iterator[Diagnostic]:
+    for name, user in directory.users.items():
+        deputy = user.deputy
+        if deputy is None:
+            continue
+        span = root.at(("users", name, "deputy")).span
+        place = f"users.{name}.deputy"
+        if deputy == name:
+            text = f"{place}: nobody stands in for themselves"
+            yield Diagnostic("GW401", Severity.ERROR, span, text)
+        elif deputy not in directory.users:
+            text = f'{place}: "{deputy}" is no user of this directory'
+            hint = did_you_mean(deputy, directory.users)
+            yield Diagnostic("GW401", Severity.ERROR, span, text, hint)
+
+
+def _unreachable(directory: Directory, root: Node, now: float) -> Iterator[Diagnostic]:
+    for name, user in directory.users.items():
+        place = f"users.{name}"
+        users = root.child("users")
+        at = root.span if users is None else users.keys.get(name, users.span)
+        if user.present(day_of(user, now)):
+            if not _addressed(user):
+                text = f"{place}: has no address, so that no notice reaches them and no job of "
+                text += "theirs is ended"
+                yield Diagnostic("GW410", Severity.WARNING, at, text, "give email or slack")
+        elif not _stood_in_for(directory, user, now):
+            text = f"{place}: has left, and nobody stands in: no job of theirs is ended"
+            yield Diagnostic("GW411", Severity.WARNING, at, text, "give a deputy")
+        for team in user.member_of if directory.teams else ():
+            if team not in directory.teams:
+                text = f'{place}: the team "{team}" is not under teams'
+                hint = did_you_mean(team, directory.teams)
+                yield Diagnostic("GW412", Severity.WARNING, at, text, hint)
+    operators = directory.operators
+    if not operators.email and operators.slack is None:
+        text = "operators: no address: nobody can be told by the engine that an owner cannot be"
+        yield Diagnostic("GW413", Severity.WARNING, root.at(("operators",)).span, text)
+
+
+def _addressed(user: User) -> bool:
+    return user.email is not None or user.slack is not None
+
+
+def _stood_in_for(directory: Directory, user: User, now: float) -> bool:
+    deputy = None if user.deputy is None else directory.users.get(user.deputy)
+    return deputy is not None and _addressed(deputy) and deputy.present(day_of(deputy, now))
