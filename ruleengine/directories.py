@@ -194,6 +194,11 @@ class User(Strict):
         return self
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """Every address of theirs, through whatever channel."""
+        return tuple(to for channel in CHANNELS if (to := self.address(channel)))
+
+    @property
     def member_of(self) -> tuple[str, ...]:
         """Every team of theirs; the first is whom their jobs count for."""
         return self.teams or ((self.team,) if self.team else ())

@@ -212,7 +212,8 @@ def audit_document(
     rows = engine.ledger.rows(
         "SELECT id, time, rule_id, job_id, kind, mode, detail FROM events "
         # What somebody changed: the kinds that a person's word wrote.
-        "WHERE id < ? AND (? = 0 OR kind IN ('kept', 'paused', 'resumed')) "
+        "WHERE id < ? AND (? = 0 OR kind IN "
+        "('kept', 'paused', 'resumed', 'erased', 'names_opened')) "
         "ORDER BY id DESC LIMIT ?",
         (before if before is not None else 2**62, int(people), limit),
     )

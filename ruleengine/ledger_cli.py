@@ -1,23 +1,30 @@
-"""`gpuwarden ledger`: copies of what the engine knows, and whether it is whole."""
+"""`gpuwarden ledger`: copies of what the engine knows, its health, and forgetting people."""
 
 from __future__ import annotations
 
 import datetime as dt
+import getpass
 import json
+import secrets
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gpuwarden.ruleengine import ledger_files
+from gpuwarden.clock import SystemClock
+from gpuwarden.ruleengine import erasures, ledger_files
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.clients import output_option
+from gpuwarden.ruleengine.directories import EMPTY
+from gpuwarden.ruleengine.directory_checks import load_directory
+from gpuwarden.ruleengine.erasures import ERASED
 from gpuwarden.ruleengine.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuwarden.ruleengine.directories import Directory
     from gpuwarden.ruleengine.ledger_files import Findings
 
 SCHEMA = "gpuwarden.ledger/v1"
@@ -50,7 +57,7 @@ def _path(config: Path | None, path: Path | None) -> Path:
 
 @click.group()
 def ledger() -> None:
-    """Back up, check, restore and compact what the engine knows for certain.
+    """Back up, check, restore and compact what the engine knows for certain; forget people.
 
     Run these as the engine's user: the ledger names people, and only its owner may read it.
     """
@@ -122,6 +129,97 @@ def compact(*, config: Path | None, path: Path | None) -> None:
     target = _path(config, path)
     before, after = ledger_files.compact(target)
     click.echo(f"{target}: {_mib(before)} before, {_mib(after)} now")
+
+
+@ledger.command()
+@click.option("--user", required=True, metavar="NAME", help="User name on the nodes.")
+@click.option("--reason", required=True, help="Why; it stands in the audit, without the name.")
+@click.option(
+    "--by",
+    default=getpass.getuser,
+    metavar="NAME",
+    help="Who erases, for the audit; you, if left out.",
+)
+@click.option(
+    "--directory",
+    "known",
+    type=_PATH,
+    metavar="FILE",
+    help="directory.yaml, for the person's addresses; that of --config by default.",
+)
+@click.option(
+    "--pseudonym",
+    is_flag=True,
+    help="Put one random word in the place of the name, so that it is still seen what belongs to "
+    "one person; without it, every trace becomes `erased`.",
+)
+@click.option(
+    "--everywhere",
+    is_flag=True,
+    help="Also where the name stands as a word in texts about others' jobs; take care with names "
+    "that are words.",
+)
+@click.option("--dry-run", is_flag=True, help="Change nothing, and say what would change.")
+@_ledger_options
+def erase(
+    user: str,
+    reason: str,
+    *,
+    by: str,
+    known: Path | None,
+    pseudonym: bool,
+    everywhere: bool,
+    dry_run: bool,
+    config: Path | None,
+    path: Path | None,
+) -> None:
+    """Take a person's name, addresses and words out of the ledger; the engine may run.
+
+    Counters and limits stay. Refused while something of theirs is open or counts for a limit. The
+    audit says that an erasure was made, by whom and why, and not of whom. Also take them out of the
+    directory and the rule files; copies of the ledger, Prometheus and logs keep the name for their
+    own time: docs/people.md.
+
+    Exit status: 0 erased; 1 refused, and why; 3 the ledger cannot be changed.
+    """
+    target, now = _path(config, path), SystemClock().wall()
+    directory = load_directory(known) if known is not None else _directory(config)
+    mine = directory.user(user)
+    alias = f"{ERASED}-{secrets.token_hex(4)}" if pseudonym else ERASED
+    found = erasures.erase(
+        target,
+        erasures.Person(user, mine.addresses, alias),
+        others={
+            to for name, item in directory.users.items() if name != user for to in item.addresses
+        },
+        everywhere=everywhere,
+        dry_run=dry_run,
+        now=now,
+        by=by,
+        reason=reason,
+    )
+    rows = ", ".join(f"{count} of {table}" for table, count in sorted(found.rows.items())) or "none"
+    click.echo(f"{target}: rows {'that would change' if dry_run else 'changed'}: {rows}")
+    if found.mentions:
+        click.echo(
+            f"{found.mentions} rows about others hold the name as a word: --everywhere changes "
+            "these, too"
+        )
+    if pseudonym and not dry_run:
+        click.echo(f"In the place of the name stands {alias}")
+    if not dry_run and not found.compacted:
+        click.echo(
+            "Earlier states of rows may be left in the file's free space: stop the engine once and "
+            "run `gpuwarden ledger compact`"
+        )
+
+
+def _directory(config: Path | None) -> Directory:
+    if config is None:
+        return EMPTY
+    settings = load_settings(config)
+    name = settings.values.directory
+    return EMPTY if name is None else load_directory(settings.path(name))
 
 
 def _summary(found: Findings) -> str:
