@@ -358,13 +358,35 @@ class Waiting(Comparing):
     """PromQL that gives exactly one row; no row, or several, is not known."""
     slurm: SlurmWaiting | None = None
     """Instead: how many jobs ask for a GPU in Slurm and wait for nothing but room or their turn."""
+    fits: Annotated[bool, Field(strict=True)] | None = None
+    """Whether also the job's end must let the first in line start, with what is idle already; not
+    given, it must where that can be judged: not with `promql`, a number that has no shape."""
 
     @model_validator(mode="after")
     def _one_plain_number(self) -> Self:
         if (self.promql is None) == (self.slurm is None):
             raise PydanticCustomError("GW111", "needs exactly one of promql and slurm", {})
+        if self.fits and not self.platform:
+            raise PydanticCustomError(
+                "GW106", "fits needs the queue itself: give slurm instead of promql", {}
+            )
         self._check_plain()
         return self
+
+    @property
+    def platform(self) -> str:
+        """Whose queue is asked, as in engine.yaml; empty for an expression."""
+        return "" if self.slurm is None else "slurm"
+
+    @property
+    def place(self) -> str:
+        """The queue that is meant among those of the platform, or empty for all."""
+        return "" if self.slurm is None else self.slurm.partition or ""
+
+    @property
+    def fit(self) -> bool:
+        """Whether the job's end must serve who waits."""
+        return bool(self.platform) and self.fits is not False
 
     @property
     def key(self) -> SignalKey:
@@ -379,7 +401,8 @@ class Waiting(Comparing):
         if self.slurm is not None:
             place = f" in its partition {self.slurm.partition}" if self.slurm.partition else ""
             what = f"the number of jobs that wait for a GPU in Slurm{place} is"
-        return f"{what} {self.comparison_text}"
+        served = ", and the first in line could start on its cards" if self.fit else ""
+        return f"{what} {self.comparison_text}{served}"
 
 
 class All(Strict):

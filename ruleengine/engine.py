@@ -16,6 +16,7 @@ import structlog
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, health
 from gpuwarden.ruleengine.cases import CaseState
+from gpuwarden.ruleengine.demand_sources import with_demands
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
 from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
@@ -24,7 +25,6 @@ from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.replicas import Replica, Servers
-from gpuwarden.ruleengine.slurm_queues import with_queue
 from gpuwarden.ruleengine.telling import Teller
 from gpuwarden.ruleengine.ticks import BUDGET_SHARE, OUTAGE_TICKS, Breaker, TickCounts
 from gpuwarden.ruleengine.usages import Usage
@@ -32,12 +32,13 @@ from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
 from gpuwarden.ruleengine.views import View, pair_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
     from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.demand_sources import DemandSource
     from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.nodes import Nodes
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.rulebooks import RuleBook
     from gpuwarden.ruleengine.settings import EngineSettings
-    from gpuwarden.ruleengine.slurm_queues import SlurmQueue
     from gpuwarden.ruleengine.verdicts import JobFacts
 
 _NO_RULE = Blocked("rule_gone", "no rule that is in force ends the job")
@@ -70,7 +70,7 @@ class Engine:
         clock: wall and monotonic time.
         ticket_key: secret that owners' tickets are made with, or None.
         nodes: those that register, or None: none can.
-        queue: Slurm's, for rules that ask it, or None.
+        demands: who tells who waits, by the key of `only_if_waiting`.
         poll: seconds between two questions to an agent.
     """
 
@@ -88,7 +88,7 @@ class Engine:
         clock: Clock,
         ticket_key: bytes | None = None,
         nodes: Nodes | None = None,
-        queue: SlurmQueue | None = None,
+        demands: Mapping[str, DemandSource] | None = None,
         poll: float = 1.0,
     ) -> None:
         self.settings = settings
@@ -113,7 +113,7 @@ class Engine:
             poll=poll,
         )
         self.kill_switch = kill_switch
-        self._queue = queue
+        self._demands = dict(demands or {})
         self.servers = (
             source
             if isinstance(source, Servers)
@@ -271,7 +271,7 @@ class Engine:
             expected_nodes=self._expectation(),
             teams={name: user.team for name, user in book.directory.users.items()},
         )
-        return await with_queue(facts, book.rules, self._queue)
+        return await with_demands(facts, book.rules, self._demands)
 
     def _expectation(self) -> Expectation:
         settings = self.settings.nodes

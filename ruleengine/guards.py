@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from gpuwarden import durations
 from gpuwarden.ruleengine.cases import CaseState, Delivery, final_stage, lacking, terms
+from gpuwarden.ruleengine.demands import service
 from gpuwarden.ruleengine.verdicts import MAX_DARK_SHARE, MAX_SKEW_SECONDS, Truth
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.conditions import Waiting
     from gpuwarden.ruleengine.model import LimitGroup, Rule, Stage, TerminateLimits
     from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts, Verdict
 
@@ -343,7 +345,7 @@ def case_blocks(
         *_light(job),
         *_judgement(verdict, truth),
         *_far_enough(case, rule, verdict),
-        *_waiting(situation, rule),
+        *_waiting(situation, rule, job),
         *_promises(situation, case, stage, delivery=delivery, kept_until=kept_until),
         *_work(situation, job, stage),
         *_cards(situation, job),
@@ -390,7 +392,7 @@ def _far_enough(case: Case, rule: Rule, verdict: Verdict) -> list[Blocked]:
     return found
 
 
-def _waiting(situation: Situation, rule: Rule) -> list[Blocked]:
+def _waiting(situation: Situation, rule: Rule, job: JobFacts) -> list[Blocked]:
     """Whether somebody needs what the job holds, where the rule asks for that."""
     waiting = rule.only_if_waiting
     if waiting is None:
@@ -399,10 +401,21 @@ def _waiting(situation: Situation, rule: Rule) -> list[Blocked]:
     if value is None:
         why = situation.facts.failed.get(waiting.key, "only_if_waiting gave not exactly one row")
         return [Blocked("waiting_unknown", f"whether anybody waits is not known: {why}")]
-    if waiting.holds(value):
+    if not waiting.holds(value):
+        text = f"only_if_waiting is {value:g}, and ends jobs only {waiting.comparison_text}"
+        return [Blocked("nobody_waiting", text)]
+    return _service(situation, waiting, job) if waiting.fit else []
+
+
+def _service(situation: Situation, waiting: Waiting, job: JobFacts) -> list[Blocked]:
+    """Whether the job's end would let somebody start who waits."""
+    demand = situation.facts.demands.get(waiting.platform)
+    if demand is None:
+        return [Blocked("fit_unknown", "whether the cards would serve who waits is not known")]
+    found = service(demand, job, waiting.place)
+    if found.truth is Truth.YES:
         return []
-    text = f"only_if_waiting is {value:g}, and ends jobs only {waiting.comparison_text}"
-    return [Blocked("nobody_waiting", text)]
+    return [Blocked("fit_unknown" if found.truth is Truth.UNKNOWN else "no_fit", found.why)]
 
 
 def _promises(

@@ -89,6 +89,11 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
             "value for five minutes after its last scrape. `{slurm: {}, above: 0}` asks Slurm's "
             "queue: the engine runs `squeue` (see `slurm` in engine.yaml). An array counts once; "
             "jobs that are held, depend on others, begin later or are over a limit do not count. "
+            "Unless it says `fits: false`, a job is ended only if that lets the one who is first "
+            "in line for its cards start: what the end frees and what is idle already must hold "
+            "the whole request (nodes, cards, model, cores, memory); a job of which that cannot be "
+            "told ends nobody (`fit_unknown`), and neither does one that needs more than one end, "
+            "or that could start already (`no_fit`). "
             "Inline tests and replays know no queue: a due job is then held by `waiting_unknown`."
         ),
     ),

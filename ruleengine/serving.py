@@ -32,6 +32,7 @@ from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.sign_ins import Token
+from gpuwarden.ruleengine.slurm_commands import slurm_commands
 from gpuwarden.ruleengine.slurm_queues import SlurmQueue
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.channels import Channel
+    from gpuwarden.ruleengine.demand_sources import DemandSource
     from gpuwarden.ruleengine.settings import Settings
 
 MIN_TOKEN = 16
@@ -175,13 +177,10 @@ def _nodes(settings: Settings, ledger: Ledger, clock: Clock) -> Nodes | None:
     )
 
 
-def _queue(settings: Settings) -> SlurmQueue | None:
-    chosen = settings.values.slurm
-    if chosen is None:
-        return None
-    return SlurmQueue(
-        settings.path(chosen.squeue), _optional(settings, chosen.config), chosen.timeout
-    )
+def _demands(settings: Settings) -> dict[str, DemandSource]:
+    """Who tells who waits, by the key of `only_if_waiting`."""
+    commands = slurm_commands(settings)
+    return {} if commands is None else {"slurm": SlurmQueue(commands)}
 
 
 def _optional(settings: Settings, name: str | None) -> Path | None:
@@ -237,7 +236,7 @@ class Service:
             clock=clock,
             ticket_key=ticket_key,
             nodes=self._nodes,
-            queue=_queue(settings),
+            demands=_demands(settings),
         )
         last_hop = LastHop(
             self.ledger, self._channels, directory=lambda: rulebook.directory, clock=clock

@@ -163,10 +163,17 @@ class RetentionSettings(Strict):
 
 
 class SlurmSettings(Strict):
-    """How Slurm's queue is asked, for rules with `only_if_waiting: {slurm: ...}`."""
+    """How Slurm is asked, for `only_if_waiting: {slurm: ...}`, and told to end what it owns."""
 
     squeue: File = "/usr/bin/squeue"
     """Slurm's command; the engine's user must be allowed to see the jobs of all users."""
+    scontrol: File = "/usr/bin/scontrol"
+    """Tells what is idle and what a job is, and requeues it: for that the engine's user must be
+    Slurm's operator."""
+    scancel: File = "/usr/bin/scancel"
+    """Ends jobs and gives them the signal that they asked for; likewise."""
+    sacct: File | None = None
+    """Knows jobs that Slurm's controller has forgotten; only where there is accounting."""
     config: File | None = None
     """slurm.conf; where Slurm looks for it by default."""
     timeout: Annotated[Seconds, Field(gt=0, le=60)] = 5.0
@@ -211,7 +218,7 @@ class EngineSettings(Strict):
     slack: SlackSettings | None = None
     """Slack; without it no message is sent."""
     slurm: SlurmSettings | None = None
-    """Slurm, for rules that end jobs only while somebody waits there; not asked for any other."""
+    """Slurm, which ends its own jobs, and whose queue rules may ask who waits."""
     kill_switch: File = "/run/gpuwarden/halt"
     """While this file exists nothing is ended."""
     external_url: Url = f"http://{DEFAULT_LISTEN}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpuwarden.ruleengine.demands import Demand
 
 MAX_DARK_SHARE = 0.1
 """With more of the expected nodes dark, nothing is ended."""
@@ -157,6 +158,8 @@ class FleetFacts:
         failed: custom expressions that could not be evaluated -> why.
         scrape_interval: of the nodes, in seconds.
         numbers: custom expressions that gave exactly one row -> its value.
+        demands: platform, as `only_if_waiting` names it -> who waits there; of those that a rule
+            asks, and that answered.
     """
 
     time: float
@@ -171,6 +174,7 @@ class FleetFacts:
     expected_names: tuple[str, ...] = ()
     lit_names: tuple[str, ...] = ()
     numbers: Mapping[SignalKey, float] = field(default_factory=lambda: MappingProxyType({}))
+    demands: Mapping[str, Demand] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 
 from tests.servers import ServerFailed, binary, free_port, until
 
+from gpuwarden.ruleengine.slurm_commands import SlurmCommands
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -201,6 +203,12 @@ class SlurmCluster:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait(timeout=5)
+
+
+def commands_of(cluster: SlurmCluster, timeout: float = 20.0) -> SlurmCommands:
+    """The engine's commands for a cluster."""
+    names = ("squeue", "scontrol", "scancel")
+    return SlurmCommands({name: Path(binary((name,))) for name in names}, cluster.config, timeout)
 
 
 def _version() -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.app import EngineApp
     from gpuwarden.ruleengine.cases import Case, CaseState
+    from gpuwarden.ruleengine.demand_sources import DemandSource
     from gpuwarden.ruleengine.prometheus import Source
-    from gpuwarden.ruleengine.slurm_queues import SlurmQueue
 
 TICK = 15.0
 RULES = """
@@ -100,7 +100,7 @@ class World:
     """What the engine asks instead of the fleet itself, such as a client of a server before it."""
     open_ledger: Callable[[Path], Ledger] = Ledger
     rule_files: str = "[rules.yaml]"
-    queue: SlurmQueue | None = None
+    demands: dict[str, DemandSource] = field(default_factory=dict)
     web: str = ""
     external_url: str = "http://engine:9837"
 
@@ -200,7 +200,7 @@ def _build(world: World) -> None:
         signer=Signer.load(world.keys.file),
         clock=world.clock,
         ticket_key=b"k" * 32,
-        queue=world.queue,
+        demands=world.demands,
         poll=0.01,
     )
     channel = SlackChannel(SlackSettings(url=world.slack.url, token_file="t"), "xoxb-test")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.ruleengine.engines import World, running
-from tests.ruleengine.fleets import a_rule
+from tests.ruleengine.fleets import a_job, a_rule
 from tests.ruleengine.test_waiting import IDLE, STAGES
-from tests.servers import free_port, until
-from tests.slurm_servers import slurm
+from tests.servers import binary, free_port, until
+from tests.slurm_servers import commands_of, slurm
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.platforms.slurm_queue import (
@@ -23,12 +23,15 @@ from gpuwarden.platforms.slurm_queue import (
     waiting_jobs,
 )
 from gpuwarden.ruleengine.cases import CaseState
+from gpuwarden.ruleengine.demands import service
 from gpuwarden.ruleengine.facts import needed_keys
 from gpuwarden.ruleengine.linting import lint_rule
 from gpuwarden.ruleengine.model import RuleSet
 from gpuwarden.ruleengine.rule_differences import differences
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
-from gpuwarden.ruleengine.slurm_queues import MAX_OUTPUT_BYTES, SlurmQueue
+from gpuwarden.ruleengine.slurm_commands import MAX_OUTPUT_BYTES, SlurmCommands
+from gpuwarden.ruleengine.slurm_queues import SlurmQueue
+from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,11 +42,14 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.model import Rule
 
 MARK = "|0123456789abcdef"
+REST = "4294901757;1;1;1;;(null);OK;(null);N/A;cpu=1,mem=1000M,node=1,billing=1"
+"""Priority, nodes, tasks, names, features, sharing, reservation, components, and all in all."""
 
 
 def _answer(*rows: str) -> str:
-    """Rows as Slurm 22.05.8 gave them, values apart by `;`."""
-    return "".join("".join(f"{value}{MARK}" for value in row.split(";")) + "\n" for row in rows)
+    """Rows as Slurm 22.05.8 gave them, values apart by `;`; of a small job where they end early."""
+    whole = [row if row.count(";") > 6 else f"{row};{REST}" for row in rows]
+    return "".join("".join(f"{value}{MARK}" for value in row.split(";")) + "\n" for row in whole)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,7 @@ def _answer(*rows: str) -> str:
         ("8;main;Priority;N/A;gres/gpu:a100=1;N/A;N/A", True),
         ("8;main;Priority;N/A;gres:nvme:1,gres:gpu:1;N/A;N/A", True),
         ("7;main;Resources;N/A;N/A;N/A;N/A", False),
+        ("7;main;Resources;N/A;gres:gpu:0;N/A;N/A", False),
         ("7;main;Resources;N/A;gres:gpumem:1;N/A;N/A", False),
         ("7;main;Resources;N/A;gres:nvme:gpu;N/A;N/A", False),
         ("5;main;JobHeldUser;N/A;gres:gpu:1;N/A;N/A", False),
@@ -89,7 +96,7 @@ def test_a_partition_counts_the_jobs_that_may_start_in_it() -> None:
     [
         "slurm_load_jobs error: Unable to contact slurm controller\n",
         _answer("1;main;Resources;N/A;gres:gpu:1;N/A;N/A").removesuffix(f"{MARK}\n"),
-        _answer("1;main;Resources"),
+        _answer("1;main;Resources;N/A;gres:gpu:1;N/A;N/A;1"),
         _answer("x;main;Resources;N/A;gres:gpu:1;N/A;N/A"),
         _answer("1;main;Resources;N/A;gres:gpu:1;N/A;N/A") + "more",
     ],
@@ -124,7 +131,7 @@ def command(tmp_path: Path) -> Callable[[str], SlurmQueue]:
         path = tmp_path / "squeue"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
-        return SlurmQueue(path, Path("/etc/there.conf"), timeout)
+        return SlurmQueue(SlurmCommands({"squeue": path}, Path("/etc/there.conf"), timeout))
 
     return make
 
@@ -185,7 +192,7 @@ def _ended(pid: str) -> bool:
 def test_a_command_that_is_not_there_is_said(tmp_path: Path) -> None:
     """With the setting that names it."""
     with pytest.raises(ServiceUnavailable, match=r"see slurm\.squeue in engine\.yaml"):
-        _pending(SlurmQueue(tmp_path / "none", None, 5))
+        _pending(SlurmQueue(SlurmCommands({"squeue": tmp_path / "none"}, None, 5)))
 
 
 # -- a real Slurm
@@ -202,10 +209,7 @@ def test_a_real_queue_is_read(cluster: SlurmCluster) -> None:
     """Every way to ask for a card counts, every way not to wait for one does not."""
     busy = cluster.submit("sleep 600", "--gres=gpu:1")
     cluster.wait_for_state(busy, "RUNNING")
-    program = next(
-        path for path in (Path("/usr/bin/squeue"), Path("/usr/local/bin/squeue")) if path.exists()
-    )
-    queue = SlurmQueue(program, cluster.config, 20)
+    queue = SlurmQueue(commands_of(cluster, 20))
     assert _pending(queue) == ()
     for options in (
         ("--gres=gpu:1", "--hold"),
@@ -228,11 +232,14 @@ def test_a_real_queue_is_read(cluster: SlurmCluster) -> None:
     until(lambda: waiting_jobs(_pending(queue)) == 5, 60)
     assert waiting_jobs(_pending(queue), "main") == 5
     assert waiting_jobs(_pending(queue), "other") == 0
+    served = service(asyncio.run(queue.demand(fits=True)), a_job(job_id=f"slurm-ci-{busy}-0"))
+    assert served.truth is Truth.YES, served
+    assert served.job in {str(job.job_id) for job in _pending(queue)}
     text = re.sub(r"SlurmctldPort=\d+", f"SlurmctldPort={free_port()}", cluster.config.read_text())
     elsewhere = cluster.folder / "etc/elsewhere.conf"
     elsewhere.write_text(text)
     with pytest.raises(ServiceUnavailable):
-        _pending(SlurmQueue(program, elsewhere, 1))
+        _pending(SlurmQueue(SlurmCommands({"squeue": Path(binary(("squeue",)))}, elsewhere, 1)))
 
 
 # -- rules and the engine
@@ -257,9 +264,9 @@ def test_a_due_job_is_ended_once_somebody_waits_in_slurm(
     """An empty queue, a broken squeue and an engine without Slurm all end nothing."""
     servers.rules()
     path, begin = servers.folder / "rules.yaml", "  cold_start: 60s\n"
-    condition = "  only_if_waiting: {slurm: {partition: main}, above: 0}\n"
+    condition = "  only_if_waiting: {slurm: {partition: main}, above: 0, fits: false}\n"
     path.write_text(path.read_text().replace(begin, condition + begin))
-    servers.queue = None if script is None else command(script)
+    servers.demands = {} if script is None else {"slurm": command(script)}
 
     async def story() -> None:
         async with running(servers) as world:
@@ -269,7 +276,7 @@ def test_a_due_job_is_ended_once_somebody_waits_in_slurm(
             assert world.agent.requests == []
             if script is None:
                 return
-            row = "1 main Resources N/A gres:gpu:1 N/A N/A"
+            row = "1 main Resources N/A gres:gpu:1 N/A N/A 1 1 1 1 N/A N/A OK N/A N/A cpu=1"
             command(
                 f'mark="|${{4#*|}}"; mark="${{mark%%,*}}"; for v in {row}; do printf "%s%s" '
                 '"$v" "$mark"; done'
@@ -301,6 +308,8 @@ def _set(rule: Rule) -> RuleSet:
         {"slurm": {"partition": "a b"}, "above": 0},
         {"slurm": {"queue": "main"}, "above": 0},
         {"slurm": {}, "above": "5%"},
+        {"slurm": {}, "above": 0, "fits": "yes"},
+        {"promql": "sum(gpu_processes)", "above": 0, "fits": True},
     ],
 )
 def test_one_source_and_one_bare_limit(waiting: dict[str, object]) -> None:
@@ -313,7 +322,10 @@ def test_it_is_explained_and_compared() -> None:
     """To end only while somebody waits is laxer."""
     one, two = _rule(None), _rule({"slurm": {"partition": "main"}, "above": 0})
     lines = explanation_lines(explain_rule(two, _set(two), scrape_interval=5))
-    wanted = "the number of jobs that wait for a GPU in Slurm in its partition main is > 0"
+    wanted = (
+        "the number of jobs that wait for a GPU in Slurm in its partition main is > 0, "
+        "and the first in line could start on its cards"
+    )
     assert f"It ends jobs only while {wanted}" in [line.strip() for line in lines]
     for old, new, effect in ((one, two, "laxer"), (two, one, "stricter")):
         (difference,) = differences(_set(old), _set(new))

@@ -1,0 +1,150 @@
+"""Running Slurm's own commands: by path, without a shell, bounded in time and output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gpuwarden.errors import ServiceUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from gpuwarden.ruleengine.settings import Settings
+
+MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
+_MAX_ERROR = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command left.
+
+    Attributes:
+        status: 0 if it succeeded.
+        output: what it printed.
+        complaint: what it said of errors, on one line and bounded.
+    """
+
+    status: int
+    output: str
+    complaint: str
+
+
+class SlurmCommands:
+    """The commands of one cluster.
+
+    They get an environment of their own: what somebody exported for his `squeue` must not change
+    an answer, and times come as Unix times.
+
+    Args:
+        programs: name of a command, such as `squeue` -> its path.
+        config: slurm.conf, or None for Slurm's own default.
+        timeout: seconds that one command may take.
+    """
+
+    def __init__(self, programs: Mapping[str, Path], config: Path | None, timeout: float) -> None:
+        self._programs = dict(programs)
+        self._timeout = timeout
+        self._environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+        if config is not None:
+            self._environment["SLURM_CONF"] = str(config)
+
+    async def run(self, name: str, *words: str) -> Answer:
+        """Run a command to its end.
+
+        Raises:
+            ServiceUnavailable: it cannot be run, is not done in time, or prints too much; what it
+                was told to do may or may not have been done.
+        """
+        program = self._programs.get(name)
+        if program is None:
+            raise ServiceUnavailable(f"engine.yaml names no {name}: give slurm.{name}")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                program,
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ServiceUnavailable(
+                f"{program} cannot be run: {error.strerror}; see slurm.{name} in engine.yaml"
+            ) from error
+        try:
+            async with asyncio.timeout(self._timeout):
+                output, complaint = await _read(process, name)
+        except TimeoutError:
+            text = f"{name} did not answer within {self._timeout:g} s; see slurm.timeout"
+            raise ServiceUnavailable(text) from None
+        finally:
+            await _gone(process)
+        said = " ".join(complaint.decode(errors="replace").split())[:_MAX_ERROR]
+        return Answer(process.returncode or 0, output.decode(errors="replace"), said)
+
+    async def output(self, name: str, *words: str) -> str:
+        """What a command that must succeed prints.
+
+        Raises:
+            ServiceUnavailable: as `run`, or it failed, with what it said.
+        """
+        answer = await self.run(name, *words)
+        if answer.status:
+            text = f"{name} failed with status {answer.status}: {answer.complaint}"
+            raise ServiceUnavailable(text)
+        return answer.output
+
+
+def slurm_commands(settings: Settings) -> SlurmCommands | None:
+    """Those that engine.yaml names, or None where it has no `slurm`."""
+    chosen = settings.values.slurm
+    if chosen is None:
+        return None
+    named = {
+        "squeue": chosen.squeue,
+        "scontrol": chosen.scontrol,
+        "scancel": chosen.scancel,
+        "sacct": chosen.sacct,
+    }
+    return SlurmCommands(
+        {name: settings.path(path) for name, path in named.items() if path is not None},
+        None if chosen.config is None else settings.path(chosen.config),
+        chosen.timeout,
+    )
+
+
+async def _read(process: asyncio.subprocess.Process, name: str) -> tuple[bytes, bytes]:
+    """Both outputs to their end, and the command to its own."""
+    if process.stdout is None or process.stderr is None:
+        raise ServiceUnavailable(f"{name} has no output")
+
+    async def bounded(stream: asyncio.StreamReader) -> bytes:
+        parts, size = [], 0
+        while chunk := await stream.read(65_536):
+            size += len(chunk)
+            if size > MAX_OUTPUT_BYTES:
+                text = f"{name} printed more than {MAX_OUTPUT_BYTES // 2**20} MiB"
+                raise ServiceUnavailable(text)
+            parts.append(chunk)
+        return b"".join(parts)
+
+    both = await asyncio.gather(bounded(process.stdout), bounded(process.stderr))
+    await process.wait()
+    return both
+
+
+async def _gone(process: asyncio.subprocess.Process) -> None:
+    """End what is left of a command, and what it started."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

@@ -1,0 +1,143 @@
+"""Slurm's queue and nodes in the words of `demands`. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from gpuwarden.platforms.slurm import attempt_id
+from gpuwarden.platforms.slurm_queue import memory_bytes, waits
+from gpuwarden.ruleengine.demands import Demand, Needs, Room, Share, WaitingJob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpuwarden.platforms.slurm import SlurmJob
+    from gpuwarden.platforms.slurm_nodes import SlurmNode
+    from gpuwarden.platforms.slurm_queue import PendingJob
+
+NAME: Final = "Slurm"
+PREFIX: Final = "slurm-"
+_FEATURES = re.compile(r"[A-Za-z0-9_.-]+(?:&[A-Za-z0-9_.-]+)*")
+
+
+def waiting_only(jobs: Iterable[PendingJob]) -> Demand:
+    """Who waits, without what would serve them."""
+    return Demand(NAME, PREFIX, waiting=_in_line(jobs, ()))
+
+
+def demand_of(
+    jobs: Iterable[PendingJob],
+    nodes: Sequence[SlurmNode],
+    running: Iterable[SlurmJob],
+    *,
+    cluster: str,
+) -> Demand:
+    """Who waits, what is idle, and what running jobs hold.
+
+    Args:
+        jobs: that pend.
+        nodes: all.
+        running: jobs that have nodes.
+        cluster: whose they are.
+    """
+    names = {node.name for node in nodes}
+    hosts: dict[str, set[str]] = {}
+    for node in nodes:
+        for host in node.hosts:
+            # Of an address the first part names nothing.
+            short = host if host[:1].isdigit() or ":" in host else host.partition(".")[0]
+            for word in (host, short):
+                hosts.setdefault(word, set()).add(node.name)
+    return Demand(
+        NAME,
+        PREFIX,
+        waiting=_in_line(jobs, nodes),
+        rooms={node.name: Room(node.idle, node.cpus, node.memory) for node in nodes if node.usable},
+        holdings={attempt_id(job, cluster): _shares(job) for job in running if job.nodes},
+        # A host that is several nodes is none of them.
+        hosts={
+            host: next(iter(found))
+            for host, found in hosts.items()
+            if len(found) == 1 and host not in names
+        },
+    )
+
+
+def _shares(job: SlurmJob) -> tuple[Share, ...]:
+    count = len(job.nodes)
+    cpus, memory = job.tres.get("cpu", ""), memory_bytes(job.tres.get("mem", ""))
+    cards = job.tres.get("gres/gpu", "")
+    return tuple(
+        Share(
+            node,
+            # Of several nodes the answer tells no more than the sum.
+            cards=int(cards) if count == 1 and cards.isdecimal() else None,
+            cpus=float(int(cpus) // count) if cpus.isdecimal() else 0.0,
+            memory=(memory or 0.0) / count,
+        )
+        for node in job.nodes
+    )
+
+
+def _in_line(jobs: Iterable[PendingJob], nodes: Sequence[SlurmNode]) -> tuple[WaitingJob, ...]:
+    waiting = sorted((job for job in jobs if waits(job)), key=lambda job: -job.priority)
+    return tuple(_waiting(job, nodes) for job in waiting)
+
+
+def _waiting(job: PendingJob, nodes: Sequence[SlurmNode]) -> WaitingJob:
+    unknown = _unknown(job)
+    simple = not job.features or _FEATURES.fullmatch(job.features) is not None
+    features = frozenset(job.features.split("&")) if job.features and simple else frozenset()
+    named = job.named_nodes or frozenset()
+    return WaitingJob(
+        str(job.job_id),
+        Needs(1) if unknown else _needs(job),
+        candidates=frozenset(
+            node.name
+            for node in nodes
+            if node.usable
+            and job.partitions & node.partitions
+            and features <= node.features
+            and (len(named) != 1 or node.name in named)
+        ),
+        places=job.partitions,
+        unknown=unknown,
+    )
+
+
+def _unknown(job: PendingJob) -> str:
+    """Why it cannot be told what would serve a job, or empty."""
+    models = {*job.per_job, *job.per_node, *job.per_task}
+    named = job.named_nodes
+    doubts = (
+        (job.unread or len(models) != 1, "what cards it asks for could not be read"),
+        (
+            bool(job.features) and _FEATURES.fullmatch(job.features) is None,
+            f"nodes with {job.features[:80]!r} are not told apart here",
+        ),
+        (
+            named is None or (bool(named) and max(len(named), job.nodes) > 1),
+            "it asks for several nodes, of which it names some",
+        ),
+        (job.whole_nodes, "it wants its nodes for itself alone"),
+        (bool(job.reservation), "it waits in a reservation"),
+        (job.het, "it is one of several components that start together"),
+    )
+    return next((text for holds, text in doubts if holds), "")
+
+
+def _needs(job: PendingJob) -> Needs:
+    (model,) = {*job.per_job, *job.per_node, *job.per_task}
+    per_node, per_task = job.per_node.get(model, 0), job.per_task.get(model, 0)
+    cards = max(job.per_job.get(model, 0), per_node * job.nodes, per_task * job.tasks)
+    return Needs(
+        cards,
+        per_node=max(1, per_node, per_task),
+        unit=max(1, per_task),
+        nodes=job.nodes,
+        max_nodes=job.max_nodes,
+        model=model,
+        cpus=job.cpus,
+        memory=job.memory,
+    )

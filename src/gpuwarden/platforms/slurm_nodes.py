@@ -1,0 +1,110 @@
+"""What is idle on Slurm's nodes, read from `scontrol show node --details --oneliner`.
+
+What administrators wrote (a comment, why a node is drained) comes last on a line and is not read;
+of what is named twice the first counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FIELD = re.compile(r"(?:^|\s)(?P<key>[A-Za-z]\w*)=(?P<value>\S*)")
+_GRES = re.compile(
+    r"(?P<name>[A-Za-z0-9_]+)(?::(?P<model>[A-Za-z_][A-Za-z0-9_.-]*))?:(?P<count>[0-9]{1,6})"
+    r"(?:\([^)]*\))?"
+)
+_USABLE: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "CLOUD", "DYNAMIC_NORM", "PLANNED"})
+"""States in which a job could start; with a word that is not here it is not known whether."""
+_SHARED_CARDS: Final = frozenset({"mps", "shard"})
+_MEBI = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """A node and what is idle on it.
+
+    Attributes:
+        name: Slurm's.
+        hosts: what else it is called: its host's name, its address.
+        partitions, features: that it is in, that it has.
+        usable: whether a job could start there now, were there room.
+        idle: model of its cards (empty where they have none) -> how many are idle.
+        cpus, memory: idle ones; memory in bytes.
+    """
+
+    name: str
+    hosts: frozenset[str] = frozenset()
+    partitions: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()
+    usable: bool = False
+    idle: Mapping[str, int] = field(default_factory=dict)
+    cpus: float = 0.0
+    memory: float = 0.0
+
+
+def decode_nodes(text: str) -> tuple[SlurmNode, ...]:
+    """The nodes of an answer; one of which too little is told is there, and not usable."""
+    found = []
+    for line in text.split("\n"):
+        values: dict[str, str] = {}
+        for match in _FIELD.finditer(line):
+            values.setdefault(match["key"], match["value"])
+        if "NodeName" in values:
+            found.append(_node(values))
+    return tuple(found)
+
+
+def _node(values: Mapping[str, str]) -> SlurmNode:
+    have, used = _gres(values.get("Gres", "")), _gres(values.get("GresUsed", ""))
+    cpus = _number(values.get("CPUEfctv") or values.get("CPUTot"))
+    busy, memory, taken = (
+        _number(values.get(name)) for name in ("CPUAlloc", "RealMemory", "AllocMem")
+    )
+    told = None not in (have, used, cpus, busy, memory, taken)
+    have, used = have or {}, used or {}
+    shared = any(used.get((name, model), 0) for name, model in used if name in _SHARED_CARDS)
+    states = frozenset(re.findall(r"[A-Z_]+", values.get("State", "").upper()))
+    return SlurmNode(
+        name=values["NodeName"],
+        hosts=frozenset(_words(values, "NodeHostName", "NodeAddr")),
+        partitions=frozenset(_words(values, "Partitions")),
+        features=frozenset(_words(values, "ActiveFeatures")),
+        usable=told and not shared and bool(states) and states <= _USABLE,
+        idle={
+            model: max(0, count - used.get(("gpu", model), 0))
+            for (name, model), count in have.items()
+            if name == "gpu"
+        },
+        cpus=float(max(0, (cpus or 0) - (busy or 0))),
+        memory=float(max(0, (memory or 0) - (taken or 0)) * _MEBI),
+    )
+
+
+def _words(values: Mapping[str, str], *names: str) -> list[str]:
+    words = [word for name in names for word in values.get(name, "").split(",")]
+    return [word for word in words if word not in ("", "(null)", "N/A")]
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,15}", text) else None
+
+
+def _gres(text: str) -> dict[tuple[str, str], int] | None:
+    """(name, model) -> how many, of `gpu:a100:4(S:0-1)`; None where it cannot be made out."""
+    found: dict[tuple[str, str], int] = {}
+    if text in ("", "(null)", "N/A"):
+        return found
+    at = 0
+    while at < len(text):
+        match = _GRES.match(text, at)
+        if match is None or (match.end() < len(text) and text[match.end()] != ","):
+            return None
+        key = (match["name"], match["model"] or "")
+        found[key] = found.get(key, 0) + int(match["count"])
+        at = match.end() + 1
+    return found
