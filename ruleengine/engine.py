@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
-from gpuwarden.ruleengine import cases, guards, health
+from gpuwarden.ruleengine import cases, guards, health, papers
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.demand_sources import with_demands
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
 from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
+from gpuwarden.ruleengine.holds import Holds
 from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.pauses import Pauses
@@ -134,6 +135,7 @@ class Engine:
             ticket_key=ticket_key,
         )
         self.pauses = Pauses(ledger, clock)
+        self._holds = Holds(ledger)
         self._judgements = Judgements(
             settings, rulebook, ledger=ledger, table=self.cases, ticks=self.ticks, clock=clock
         )
@@ -208,6 +210,7 @@ class Engine:
         log.warning("tick discarded; nothing changes", error=str(error))
         why = Blocked("no_facts", f"too little is known now: {error}")
         self.view.blocks = {pair_of(stored): (why,) for stored in self._due()}
+        self._held()
         standing = guards.standing_blocks(
             killed=switched_on(self.kill_switch),
             paused=self.pauses.sentence,
@@ -307,6 +310,12 @@ class Engine:
             self._blocked(stored, blocks)
             if not blocks:
                 ended.append(stored.case.rule_id)
+        self._held()
+
+    def _held(self) -> None:
+        """Write down what held due ends back, and since when."""
+        blocks = {stored.id: self.view.blocks.get(pair_of(stored), ()) for stored in self._due()}
+        self._holds.seen(blocks, time=self.clock.wall())
 
     def _due(self) -> list[StoredCase]:
         return [stored for stored in self.cases.all() if stored.case.state is CaseState.DUE]
@@ -340,6 +349,18 @@ class Engine:
             return blocks
         verdict, _ = self._judgements.verdict(rule, job, fresh)
         key, stage = final
+        look = papers.look(
+            self._judgements.rule_texts.hash_of(rule, self.rulebook.rules),
+            self._situation(fresh, ended=ended),
+            stored.case,
+            stage,
+            rule=rule,
+            job=job,
+            verdict=verdict,
+            kept_until=self.kept_until(stored.case),
+            book=self.rulebook,
+        )
+        papers.save_look(self.ledger, stored.id, look, time=self.clock.wall())
         refused = await self.reclaimer.act(
             stored, rule, key, stage, job=job, verdict=verdict, reach=reach
         )

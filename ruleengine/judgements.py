@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from gpuwarden.ruleengine import cases, evaluation, notices
+from gpuwarden.ruleengine import cases, evaluation, notices, papers
 from gpuwarden.ruleengine.cases import CloseReason, Delivery, Event
 from gpuwarden.ruleengine.causes import IDLE, diagnose, recognised
 from gpuwarden.ruleengine.ledger import Ledger, LedgerUnusable
@@ -75,6 +75,8 @@ class Judgements:
         self._trust = ledger.trust_spent()
         self._completed_at: float | None = None
         self._remembered = Expectations(rulebook.rules.profiles)
+        self.rule_texts = papers.RuleTexts(ledger, settings.scrape_interval)
+        self._openings = 0
 
     def forget(self, pair: Pair) -> None:
         """A job is gone for good: so is what its word has used up."""
@@ -98,6 +100,7 @@ class Judgements:
         delta, outage = self._elapsed()
         self.settled_for = 0.0 if outage else self.settled_for + delta
         now = self._clock.wall()
+        self._openings = 0
         view = View(facts=facts)
         rules = self._rulebook.rules
         view.verdicts.begin(facts, rules)
@@ -201,10 +204,12 @@ class Judgements:
         outage: bool,
     ) -> Change | None:
         stored, truth = self._cases.get(rule.id, job.job_id), answer.truth
+        opening = None
         if stored is None:
             if truth is not Truth.YES:
                 return None
             case, delta = cases.opened(rule, job.job_id, wall=now), 0.0
+            opening = self._opening(rule, job, facts)
         else:
             case = stored.case
         run_id = job.run.run_id if job.run is not None and not job.run.conflict else case.run_id
@@ -237,7 +242,16 @@ class Judgements:
             log.info("case", rule=rule.id, job=job.job_id, kind=event.kind, **event.detail)
         closed = None if step.closed is None else step.closed.value
         number = None if stored is None else stored.id
-        return Change(number, case, rule.mode.value, tuple(events), closed)
+        return Change(number, case, rule.mode.value, tuple(events), closed, opening)
+
+    def _opening(self, rule: Rule, job: JobFacts, facts: FleetFacts) -> papers.Paper | None:
+        """The first sample that broke a rule, where more may come of it than a notice."""
+        if not papers.acts(rule) or self._openings >= papers.MAX_OPENINGS:
+            return None
+        self._openings += 1
+        verdict, _ = self.verdict(rule, job, facts)
+        text = self.rule_texts.hash_of(rule, self._rulebook.rules)
+        return papers.opening(text, verdict, facts.time)
 
     def _cause(self, rule: Rule, job: JobFacts, facts: FleetFacts) -> Cause:
         expected = self._expectations().of(job, rule.team).values

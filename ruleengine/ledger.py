@@ -38,6 +38,8 @@ __all__ = ["Ledger", "LedgerUnusable"]
 OPEN_STATES = ("authorised", "acting")
 MAX_WAL_BYTES = 64 * 1024 * 1024
 """What a burst made of the log beside the file is cut back to."""
+MAX_REFUSALS = 20
+"""Of one notice, that are kept for the audit."""
 
 
 class Ledger(Counters):
@@ -336,8 +338,8 @@ class Ledger(Counters):
             )
             db.executemany(
                 "INSERT OR IGNORE INTO notices "
-                "(case_id, stage, channel, recipient, state, time) "
-                "VALUES (?, ?, ?, ?, 'pending', ?)",
+                "(case_id, stage, channel, recipient, state, time, required_at) "
+                "VALUES (?1, ?2, ?3, ?4, 'pending', ?5, ?5)",
                 [(case_id, stage, channel, to, time) for channel, to in recipients],
             )
 
@@ -376,10 +378,13 @@ class Ledger(Counters):
             _count_attempt(db, key.channel, "failed")
             if case_id is not None:
                 db.execute(
-                    "UPDATE notices SET state='failed', error=?, time=?, attempts=attempts+1 "
-                    "WHERE case_id=? AND stage=? AND channel=? AND recipient=? "
+                    "UPDATE notices SET state='failed', error=?1, time=?2, attempts=attempts+1, "
+                    # The first ones tell since when, and the newest stands in `error`.
+                    "refusals=CASE WHEN json_array_length(refusals) < ?7 "
+                    "THEN json_insert(refusals, '$[#]', json_array(?2, ?1)) ELSE refusals END "
+                    "WHERE case_id=?3 AND stage=?4 AND channel=?5 AND recipient=?6 "
                     "AND state != 'proven'",
-                    (error, time, case_id, stage, key.channel, key.recipient),
+                    (error, time, case_id, stage, key.channel, key.recipient, MAX_REFUSALS),
                 )
 
     def notices(self, case_id: int) -> list[Notice]:
@@ -538,6 +543,9 @@ def _store(db: sqlite3.Connection, change: Change, time: float) -> int:
             (case.rule_id, case.job_id, case.state.value, case.encode(), case.opened_at),
         )
         number = int(cursor.lastrowid or 0)
+        if change.opening is not None:
+            opening = (number, change.opening.rule_hash, change.opening.document)
+            db.execute("INSERT INTO openings VALUES (?, ?, ?)", opening)
     elif change.closed is not None and not change.events and case.detected_at is None:
         # Never more than a suspicion: nothing refers to it, and nothing was written about it.
         db.execute("DELETE FROM cases WHERE id=?", (number,))

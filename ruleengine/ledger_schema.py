@@ -180,5 +180,38 @@ MIGRATIONS = (
     CREATE INDEX decisions_finished ON decisions (finished_at);
     CREATE INDEX deliveries_time ON deliveries (time);
     """,
+    # For the audit of one reclaim. The number of a look says which decision came of it: the next.
+    """
+    CREATE TABLE rule_texts (
+        hash TEXT PRIMARY KEY,
+        rule_id TEXT NOT NULL,
+        document TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE openings (
+        case_id INTEGER PRIMARY KEY REFERENCES cases (id) ON DELETE CASCADE,
+        rule_hash TEXT NOT NULL,
+        document TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE looks (
+        id INTEGER PRIMARY KEY,
+        case_id INTEGER NOT NULL REFERENCES cases (id) ON DELETE CASCADE,
+        time REAL NOT NULL,
+        rule_hash TEXT NOT NULL,
+        document TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX looks_case ON looks (case_id);
+    CREATE TABLE holds (
+        id INTEGER PRIMARY KEY,
+        case_id INTEGER NOT NULL REFERENCES cases (id) ON DELETE CASCADE,
+        reason TEXT NOT NULL,
+        sentence TEXT NOT NULL,
+        begun_at REAL NOT NULL,
+        ended_at REAL
+    ) STRICT;
+    CREATE INDEX holds_case ON holds (case_id);
+    CREATE INDEX holds_open ON holds (case_id) WHERE ended_at IS NULL;
+    ALTER TABLE notices ADD COLUMN required_at REAL;
+    ALTER TABLE notices ADD COLUMN refusals TEXT NOT NULL DEFAULT '[]';
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

@@ -9,6 +9,7 @@ from gpuwarden.agent_api import ActionReport
 
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.cases import Case, Event
+    from gpuwarden.ruleengine.papers import Paper
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Change:
         mode: the rule's mode, for the audit.
         events: what to write to the audit.
         closed: why it is over, or None.
+        opening: of a new case, the first sample that broke the rule; or None.
     """
 
     id: int | None
@@ -131,6 +133,7 @@ class Change:
     mode: str
     events: tuple[Event, ...] = ()
     closed: str | None = None
+    opening: Paper | None = None
 
 
 @dataclass(frozen=True, slots=True)

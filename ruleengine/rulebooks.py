@@ -40,6 +40,11 @@ class RuleBook:
         self.problem = ""
         """Why the files on disk are not those in force, or an empty string."""
 
+    @property
+    def files_hash(self) -> str:
+        """A hash over names and contents of the files in force: those of rules, and the directory."""
+        return self._seen
+
     def rule(self, rule_id: str) -> Rule | None:
         """A rule in force, or None."""
         return next((rule for rule in self.rules.rules if rule.id == rule_id), None)

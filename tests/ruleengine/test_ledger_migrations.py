@@ -45,8 +45,9 @@ def made(path: Path, version: int) -> None:
             ],
         )
         db.execute(
-            "INSERT INTO notices VALUES (1, 'moderate-notify:enforce', 'email', 'a@example.org', "
-            "'proven', 1, '250 ok', '', 11.0)"
+            "INSERT INTO notices (case_id, stage, channel, recipient, state, attempts, proof, "
+            "time) VALUES (1, 'moderate-notify:enforce', 'email', 'a@example.org', 'proven', 1, "
+            "'250 ok', 11.0)"
         )
         db.execute("INSERT INTO attempts VALUES ('email', 'delivered', 7)")
         db.execute(
