@@ -15,10 +15,10 @@ from gpuwarden import __version__
 from gpuwarden.ruleengine import guards
 from gpuwarden.ruleengine.cases import terms
 from gpuwarden.ruleengine.enforcement import evidence_record
-from gpuwarden.ruleengine.rule_explanations import explain_rule
+from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from gpuwarden.ruleengine.cases import Case
     from gpuwarden.ruleengine.guards import PastEnd, Situation
@@ -62,14 +62,39 @@ class RuleTexts:
         known = self._known.get(rule.id)
         if known is not None and known[0] is rule:
             return known[1]
-        # Whom a rule spares is no part of it, and is not told to everybody.
-        text = explain_rule(rule, rules, scrape_interval=self._interval) | {"protected": []}
-        document = json.dumps(text, sort_keys=True, ensure_ascii=False)
+        document = json.dumps(self._text(rule, rules), sort_keys=True, ensure_ascii=False)
         name = hashlib.sha256(document.encode()).hexdigest()[:16]
+        row = (name, rule.id, document)
         with self._ledger.transaction() as db:
-            db.execute("INSERT OR IGNORE INTO rule_texts VALUES (?, ?, ?)", (name, rule.id, document))
+            db.execute("INSERT OR IGNORE INTO rule_texts VALUES (?, ?, ?)", row)
         self._known[rule.id] = (rule, name)
         return name
+
+    def _text(self, rule: Rule, rules: RuleSet) -> dict[str, Any]:
+        """A rule in words and in data; the words are kept, for later versions may use others."""
+        # Whom a rule spares is no part of it, and is not told to everybody.
+        found = explain_rule(rule, rules, scrape_interval=self._interval) | {"protected": []}
+        conditions = [found["when"], *(stage["when"] for stage in found["stages"])]
+        queries = {
+            query["promql"]: query
+            for condition in conditions
+            if condition is not None
+            for query in _queries(condition)
+        }
+        return {
+            "id": rule.id,
+            "mode": rule.mode.value,
+            "text": "\n".join(explanation_lines(found)),
+            "queries": list(queries.values()),
+            "rule": found,
+        }
+
+
+def _queries(condition: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every query behind a condition."""
+    yield from condition.get("queries", ())
+    for part in condition.get("conditions", ()):
+        yield from _queries(part)
 
 
 def acts(rule: Rule) -> bool:

@@ -42,7 +42,7 @@ class RuleBook:
 
     @property
     def files_hash(self) -> str:
-        """A hash over names and contents of the files in force: those of rules, and the directory."""
+        """A hash over names and contents of the files in force, the directory included."""
         return self._seen
 
     def rule(self, rule_id: str) -> Rule | None:

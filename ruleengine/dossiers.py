@@ -1,0 +1,227 @@
+"""Everything that the ledger holds about one decision, as it stands there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.ruleengine.cases import Case
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuwarden.ruleengine.ledger import Ledger
+    from gpuwarden.ruleengine.records import Decision, Keep
+
+MAX_EVENTS = 2000
+MAX_LATER = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An event of the audit; times are Unix times here and below."""
+
+    id: int
+    time: float
+    kind: str
+    mode: str
+    detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """A notice and what became of it.
+
+    Attributes:
+        stage, channel, recipient, state, attempts, proof, error, time: as in `records.Notice`.
+        required_at: when it was found that this recipient must have it, or None: not kept.
+        refusals: (time, error) of the first tries that failed.
+    """
+
+    stage: str
+    channel: str
+    recipient: str
+    state: str
+    attempts: int
+    proof: str
+    error: str
+    time: float
+    required_at: float | None
+    refusals: tuple[tuple[float, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A reason that stood between a due case and its end; `ended_at` None: it still stands."""
+
+    reason: str
+    sentence: str
+    begun_at: float
+    ended_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RuleText:
+    """A rule as it read."""
+
+    hash: str
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first sample that broke the rule."""
+
+    rule: RuleText | None
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The last look before the decision."""
+
+    time: float
+    rule: RuleText | None
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LaterAttempt:
+    """Another attempt of the same run that came after it.
+
+    Attributes:
+        job_id: the attempt.
+        seen_at: when a rule's case was opened on it, or None: it runs now, and breaks none.
+        running: whether it runs now.
+        resume_mode: how its trainer went on, or empty.
+    """
+
+    job_id: str
+    seen_at: float | None
+    running: bool = False
+    resume_mode: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dossier:
+    """Everything about one decision.
+
+    Attributes:
+        decision: the decision.
+        case: its case, as it now is.
+        closed_at, closed_because: of the case, or None: it is open.
+        events: of its case, oldest first.
+        tellings: notices of its case.
+        keeps: of its rule and attempt or run, oldest first.
+        holds: what held the end back, oldest first.
+        opening: or None: not kept.
+        look: or None: not kept.
+        others: further decisions about the attempt, oldest first.
+        later: attempts of the same run that came after it.
+    """
+
+    decision: Decision
+    case: Case
+    closed_at: float | None
+    closed_because: str | None
+    events: tuple[Line, ...]
+    tellings: tuple[Telling, ...]
+    keeps: tuple[Keep, ...]
+    holds: tuple[Hold, ...]
+    opening: Opening | None
+    look: Look | None
+    others: tuple[Decision, ...]
+    later: tuple[LaterAttempt, ...]
+
+
+def read(ledger: Ledger, decision_id: str) -> Dossier | None:
+    """The dossier of a decision, or None where there is no such decision."""
+    decision = ledger.decision(decision_id)
+    if decision is None:
+        return None
+    number = decision.case_id
+    body, closed_at, closed_because = ledger.rows(
+        "SELECT body, closed_at, closed_because FROM cases WHERE id=?", (number,)
+    )[0]
+    case = Case.decode(body)
+    return Dossier(
+        decision=decision,
+        case=case,
+        closed_at=closed_at,
+        closed_because=closed_because,
+        events=_events(ledger, number),
+        tellings=_tellings(ledger, number),
+        keeps=tuple(ledger.keeps(case.rule_id, case.job_id, case.run_id)),
+        holds=tuple(
+            Hold(*row)
+            for row in ledger.rows(
+                "SELECT reason, sentence, begun_at, ended_at FROM holds WHERE case_id=? "
+                "ORDER BY begun_at, id",
+                (number,),
+            )
+        ),
+        opening=_opening(ledger, number),
+        look=_look(ledger, number, decision.created_at),
+        others=tuple(
+            item for item in ledger.job_decisions(decision.job_id) if item.id != decision.id
+        ),
+        later=_later(ledger, case, decision),
+    )
+
+
+def _events(ledger: Ledger, case_id: int) -> tuple[Line, ...]:
+    rows = ledger.rows(
+        "SELECT id, time, kind, mode, detail FROM events WHERE case_id=? ORDER BY id LIMIT ?",
+        (case_id, MAX_EVENTS),
+    )
+    return tuple(
+        Line(number, time, kind, mode, json.loads(detail))
+        for number, time, kind, mode, detail in rows
+    )
+
+
+def _tellings(ledger: Ledger, case_id: int) -> tuple[Telling, ...]:
+    rows = ledger.rows(
+        "SELECT stage, channel, recipient, state, attempts, proof, error, time, required_at, "
+        "refusals FROM notices WHERE case_id=? ORDER BY rowid",
+        (case_id,),
+    )
+    return tuple(
+        Telling(*row, tuple((at, text) for at, text in json.loads(refusals)))
+        for *row, refusals in rows
+    )
+
+
+def _text(ledger: Ledger, name: str) -> RuleText | None:
+    rows = ledger.rows("SELECT document FROM rule_texts WHERE hash=?", (name,))
+    return RuleText(name, json.loads(rows[0][0])) if rows else None
+
+
+def _opening(ledger: Ledger, case_id: int) -> Opening | None:
+    rows = ledger.rows("SELECT rule_hash, document FROM openings WHERE case_id=?", (case_id,))
+    return Opening(_text(ledger, rows[0][0]), json.loads(rows[0][1])) if rows else None
+
+
+def _look(ledger: Ledger, case_id: int, decided_at: float) -> Look | None:
+    # A refused decision is followed by another look at the same case: the one before counts.
+    rows = ledger.rows(
+        "SELECT time, rule_hash, document FROM looks WHERE case_id=? AND time <= ? "
+        "ORDER BY id DESC LIMIT 1",
+        (case_id, decided_at),
+    )
+    if not rows:
+        return None
+    time, name, document = rows[0]
+    return Look(time, _text(ledger, name), json.loads(document))
+
+
+def _later(ledger: Ledger, case: Case, decision: Decision) -> tuple[LaterAttempt, ...]:
+    if case.run_id is None:
+        return ()
+    rows = ledger.rows(
+        "SELECT job_id, min(opened_at) FROM cases WHERE json_extract(body, '$.run_id')=? "
+        "AND job_id != ? AND opened_at >= ? GROUP BY job_id ORDER BY 2 LIMIT ?",
+        (case.run_id, case.job_id, decision.created_at, MAX_LATER),
+    )
+    return tuple(LaterAttempt(job_id, seen_at) for job_id, seen_at in rows)
