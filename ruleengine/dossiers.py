@@ -34,11 +34,12 @@ class Telling:
     """A notice and what became of it.
 
     Attributes:
+        refusals: (time, error) of the first tries that failed.
         stage, channel, recipient, state, attempts, proof, error, time: as in `records.Notice`.
         required_at: when it was found that this recipient must have it, or None: not kept.
-        refusals: (time, error) of the first tries that failed.
     """
 
+    refusals: tuple[tuple[float, str], ...]
     stage: str
     channel: str
     recipient: str
@@ -48,7 +49,6 @@ class Telling:
     error: str
     time: float
     required_at: float | None
-    refusals: tuple[tuple[float, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +183,13 @@ def _events(ledger: Ledger, case_id: int) -> tuple[Line, ...]:
 
 def _tellings(ledger: Ledger, case_id: int) -> tuple[Telling, ...]:
     rows = ledger.rows(
-        "SELECT stage, channel, recipient, state, attempts, proof, error, time, required_at, "
-        "refusals FROM notices WHERE case_id=? ORDER BY rowid",
+        "SELECT refusals, stage, channel, recipient, state, attempts, proof, error, time, "
+        "required_at FROM notices WHERE case_id=? ORDER BY rowid",
         (case_id,),
     )
     return tuple(
-        Telling(*row, tuple((at, text) for at, text in json.loads(refusals)))
-        for *row, refusals in rows
+        Telling(tuple((at, text) for at, text in json.loads(refusals)), *rest)
+        for refusals, *rest in rows
     )
 
 
