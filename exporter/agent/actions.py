@@ -16,6 +16,7 @@ from gpuwarden.exporter.agent.journal import Journal, JournalError, Record
 from gpuwarden.exporter.agent.ladder import Interrupted, Ladder, finish
 from gpuwarden.exporter.agent.restarts import Origins, began_after
 from gpuwarden.exporter.agent.settings import MAXIMUM_GRACE_SECONDS, MINIMUM_GRACE_SECONDS
+from gpuwarden.exporter.agent.watches import Watcher
 from gpuwarden.exporter.nvml import RELEASED
 from gpuwarden.exporter.processes import parse_proc_job_id, read_process
 from gpuwarden.job_files import LeaveRequest
@@ -61,6 +62,7 @@ class Actions:
         self._journal = journal
         self._ladder = ladder
         self._clock = ladder.clock
+        self._watcher = Watcher(ladder.resolver, ladder.clock, ladder.wake, ladder.proof_timeout)
         self._requests = ladder.requests
         self._deliveries = Deliveries(
             ladder.requests.directory, ladder.resolver.launchers, proc=ladder.resolver.proc
@@ -216,6 +218,8 @@ class Actions:
                     self._start(record, self._resumption(record))
 
     def _resumption(self, record: Record) -> Callable[[], None]:
+        if record.report.action is Action.WATCH:
+            return lambda: self._watcher.resume(record, self._save)
         return lambda: self._ladder.resume(record, self._save)
 
     def sweep(self) -> None:
@@ -312,6 +316,8 @@ class Actions:
                 self._terminate(request, record)
             elif request.action is Action.INSPECT:
                 self._save("finished", self._inspect(request, record))
+            elif request.action is Action.WATCH:
+                self._watcher.watch(request, record, self._save)
             else:
                 self._save("finished", self._ask(request, record))
         except RefusedAction as error:

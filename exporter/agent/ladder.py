@@ -398,7 +398,7 @@ class _Climb:
         report = dataclasses.replace(record.report, proof=proof)
         self._record = dataclasses.replace(record, report=report)
         if problem is None and doubt:
-            problem = (doubt, _DOUBTS[doubt])
+            problem = (doubt, proofs.DOUBTS[doubt])
         if problem is None:
             self._finish(Outcome.RECLAIMED)
         else:
@@ -435,12 +435,6 @@ class _Climb:
         if identity in self._record.killed:
             return "SIGKILL"
         return "SIGTERM" if identity in self._terminated else "gone"
-
-
-_DOUBTS = {
-    "still_listed": "NVML still lists an ended process",
-    "nvml": "the driver does not say whether the ended processes are gone",
-}
 
 
 def _reason(error: GpuwardenError) -> str:

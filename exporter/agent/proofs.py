@@ -24,6 +24,11 @@ T = TypeVar("T")
 CALL_SECONDS = 10.0
 """A driver call that takes longer has failed: a lost card can block it for ever."""
 POLL_SECONDS = 0.2
+DOUBTS = {
+    "still_listed": "NVML still lists an ended process",
+    "nvml": "the driver does not say whether the ended processes are gone",
+}
+"""Why a proof failed, in words."""
 
 
 class Devices(Protocol):

@@ -47,6 +47,9 @@ class Action(StrEnum):
     """Withdraw a leave request that the trainer has not yet followed."""
     TERMINATE = "terminate"
     """The whole ladder: leave request, SIGTERM, grace, SIGKILL, proof."""
+    WATCH = "watch"
+    """Signal nobody: wait until the job's processes have gone, and prove it, while its platform
+    ends it."""
     ARGUMENTS = "arguments"
     """Read the command lines of a job, without secrets; only by `POST /v1/arguments`."""
 
@@ -63,9 +66,9 @@ class Outcome(StrEnum):
     """How an action ended."""
 
     RECLAIMED = "reclaimed"
-    """terminate: the ended processes are gone from NVML's lists."""
+    """terminate, watch: the job's processes are gone from NVML's lists."""
     INCOMPLETE = "incomplete"
-    """terminate: a process survived, or NVML still lists one of those that were ended."""
+    """terminate, watch: a process is still there, or NVML still lists one of those that ended."""
     REFUSED = "refused"
     """Nothing was signalled; `reason` says why."""
     DONE = "done"
@@ -107,7 +110,8 @@ class ActionRequest:
         job_id: one attempt.
         run_id: the trainer's run, or None where the job has none.
         action: what to do.
-        grace: seconds between SIGTERM and SIGKILL, or until `leave_by` of a request.
+        grace: seconds between SIGTERM and SIGKILL, until `leave_by` of a request, or for which a
+            watch waits.
         then: `hold` or `requeue`, for leave requests.
         at: `step` or `epoch`, for leave requests.
         reason: one line for the owner and the journal.
@@ -185,8 +189,8 @@ class SignalledProcess:
     Attributes:
         pid: in the node's PID namespace.
         start_ticks: field 22 of `/proc/<pid>/stat`.
-        ended_by: `SIGTERM` (left within the grace), `SIGKILL`, `gone` (before any signal), or None
-            where it survived.
+        ended_by: `SIGTERM` (left within the grace), `SIGKILL`, `gone` (before any signal of the
+            agent's; always for a watch), or None where it survived.
         gpu_memory: bytes that NVML attributed to it when the ladder began, or None if it held none.
     """
 
@@ -230,8 +234,8 @@ class ActionReport:
         message: the same for people.
         steps: step of the ladder -> Unix time: journalled, verified, leave_requested, stopped,
             sigterm, sigkill, exited, proven.
-        processes: those that the ladder touched (for inspect: would touch).
-        proof: set for a finished terminate that signalled something.
+        processes: those that the ladder touched (for inspect: would touch; for watch: watches).
+        proof: set for a finished terminate that signalled something, and for a finished watch.
     """
 
     decision_id: str
