@@ -58,5 +58,11 @@ CODES: dict[str, str] = {
     "GW310": "Warning: the window is so long that its query may be too dear.",
     "GW311": "Warning: a stage's condition holds whenever the rule does.",
     "GW312": "Warning: a job may come far enough to be ended without its owner having been told.",
+    "GW401": "A directory: the deputy is no other user of it.",
+    "GW410": "Warning, a directory: the user has no address.",
+    "GW411": "Warning, a directory: the user has left, and nobody stands in.",
+    "GW412": "Warning, a directory: the team is not among its teams.",
+    "GW413": "Warning, a directory: no address for operators.",
 }
-"""Code -> meaning. GW1xx is about form, GW2xx about meaning, GW3xx are warnings."""
+"""Code -> meaning. GW1xx is about form, GW2xx about meaning, GW3xx are warnings, GW4xx about the
+directory."""
