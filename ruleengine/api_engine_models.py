@@ -21,6 +21,16 @@ class Pause(Shape):
     until: Time | None
 
 
+class HeldBack(Shape):
+    """A rule that has fallen back to warn, until an admin resumes it."""
+
+    rule: str
+    reason: str
+    """appeals or regrets."""
+    sentence: str
+    since: Time
+
+
 class Enforcement(Shape):
     """Whether jobs are ended now."""
 
@@ -29,6 +39,7 @@ class Enforcement(Shape):
     paused: Pause | None
     kill_switch: bool | None
     """null: it cannot be read, and nothing is ended."""
+    held_back: list[HeldBack]
     halted: list[Block]
 
 
@@ -169,6 +180,8 @@ class ResumeRequest(Shape):
     """Resumes enforcement."""
 
     reason: str
+    rule: str = ""
+    """The rule that has fallen back to warn; without it, the pause is ended."""
 
 
 class ListedNode(Shape):

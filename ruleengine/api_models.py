@@ -397,6 +397,10 @@ class Rule(Shape):
     id: str
     description: str
     mode: Literal["observe", "warn", "enforce"]
+    canary: str
+    """On which share of the owners it enforces, and what ends that; empty where on all."""
+    held_back: str
+    """Why it only warns now although its mode is enforce, or an empty string."""
     target: Literal["job", "gpu"]
     team: str
     stages: list[RuleStage]

@@ -31,6 +31,7 @@ from gpuwarden.ruleengine.pages.rendering import Pages
 from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json, refused
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.sign_ins import SHARED, SignIns, Token
+from gpuwarden.ruleengine.trial_routes import TrialRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,6 +106,7 @@ class EngineApp:
         self.operations: tuple[Operation, ...] = (
             *api.operations(),
             *enforcement.operations(),
+            *TrialRoutes(engine, access, ticket_key=ticket_key).operations(),
             *nodes.operations(),
             self._notifying(),
             Operation(

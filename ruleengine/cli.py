@@ -30,12 +30,14 @@ from gpuwarden.ruleengine.profile_cli import profiles
 from gpuwarden.ruleengine.rule_cli import rules
 from gpuwarden.ruleengine.serving import Service, check_files
 from gpuwarden.ruleengine.settings import load_settings
+from gpuwarden.ruleengine.trial_cli import appeal, regret
 from gpuwarden.ruleengine.why_cli import show, why
 
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.settings import Settings
 
 __all__ = [
+    "appeal",
     "directory",
     "enforcement",
     "engine",
@@ -44,6 +46,7 @@ __all__ = [
     "ledger",
     "nodes",
     "profiles",
+    "regret",
     "rules",
     "why",
 ]

@@ -58,6 +58,7 @@ CODES: dict[str, str] = {
     "GW310": "Warning: the window is so long that its query may be too dear.",
     "GW311": "Warning: a stage's condition holds whenever the rule does.",
     "GW312": "Warning: a job may come far enough to be ended without its owner having been told.",
+    "GW320": "Warning: a canary tries nothing while the rule's mode is not enforce.",
     "GW401": "A directory: the deputy is no other user of it.",
     "GW410": "Warning, a directory: the user has no address.",
     "GW411": "Warning, a directory: the user has left, and nobody stands in.",

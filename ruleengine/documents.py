@@ -94,6 +94,7 @@ def rules_document(engine: Engine, person: Person) -> dict[str, Any]:
     for stored in engine.cases.all():
         states = counts.setdefault(stored.case.rule_id, {})
         states[stored.case.state.value] = states.get(stored.case.state.value, 0) + 1
+    held = {item.rule_id: item.sentence for item in engine.trials.held}
     found = []
     for rule in rules.rules:
         explanation = explain_rule(rule, rules, scrape_interval=interval)
@@ -107,6 +108,8 @@ def rules_document(engine: Engine, person: Person) -> dict[str, Any]:
                 "id": rule.id,
                 "description": rule.description,
                 "mode": rule.mode.value,
+                "canary": "" if rule.canary is None else str(rule.canary),
+                "held_back": held.get(rule.id, ""),
                 "target": rule.target.value,
                 "team": rule.team,
                 "stages": [

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpuwarden.ruleengine import cases, guards, notices
+from gpuwarden.ruleengine import canaries, cases, guards, notices
 from gpuwarden.ruleengine.cases import CaseState, Delivery
 from gpuwarden.ruleengine.guards import PastEnd, Situation
 from gpuwarden.ruleengine.settings import EngineSettings
 from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from gpuwarden.ruleengine.cases import Case, Event, Step
     from gpuwarden.ruleengine.guards import Blocked
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.verdicts import FleetFacts, Grade, JobFacts, Verdict
     from gpuwarden.ruleengine.views import Pair
 
+_NONE_HELD: Mapping[str, str] = MappingProxyType({})
+"""What people say of a trial is not known here: no rule falls back to warn."""
 COOL_DOWN_SECONDS: float = EngineSettings.model_fields["cool_down"].default
 """The engine's, unless its settings say otherwise."""
 
@@ -67,6 +70,7 @@ class DryRun:
     _kept_until: dict[Pair, float] = field(default_factory=dict)
     _keeps_used: dict[Pair, int] = field(default_factory=dict)
     _proven: dict[Pair, dict[str, float]] = field(default_factory=dict)
+    _found: list[tuple[str, str, float]] = field(default_factory=list)
 
     def advance(
         self,
@@ -105,6 +109,7 @@ class DryRun:
             case, delta = cases.opened(rule, pair[1], wall=time), 0.0
         if user and user != case.user:
             case = dataclasses.replace(case, user=user)
+        rule = canaries.applied(rule, case.user, _NONE_HELD)
         if outage:
             case, before = cases.postponed(case, "after an outage everything is judged afresh")
         step = cases.advance(
@@ -119,6 +124,8 @@ class DryRun:
         )
         if before:
             step = dataclasses.replace(step, events=(*before, *step.events))
+        if any(event.kind == "detected" for event in step.events):
+            self._found.append((rule.id, pair[1], time))
         if step.closed is not None:
             self.forget(pair)
             return step
@@ -142,6 +149,7 @@ class DryRun:
             Whether it was granted.
         """
         case, may = self.cases.get(pair), notices.keep_allowance(rule)
+        rule = rule if case is None else canaries.applied(rule, case.user, _NONE_HELD)
         used = self._keeps_used.get(pair, 0)
         if case is None or may is None or cases.final_stage(rule) is None:
             return False
@@ -206,6 +214,7 @@ class DryRun:
         if final is None:
             return None
         case = self.cases[pair]
+        rule = canaries.applied(rule, case.user, _NONE_HELD)
         limits = self.rules.limits
         situation = Situation(
             now=facts.time,
@@ -224,7 +233,7 @@ class DryRun:
             cool_down=self.cool_down,
             running=running,
         )
-        return guards.blocks(
+        found = guards.blocks(
             situation,
             case,
             rule,
@@ -235,6 +244,17 @@ class DryRun:
             delivery=self.delivery(pair, case, rule),
             kept_until=self._kept_until.get(pair),
         )
+        on_trial = canaries.blocks(rule, case.user, _NONE_HELD)
+        return [*found, *(on_trial or self._share(rule, pair[1], facts.time))]
+
+    def _share(self, rule: Rule, job_id: str, time: float) -> list[Blocked]:
+        """Whether one more end would be above what a rule on trial may do."""
+        if rule.canary is None:
+            return []
+        since = time - rule.canary.back_to_warn.within
+        found = {job for name, job, at in self._found if name == rule.id and at >= since}
+        ended = sum(1 for end in self.ends if end.rule_id == rule.id and end.time >= since)
+        return canaries.share_blocks(rule, found=len(found | {job_id}), ended=ended)
 
     def end(self, rule: Rule, pair: Pair, *, time: float) -> None:
         """A case's job is taken as ended, and proven so."""

@@ -67,16 +67,26 @@ def pause(
 
 @enforcement.command()
 @click.option("--reason", required=True, help="Why it is safe again; it stands in the audit.")
+@click.option(
+    "--rule",
+    metavar="ID",
+    help="Let this rule enforce again, which had fallen back to warn (canary); the pause stays.",
+)
 @token_option
 @url_option
 @output_option
-def resume(reason: str, *, token_file: Path | None, url: str, output: str) -> None:
+def resume(
+    reason: str, rule: str | None, *, token_file: Path | None, url: str, output: str
+) -> None:
     """End jobs again, within the limits, from the next tick on.
 
-    Needs the token of an admin. Exit status: 0 resumed; 1 it was not paused, or the engine says no.
+    Without --rule it ends the pause; with it, what a rule on trial had against it until now counts
+    no more. Needs the token of an admin. Exit status: 0 resumed; 1 it was not paused or had not
+    fallen back, or the engine says no.
     """
     headers = token_headers(token_file)
-    document = ask("POST", url, "/v1/enforcement/resume", body={"reason": reason}, headers=headers)
+    body = {"reason": reason} | ({} if rule is None else {"rule": rule})
+    document = ask("POST", url, "/v1/enforcement/resume", body=body, headers=headers)
     _tell(document, output)
 
 
@@ -91,6 +101,8 @@ def _tell(document: dict[str, Any], output: str) -> None:
         until = paused["until"] or "somebody resumes"
         text = f"Enforcement is paused by {paused['by']} until {until}: {paused['reason']}"
         click.echo(printable(text))
+    for held in document["held_back"]:
+        click.echo(printable(f"{held['rule']} only warns: {held['sentence']}"))
     for block in document["halted"]:
         if block["reason"] != "paused":
             click.echo(f"No job is ended now: {printable(block['sentence'])}")

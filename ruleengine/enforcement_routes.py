@@ -64,11 +64,12 @@ class EnforcementRoutes:
                 "POST",
                 f"{PATH}/resume",
                 self.resume,
-                "End jobs again, within the limits, from the next tick on.",
+                "End jobs again, within the limits, from the next tick on: after a pause, or by a "
+                "rule that has fallen back to warn.",
                 TypeAdapter(Enforcement),
                 body=TypeAdapter(ResumeRequest),
                 least=Role.ADMIN,
-                refusals={**malformed, 409: "It is not paused."},
+                refusals={**malformed, 409: "It is not paused, or the rule has not fallen back."},
             ),
         ]
 
@@ -91,10 +92,18 @@ class EnforcementRoutes:
         return JSONResponse(enforcement_document(self._engine), status_code=201)
 
     async def resume(self, request: Request) -> Response:
-        """End the pause: {reason}."""
+        """End the pause, or let a rule enforce again: {reason, rule?}."""
         person = self._sign_ins.changer(request, Role.ADMIN)
         body = await read_object(request, MAX_BODY_BYTES)
         reason = word(body, "reason")
+        if "rule" in body:
+            rule_id = word(body, "rule")
+            resumed = self._engine.trials.resume(
+                rule_id, by=person.name, role=person.role.value, reason=reason
+            )
+            if not resumed:
+                raise Refusal(409, "not_held_back", f"the rule {rule_id} has not fallen back")
+            return JSONResponse(enforcement_document(self._engine))
         if not self._engine.pauses.end(by=person.name, role=person.role.value, reason=reason):
             raise Refusal(409, "not_paused", "enforcement is not paused")
         return JSONResponse(enforcement_document(self._engine))
@@ -108,6 +117,15 @@ def enforcement_document(engine: Engine) -> dict[str, Any]:
         "time": None if view.facts is None else rfc3339(view.facts.time),
         "paused": pause_record(engine.pauses.current()),
         "kill_switch": switched_on(engine.kill_switch),
+        "held_back": [
+            {
+                "rule": item.rule_id,
+                "reason": item.reason,
+                "sentence": item.sentence,
+                "since": rfc3339(item.since),
+            }
+            for item in engine.trials.held
+        ],
         "halted": [{"reason": block.reason, "sentence": block.sentence} for block in view.halted],
     }
 

@@ -23,11 +23,13 @@ from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
 from gpuwarden.ruleengine.holds import Holds
 from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.ledger_upkeep import Upkeep
+from gpuwarden.ruleengine.model import Mode
 from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.telling import Teller
 from gpuwarden.ruleengine.ticks import BUDGET_SHARE, OUTAGE_TICKS, Breaker, TickCounts
+from gpuwarden.ruleengine.trials import Trials
 from gpuwarden.ruleengine.usages import Usage
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
 from gpuwarden.ruleengine.views import View, pair_of
@@ -125,11 +127,13 @@ class Engine:
             )
         )
         self.usage = Usage(OUTAGE_TICKS * settings.tick)
+        self.trials = Trials(ledger, rulebook, clock)
         self.teller = Teller(
             settings,
             rulebook,
             ledger,
             self.cases,
+            trials=self.trials,
             alertmanager=alertmanager,
             clock=clock,
             ticket_key=ticket_key,
@@ -137,7 +141,13 @@ class Engine:
         self.pauses = Pauses(ledger, clock)
         self._holds = Holds(ledger)
         self._judgements = Judgements(
-            settings, rulebook, ledger=ledger, table=self.cases, ticks=self.ticks, clock=clock
+            settings,
+            rulebook,
+            ledger=ledger,
+            table=self.cases,
+            ticks=self.ticks,
+            clock=clock,
+            trials=self.trials,
         )
         self._upkeep = Upkeep(ledger, settings.retention.audit, clock)
         self._wake = asyncio.Event()
@@ -190,6 +200,7 @@ class Engine:
         except GpuwardenError as error:
             self._discard(error)
         else:
+            self.trials.refresh(facts)
             view = self._judgements.judge(facts)
             view.halted_since = self.view.halted_since
             self.view = view
@@ -292,7 +303,7 @@ class Engine:
         self._halted(self._situation(facts))
         free: list[tuple[StoredCase, JobFacts]] = []
         for stored in sorted(self._due(), key=_waiting_order):
-            rule, job = self.rulebook.rule(stored.case.rule_id), facts.jobs.get(stored.case.job_id)
+            rule, job = self.trials.rule_for(stored.case), facts.jobs.get(stored.case.job_id)
             blocks = [_NO_RULE] if rule is None else self.objections(stored, rule, facts)
             if blocks or job is None:
                 self._blocked(stored, blocks)
@@ -337,8 +348,9 @@ class Engine:
         # Everything else is read again after that, with nothing to wait for until the decision is
         # on disk: files, keeps, notices and the kill switch.
         self.rulebook.refresh()
-        rule = self.rulebook.rule(stored.case.rule_id)
+        self.trials.refresh()
         stored = self.cases.get(*pair_of(stored)) or stored
+        rule = self.trials.rule_for(stored.case)
         final = None if rule is None else cases.final_stage(rule)
         if rule is None or final is None:
             return [_NO_RULE]
@@ -391,7 +403,7 @@ class Engine:
         except Exception:
             log.exception("rule failed; it ends nothing", rule=rule.id, job=case.job_id)
             return [Blocked("rule_failed", "the rule cannot be evaluated: see the engine's log")]
-        return guards.blocks(
+        found = guards.blocks(
             situation,
             case,
             rule,
@@ -402,6 +414,7 @@ class Engine:
             delivery=self._judgements.delivery(stored, rule),
             kept_until=self.kept_until(case),
         )
+        return [*found, *self.trials.objections(case)]
 
     def kept_until(self, case: Case) -> float | None:
         """Unix time to which keeps protect a case's job, or None."""
@@ -483,6 +496,10 @@ class Engine:
         change = Change(stored.id, moved, rule.mode.value, tuple(noted))
         self.ledger.add_keep(keep, change, time=now)
         self.cases.replace(stored, moved)
+        if role == "owner" and rule.canary is not None and rule.mode is Mode.ENFORCE:
+            self.trials.appeal(
+                rule, case.job_id, user=case.user, by=by, role=role, reason=reason, source="keep"
+            )
         log.info("kept", rule=rule.id, job=case.job_id, by=by, role=role, seconds=seconds)
         return keep
 

@@ -68,7 +68,8 @@ def job_document(engine: Engine, job_id: str) -> dict[str, Any] | None:
         verdict = engine.view.verdicts.get((rule.id, job_id))
         stored = engine.cases.get(rule.id, job_id)
         if verdict is not None or stored is not None:
-            rules.append(_rule(engine, rule, verdict, stored))
+            user = stored.case.user if stored is not None else "" if job is None else job.user
+            rules.append(_rule(engine, engine.trials.applied(rule, user), verdict, stored))
     if job is None and not (decisions or events or past or rules):
         return None
     return {

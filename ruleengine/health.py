@@ -44,6 +44,23 @@ def rows(engine: Engine) -> Iterator[tuple[str, Iterable[Row]]]:
     )
     yield "gpuwarden_engine_clock_skew_seconds", _skews(engine)
     yield "gpuwarden_engine_notices_undeliverable", [((), float(engine.teller.undeliverable))]
+    yield (
+        "gpuwarden_rule_held_back",
+        [((item.rule_id, item.reason), 1.0) for item in engine.trials.held],
+    )
+    trials = [rule for rule in engine.rulebook.rules.rules if rule.canary is not None]
+    yield (
+        "gpuwarden_canary_share_ratio",
+        [((rule.id,), rule.canary.share) for rule in trials if rule.canary is not None],
+    )
+    yield (
+        "gpuwarden_canary_objections",
+        [
+            ((rule.id, kind.value), float(count))
+            for rule in trials
+            for kind, count in engine.trials.counts(rule).items()
+        ],
+    )
     facts = engine.view.facts
     if facts is not None:
         unproven = engine.unproven_cards(facts)

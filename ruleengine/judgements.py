@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.rulebooks import RuleBook
     from gpuwarden.ruleengine.settings import EngineSettings
     from gpuwarden.ruleengine.ticks import TickCounts
+    from gpuwarden.ruleengine.trials import Trials
     from gpuwarden.ruleengine.verdicts import Cause, FleetFacts, Grade, JobFacts, Verdict
 
 log = structlog.get_logger(__name__)
@@ -52,6 +53,7 @@ class Judgements:
         table: the open cases.
         ticks: where it is counted what could not be judged.
         clock: wall and monotonic time.
+        trials: which owners a rule on trial only warns.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Judgements:
         table: CaseTable,
         ticks: TickCounts,
         clock: Clock,
+        trials: Trials,
     ) -> None:
         self.settled_for = 0.0
         """Seconds that count since the last outage."""
@@ -72,6 +75,7 @@ class Judgements:
         self._cases = table
         self._ticks = ticks
         self._clock = clock
+        self._trials = trials
         self._trust = ledger.trust_spent()
         self._completed_at: float | None = None
         self._remembered = Expectations(rulebook.rules.profiles)
@@ -216,6 +220,7 @@ class Judgements:
         case = dataclasses.replace(
             case, user=job.user or case.user, run_id=run_id, instance=job.instance or case.instance
         )
+        rule = self._trials.applied(rule, case.user)
         before: list[Event] = []
         if outage:
             case, before = cases.postponed(case, "after an outage everything is judged afresh")
@@ -265,7 +270,7 @@ class Judgements:
         self, stored: StoredCase, facts: FleetFacts, delta: float, now: float
     ) -> Change | None:
         """A case that nothing was judged for: its rule or its job is gone, or they parted."""
-        case, rule = stored.case, self._rulebook.rule(stored.case.rule_id)
+        case, rule = stored.case, self._trials.rule_for(stored.case)
         if case.state in cases.OPEN_DECISION:
             return None  # the agent's answer comes first
         if rule is None:

@@ -37,7 +37,7 @@ class KeepDesk:
             Refusal: there is none, it has no deadline, or its job is already being ended.
         """
         stored = self._engine.cases.get(rule_id, job_id)
-        rule = self._engine.rulebook.rule(rule_id)
+        rule = None if stored is None else self._engine.trials.rule_for(stored.case)
         if stored is None or rule is None or stored.case.detected_at is None:
             raise Refusal(404, "no_case", f"{job_id} does not break the rule {rule_id} now")
         if cases.final_stage(rule) is None:

@@ -213,5 +213,33 @@ MIGRATIONS = (
     ALTER TABLE notices ADD COLUMN required_at REAL;
     ALTER TABLE notices ADD COLUMN refusals TEXT NOT NULL DEFAULT '[]';
     """,
+    # What speaks against rules on trial (`canary`), and which of them have fallen back to warn.
+    """
+    CREATE TABLE objections (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        rule_id TEXT NOT NULL,
+        kind TEXT NOT NULL CHECK (kind IN ('appeal', 'regret')),
+        job_id TEXT NOT NULL,
+        subject TEXT NOT NULL,
+        source TEXT NOT NULL,
+        by TEXT NOT NULL,
+        role TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        at REAL NOT NULL
+    ) STRICT;
+    CREATE UNIQUE INDEX one_objection ON objections (kind, rule_id, job_id, subject);
+    CREATE INDEX objections_rule ON objections (rule_id, at);
+    CREATE TABLE canary_holds (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        rule_id TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        why TEXT NOT NULL,
+        begun_at REAL NOT NULL,
+        lifted_at REAL,
+        lifted_by TEXT NOT NULL DEFAULT '',
+        lifted_reason TEXT NOT NULL DEFAULT ''
+    ) STRICT;
+    CREATE UNIQUE INDEX one_hold ON canary_holds (rule_id) WHERE lifted_at IS NULL;
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

@@ -12,6 +12,7 @@ from gpuwarden.diagnostics import Diagnostic, Severity, render_text
 from gpuwarden.errors import InvalidInput
 from gpuwarden.ruleengine import linting
 from gpuwarden.ruleengine.fields import Strict
+from gpuwarden.ruleengine.lints_of_canaries import lint_canary
 from gpuwarden.ruleengine.lints_of_grades import lint_grades
 from gpuwarden.ruleengine.lints_of_tests import lint_tests
 from gpuwarden.ruleengine.model import (
@@ -165,7 +166,7 @@ class _File:
         self.tests = self._parts(RuleTest, "tests")
         for index, rule in self.rules:
             found = linting.lint_rule(rule, scrape_interval=scrape_interval)
-            for finding in (*found, *lint_grades(rule)):
+            for finding in (*found, *lint_grades(rule), *lint_canary(rule)):
                 self.report(finding, ("rules", index))
 
     def _parts(self, model: type[_Part], name: str) -> list[tuple[int, _Part]]:

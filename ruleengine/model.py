@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from gpuwarden.ruleengine.canary_terms import Canary
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
@@ -65,6 +66,7 @@ __all__ = [
     "Action",
     "All",
     "Any_",
+    "Canary",
     "Comparing",
     "Condition",
     "Gpus",
@@ -227,6 +229,9 @@ class Rule(Strict):
     """Hours of the week in which it counts; outside of them it is NO. Not given is always."""
     only_if_waiting: Waiting | None = None
     """Jobs are ended only while this holds; all else goes on without it."""
+    canary: Canary | None = None
+    """Enforcement on trial: on a share of the owners, and back to warn by itself. Without it, all
+    owners' jobs are ended."""
     cold_start: Seconds
     """From the attempt's first use of a GPU; until then nothing is judged, and windows begin."""
     ignore_phases: dict[IgnorablePhase, Annotated[Seconds, Field(gt=0)]] = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden import durations
-from gpuwarden.ruleengine import model, rule_tests, signals
+from gpuwarden.ruleengine import canary_terms, model, rule_tests, signals
 from gpuwarden.ruleengine.codes import CODES
 from gpuwarden.ruleengine.conditions import (
     All,
@@ -95,6 +95,29 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
             "told ends nobody (`fit_unknown`), and neither does one that needs more than one end, "
             "or that could start already (`no_fit`). "
             "Inline tests and replays know no queue: a due job is then held by `waiting_unknown`."
+        ),
+    ),
+    (
+        "`canary`",
+        canary_terms.Canary,
+        (
+            "Enforcement on trial. Who is in the share follows from a hash of the rule's id and "
+            "the user as the node saw it: all attempts and runs of an owner are treated alike, "
+            "nobody can choose, and another rule tries on others. For everybody else, and for a "
+            "job whose user is not known, the rule is the same rule in `warn`: nobody is told of "
+            "an end that will not come. A rule that has fallen back stays so over restarts and "
+            "changes of its file, until an admin says `gpuwarden enforcement resume --rule ID "
+            "--reason TEXT`. In replays and dry runs nobody objects."
+        ),
+    ),
+    (
+        "`back_to_warn`",
+        canary_terms.BackToWarn,
+        (
+            "Of a canary. An owner counts once, however often they object, and an end once. An "
+            "owner objects by `gpuwarden appeal`, the form of the job's page, or a keep. An end is "
+            "regretted by an operator (`gpuwarden regret`), and by itself where the same run of "
+            "the same user holds a card again within an hour."
         ),
     ),
     ("`slurm` of `only_if_waiting`", SlurmWaiting, "`{}` is every partition."),

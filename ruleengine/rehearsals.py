@@ -70,7 +70,9 @@ class Mismatch:
 def enforced(rules: RuleSet, ids: frozenset[str]) -> RuleSet:
     """The rules of these ids, as if they were switched on."""
     chosen = tuple(
-        rule.model_copy(update={"mode": Mode.ENFORCE}) for rule in rules.rules if rule.id in ids
+        rule.model_copy(update={"mode": Mode.ENFORCE, "canary": None})
+        for rule in rules.rules
+        if rule.id in ids
     )
     return rules.model_copy(update={"rules": chosen})
 

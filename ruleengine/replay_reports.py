@@ -111,6 +111,12 @@ def cautions(result: Replay) -> list[str]:
             f"{', '.join(queued)}: history does not tell who waited in Slurm's queue, so that "
             "every end is held; leave only_if_waiting out to see whom it might have ended"
         )
+    on_trial = [rule.id for rule in rules if rule.canary is not None]
+    if on_trial:
+        found.append(
+            f"{', '.join(on_trial)}: on trial (canary), so that only the jobs of a share of the "
+            "owners are ended; nobody objects in a replay, and it never falls back to warn"
+        )
     return found
 
 
@@ -147,6 +153,7 @@ def _rule(arm: Arm, rule: Rule) -> dict[str, Any]:
     return {
         "rule": rule.id,
         "mode": rule.mode.value,
+        "canary": None if rule.canary is None else str(rule.canary),
         "target": rule.target.value,
         "subjects": len(counts.subjects),
         "ticks": counts.judged,

@@ -23,6 +23,7 @@ from gpuwarden.ruleengine.model import Action, Mode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from gpuwarden.ruleengine.canary_terms import Canary
     from gpuwarden.ruleengine.fields import Strict
     from gpuwarden.ruleengine.model import (
         LimitGroup,
@@ -94,6 +95,7 @@ _COMPARED = frozenset(
         "match",
         "only_during",
         "only_if_waiting",
+        "canary",
         "cold_start",
         "ignore_phases",
         "when",
@@ -101,6 +103,28 @@ _COMPARED = frozenset(
     }
     | {"clear_after", "trust_for", "stages"}
 )
+
+
+def _canary(old: Canary | None, new: Canary | None) -> Iterator[Change]:
+    """Enforcement on more owners, or with more against it, is stricter."""
+    if old == new:
+        return
+    if old is None or new is None:
+        effect = more(new is None)
+    else:
+        before, after = old.back_to_warn, new.back_to_warn
+        ways = {
+            more(now > then)
+            for then, now in (
+                (old.share, new.share),
+                (before.appeals, after.appeals),
+                (before.regrets, after.regrets),
+                (after.within, before.within),
+            )
+            if then != now
+        }
+        effect = ways.pop() if len(ways) == 1 else Effect.DIFFERENT
+    yield Change("canary", effect, *(str(each or "none") for each in (old, new)))
 
 
 def _rule(old: Rule, new: Rule) -> Iterator[Change]:
@@ -125,6 +149,7 @@ def _rule(old: Rule, new: Rule) -> Iterator[Change]:
             effect = more(new.only_if_waiting is None)
         texts = (str(rule.only_if_waiting or "whether or not") for rule in (old, new))
         yield Change("only_if_waiting", effect, *texts)
+    yield from _canary(old.canary, new.canary)
     yield from longer("cold_start", old.cold_start, new.cold_start, Effect.LAXER)
     for phase in sorted(old.ignore_phases.keys() | new.ignore_phases.keys()):
         limits = (old.ignore_phases.get(phase, 0.0), new.ignore_phases.get(phase, 0.0))

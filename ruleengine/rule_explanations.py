@@ -80,6 +80,7 @@ def explain_rule(rule: Rule, rules: RuleSet, *, scrape_interval: float) -> dict[
         "match": dict(rule.match),
         "only_during": [str(hours) for hours in rule.only_during],
         "only_if_waiting": (None if rule.only_if_waiting is None else str(rule.only_if_waiting)),
+        "canary": None if rule.canary is None else rule.canary.model_dump(),
         "cold_start": rule.cold_start,
         "ignore_phases": dict(rule.ignore_phases),
         "when": _condition(rule.when, rule.target, scrape_interval),
@@ -331,6 +332,14 @@ def explanation_lines(found: dict[str, Any]) -> Iterator[str]:
         yield from _limit_lines("All rules", found["limits"])
 
 
+def _canary_lines(canary: dict[str, Any]) -> Iterator[str]:
+    back = canary["back_to_warn"]
+    share = quantities.render(canary["share"], quantities.Unit.RATIO)
+    yield f"  On trial: it ends jobs of {share} of the owners, and warns all others. It falls back"
+    yield f"  to warn by itself once {back['appeals']} owners object or {back['regrets']} ends are"
+    yield f"  regretted within {_time(back['within'])}, until an admin resumes it."
+
+
 def _limit_lines(who: str, limits: dict[str, Any]) -> Iterator[str]:
     share = quantities.render(limits["halt_above_share_of_running"], quantities.Unit.RATIO)
     yield ""
@@ -345,6 +354,8 @@ def _limited_lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"  during {' and '.join(found['only_during'])}; outside of these hours it is NO"
     if found["only_if_waiting"] is not None:
         yield f"  It ends jobs only while {found['only_if_waiting']}"
+    if found["canary"] is not None:
+        yield from _canary_lines(found["canary"])
 
 
 def _whom(found: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.records import Decision
     from gpuwarden.ruleengine.rulebooks import RuleBook
     from gpuwarden.ruleengine.settings import EngineSettings
+    from gpuwarden.ruleengine.trials import Trials
     from gpuwarden.ruleengine.views import View
 
 log = structlog.get_logger(__name__)
@@ -38,6 +39,7 @@ class Teller:
         rulebook: rules and directory in force.
         ledger: notices, keeps and decisions.
         table: the open cases.
+        trials: which owners a rule on trial only warns.
         alertmanager: every replica.
         clock: wall time.
         ticket_key: secret that owners' tickets are made with, or None.
@@ -50,6 +52,7 @@ class Teller:
         ledger: Ledger,
         table: CaseTable,
         *,
+        trials: Trials,
         alertmanager: AlertmanagerClient,
         clock: Clock,
         ticket_key: bytes | None,
@@ -58,6 +61,7 @@ class Teller:
         self._rulebook = rulebook
         self._ledger = ledger
         self._cases = table
+        self._trials = trials
         self._alertmanager = alertmanager
         self._clock = clock
         self._ticket_key = ticket_key
@@ -107,7 +111,7 @@ class Teller:
         found: list[Alert] = []
         waiting = 0
         for stored in self._cases.all():
-            case, rule = stored.case, self._rulebook.rule(stored.case.rule_id)
+            case, rule = stored.case, self._trials.rule_for(stored.case)
             if rule is None or case.detected_at is None:
                 continue
             observed = notices.observed_since(case, rule)

@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from gpuwarden.ruleengine.access import SignInNeeded
+from gpuwarden.ruleengine.appeals import APPEALED, AppealDesk
 from gpuwarden.ruleengine.bodies import optional_seconds, read_form, seconds, word
 from gpuwarden.ruleengine.pages.rendering import HEADERS
 from gpuwarden.ruleengine.refusals import Refusal
@@ -81,6 +82,7 @@ class Forms:
         self._readings = readings
         self._desk = desk
         self._links = links
+        self._appeals = AppealDesk(engine)
 
     @property
     def _sign_ins(self) -> SignIns:
@@ -93,10 +95,12 @@ class Forms:
             Route("/sign-in", self.sign_in, methods=["POST"]),
             Route("/sign-out", self.sign_out, methods=["POST"]),
             Route("/jobs/{job_id}/keep", self.keep, methods=["POST"]),
+            Route("/jobs/{job_id}/appeal", self.appeal, methods=["POST"]),
             Route("/engine/pause", self.pause, methods=["POST"]),
             Route("/engine/resume", self.resume, methods=["POST"]),
             Route("/keep/{token}", self.link_page),
             Route("/keep/{token}", self.keep_by_link, methods=["POST"]),
+            Route("/keep/{token}/appeal", self.appeal_by_link, methods=["POST"]),
         ]
 
     # -- signing in and out
@@ -235,18 +239,60 @@ class Forms:
         case = self._engine.cases.get(claim.rule_id, claim.job_id)
         until = None if case is None else self._engine.kept_until(case.case)
         done = request.query_params.get("done") == "kept" and until is not None
+        appealed = request.query_params.get("done") == "appealed"
         answer = await self._readings.job_page(
             request,
             None,
             claim.job_id,
             status=status,
             refusal=refusal,
-            notice="The job is kept, as you asked." if done else "",
+            notice="The job is kept, as you asked." if done else APPEALED if appealed else "",
             zone=self._engine.rulebook.directory.user(claim.user).timezone,
-            link=(request.url.path, claim.rule_id),
+            link=(f"/keep/{request.path_params['token']}", claim.rule_id),
         )
         answer.headers.update(_hidden({}))
         return answer
+
+    # -- objecting
+
+    async def appeal(self, request: Request) -> Response:
+        """Object to an end, as somebody who has signed in."""
+        person, fields = await self._checked(request, Role.OWNER)
+        job_id = request.path_params["job_id"]
+        self._access.check_job(person, job_id)
+        try:
+            self._appeals.appeal(
+                word(fields, "rule"),
+                job_id,
+                role=person.role,
+                by=person.name,
+                reason=word(fields, "reason"),
+            )
+        except Refusal as error:
+            return await self._readings.job_page(
+                request, person, job_id, status=error.status, refusal=_not_taken(error)
+            )
+        target = f"/jobs/{quote(job_id, safe='')}?done=appealed"
+        return RedirectResponse(target, status_code=303, headers=HEADERS)
+
+    async def appeal_by_link(self, request: Request) -> Response:
+        """Object to the end that a signed link is about."""
+        claim = self._claim(request)
+        fields = await read_form(request)
+        try:
+            self._appeals.appeal(
+                claim.rule_id,
+                claim.job_id,
+                role=Role.OWNER,
+                by=claim.user or "owner",
+                reason=word(fields, "reason"),
+            )
+        except Refusal as error:
+            return await self._linked(
+                request, claim, status=error.status, refusal=_not_taken(error)
+            )
+        target = f"/keep/{request.path_params['token']}?done=appealed"
+        return RedirectResponse(target, status_code=303, headers=_hidden(HEADERS))
 
     # -- enforcement
 
@@ -275,6 +321,11 @@ class Forms:
             return self._readings.engine_page(
                 request, person, status=error.status, refusal=f"Not resumed: {error}."
             )
+        if "rule" in fields:
+            self._engine.trials.resume(
+                fields["rule"], by=person.name, role=person.role.value, reason=reason
+            )
+            return RedirectResponse("/engine?done=rule", status_code=303, headers=HEADERS)
         self._engine.pauses.end(by=person.name, role=person.role.value, reason=reason)
         return RedirectResponse("/engine?done=resumed", status_code=303, headers=HEADERS)
 
@@ -315,6 +366,10 @@ def _local(target: str) -> str:
 def _hidden(headers: dict[str, str]) -> dict[str, str]:
     """Headers of an answer whose address is a secret."""
     return {**headers, "Referrer-Policy": "no-referrer"}
+
+
+def _not_taken(error: Refusal) -> str:
+    return f"The objection was not taken: {error}."
 
 
 def _not_kept(error: Refusal) -> str:

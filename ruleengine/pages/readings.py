@@ -10,6 +10,7 @@ from starlette.routing import Route
 from gpuwarden import durations
 from gpuwarden.ruleengine import charts, documents, explain
 from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.appeals import APPEALED, AppealDesk
 from gpuwarden.ruleengine.cards import CardFilter, cards_document
 from gpuwarden.ruleengine.documents import JobFilter
 from gpuwarden.ruleengine.job_histories import HOURS
@@ -62,6 +63,7 @@ class Readings:
         self._pages = pages
         self._desk = desk
         self._histories = histories
+        self._appeals = AppealDesk(engine)
 
     def routes(self) -> list[Route]:
         """What to serve."""
@@ -180,8 +182,9 @@ class Readings:
         person = self._access.page(request)
         job_id = request.path_params["job_id"]
         self._access.check_job(person, job_id)
-        done = request.query_params.get("done") == "kept"
-        return await self.job_page(request, person, job_id, notice=self._kept(job_id, done))
+        done = request.query_params.get("done")
+        notice = APPEALED if done == "appealed" else self._kept(job_id, done == "kept")
+        return await self.job_page(request, person, job_id, notice=notice)
 
     def _kept(self, job_id: str, done: bool) -> str:
         cases = (s.case for s in self._engine.cases.all() if s.case.job_id == job_id)
@@ -247,6 +250,12 @@ class Readings:
             ],
             keeps=self._keeps(document, person, link),
             action=link[0] if link is not None else f"/jobs/{quote(job_id, safe='')}/keep",
+            appeals=self._appealable(document, person, link),
+            appeal_action=(
+                f"{link[0]}/appeal"
+                if link is not None
+                else f"/jobs/{quote(job_id, safe='')}/appeal"
+            ),
             by_link=link is not None,
             card=card,
             # Then why is what the reader came for, and not how the job does.
@@ -272,6 +281,22 @@ class Readings:
             form = self._form(item["rule"], document["job_id"], owner=owner)
             if form is not None:
                 found.append(form)
+        return found
+
+    def _appealable(
+        self, document: dict[str, Any], person: Person | None, link: tuple[str, str] | None
+    ) -> list[str]:
+        """The rules to whose end of the job the reader may object."""
+        if link is None and (person is None or not person.name):
+            return []
+        rules = {item["rule"]: None for item in (*document["rules"], *document["decisions"])}
+        found = []
+        for rule_id in rules if link is None else [link[1]]:
+            try:
+                self._appeals.subject(rule_id, document["job_id"])
+            except Refusal:
+                continue
+            found.append(rule_id)
         return found
 
     def _form(self, rule_id: str, job_id: str, *, owner: bool) -> dict[str, str] | None:
@@ -334,6 +359,7 @@ class Readings:
         notice = {
             "paused": "Enforcement is paused.",
             "resumed": "Enforcement goes on from the next tick.",
+            "rule": "The rule enforces again from the next tick.",
         }.get(request.query_params.get("done", ""), "")
         return self.engine_page(request, person, notice=notice)
 

@@ -90,6 +90,12 @@ _COMPONENTS = {
     "keep": _Component(
         "gpuwarden.ruleengine.cli", "keep", "ruleengine", "Ask the engine to leave a job alone."
     ),
+    "appeal": _Component(
+        "gpuwarden.ruleengine.cli", "appeal", "ruleengine", "Object to the end of a job."
+    ),
+    "regret": _Component(
+        "gpuwarden.ruleengine.cli", "regret", "ruleengine", "Say that an end was wrong."
+    ),
 }
 
 

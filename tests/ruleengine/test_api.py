@@ -116,6 +116,7 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
                         "/v1/health",
                     ),
                     *("/v1/audit", "/v1/enforcement", "/v1/nodes", "/v1/sd/prometheus"),
+                    "/v1/trials",
                 ):
                     await ask("GET", path)
                 for path in ("/v1/jobs/{job_id}", "/v1/jobs/{job_id}/history"):
@@ -130,6 +131,8 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
             await ask("POST", "/v1/keeps", keep)
             await ask("POST", "/v1/keeps", {**keep, "for": "1"})
             await ask("POST", "/v1/keeps", {**keep, "job_id": "none"})
+            await ask("POST", "/v1/appeals", keep)
+            await ask("POST", "/v1/appeals", {**keep, "job_id": "none"})
             await ask("POST", "/v1/enforcement/pause", {"reason": "an upgrade", "for": "1m"})
             await read()
             await ask("POST", "/v1/enforcement/resume", {"reason": "done"})
@@ -144,6 +147,9 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
             (decision,) = (await client.get("/v1/decisions")).json()["decisions"]
             await ask("GET", "/v1/decisions/{decision_id}", decision_id=decision["id"])
             await ask("GET", "/v1/decisions/{decision_id}", decision_id="none")
+            regret = {"decision_id": decision["id"], "reason": "it was at work"}
+            await ask("POST", "/v1/regrets", regret)
+            await ask("POST", "/v1/regrets", {**regret, "decision_id": "none"})
             await ask("GET", "/v1/openapi.json")
             described = {
                 (method.upper(), path)
