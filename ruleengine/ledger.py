@@ -12,11 +12,13 @@ import json
 import os
 import sqlite3
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, fields
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Self
 
 from gpuwarden.ruleengine.cases import Case, Delivery
+from gpuwarden.ruleengine.ledger_cases import store
 from gpuwarden.ruleengine.ledger_counters import Counters
+from gpuwarden.ruleengine.ledger_decisions import Decisions
 from gpuwarden.ruleengine.ledger_handles import (
     LedgerUnusable,
     connected,
@@ -24,7 +26,7 @@ from gpuwarden.ruleengine.ledger_handles import (
     file_sizes,
 )
 from gpuwarden.ruleengine.ledger_schema import MIGRATIONS
-from gpuwarden.ruleengine.records import Decision, Keep, Node, Notice, StoredCase
+from gpuwarden.ruleengine.records import Keep, Node, Notice, StoredCase
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,14 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Ledger", "LedgerUnusable"]
 
-OPEN_STATES = ("authorised", "acting")
 MAX_WAL_BYTES = 64 * 1024 * 1024
 """What a burst made of the log beside the file is cut back to."""
 MAX_REFUSALS = 20
 """Of one notice, that are kept for the audit."""
 
 
-class Ledger(Counters):
+class Ledger(Decisions, Counters):
     """The engine's memory.
 
     Args:
@@ -210,7 +211,7 @@ class Ledger(Counters):
         kept = []
         with self._transaction() as db:
             for change in changes:
-                number = _store(db, change, time)
+                number = store(db, change, time)
                 if change.closed is None:
                     kept.append(StoredCase(number, change.case))
         return kept
@@ -410,97 +411,6 @@ class Ledger(Counters):
             last = latest if last is None else max(last, latest)
         return Delivery(complete=bool(stages), proven_at=last)
 
-    # -- decisions
-
-    def authorise(self, decision: Decision, change: Change, *, time: float) -> None:
-        """Write a decision and its case down together, before anything is sent.
-
-        Raises:
-            sqlite3.IntegrityError: the attempt already has a decision that stands.
-        """
-        with self._transaction() as db:
-            values = asdict(decision) | {"gpus": json.dumps(decision.gpus), "state": "authorised"}
-            db.execute(
-                "INSERT INTO decisions VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                tuple(values.values()),
-            )
-            _store(db, change, time)
-
-    def settle(
-        self,
-        decision_id: str,
-        state: str,
-        change: Change | None,
-        *,
-        time: float,
-        reason: str = "",
-        report: str | None = None,
-    ) -> bool:
-        """Write down how far a decision has come, with its case if that is still open.
-
-        Returns:
-            False where the decision already had its result: that never changes again.
-        """
-        finished = None if state in OPEN_STATES else time
-        with self._transaction() as db:
-            cursor = db.execute(
-                "UPDATE decisions SET state=?, reason=?, report=coalesce(?, report), finished_at=? "
-                "WHERE id=? AND finished_at IS NULL",
-                (state, reason, report, finished, decision_id),
-            )
-            if cursor.rowcount and change is not None:
-                _store(db, change, time)
-        return bool(cursor.rowcount)
-
-    def decision(self, decision_id: str) -> Decision | None:
-        """One decision, or None."""
-        found = self._decisions(
-            "SELECT * FROM decisions WHERE id=? ORDER BY created_at, id", (decision_id,)
-        )
-        return found[0] if found else None
-
-    def open_decisions(self) -> list[Decision]:
-        """Decisions whose result is not known yet, oldest first."""
-        return self._decisions(
-            "SELECT * FROM decisions WHERE state IN ('authorised', 'acting') "
-            "ORDER BY created_at, id"
-        )
-
-    def job_decisions(self, job_id: str) -> list[Decision]:
-        """Decisions about a job, oldest first."""
-        return self._decisions(
-            "SELECT * FROM decisions WHERE job_id=? ORDER BY created_at, id", (job_id,)
-        )
-
-    def incomplete_decisions(self) -> list[Decision]:
-        """Reclaims that could not be proven, oldest first."""
-        return self._decisions(
-            "SELECT * FROM decisions WHERE state='incomplete' ORDER BY created_at, id"
-        )
-
-    def finished_since(self, since: float) -> list[Decision]:
-        """Decisions whose result came after `since` (Unix time), oldest first."""
-        return self._decisions(
-            "SELECT * FROM decisions WHERE finished_at >= ? ORDER BY created_at, id", (since,)
-        )
-
-    def recent_decisions(self, since: float) -> list[Decision]:
-        """Decisions made after `since` (Unix time), oldest first."""
-        return self._decisions(
-            "SELECT * FROM decisions WHERE created_at >= ? ORDER BY created_at, id", (since,)
-        )
-
-    def ends_since(self, since: float) -> list[Decision]:
-        """Terminations that stand (not refused, not lapsed) and are younger than `since`."""
-        return self._decisions(
-            "SELECT * FROM decisions WHERE action='terminate' "
-            "AND state NOT IN ('refused', 'lapsed') AND created_at >= ? ORDER BY created_at, id",
-            (since,),
-        )
-
-    def _decisions(self, query: str, values: tuple[object, ...] = ()) -> list[Decision]:
-        return [_decision(row) for row in self._db.execute(query, values)]
-
     # -- keeps
 
     def add_keep(self, keep: Keep, change: Change | None, *, time: float) -> None:
@@ -522,7 +432,7 @@ class Ledger(Counters):
                 ),
             )
             if change is not None:
-                _store(db, change, time)
+                store(db, change, time)
 
     def keeps(self, rule_id: str, job_id: str, run_id: str | None) -> list[Keep]:
         """Keeps of a rule that concern this attempt or its run, oldest first."""
@@ -533,57 +443,6 @@ class Ledger(Counters):
             (rule_id, job_id, run_id),
         )
         return [Keep(*row) for row in rows]
-
-
-def _store(db: sqlite3.Connection, change: Change, time: float) -> int:
-    case, number = change.case, change.id
-    if number is None:
-        cursor = db.execute(
-            "INSERT INTO cases (rule_id, job_id, state, body, opened_at) VALUES (?, ?, ?, ?, ?)",
-            (case.rule_id, case.job_id, case.state.value, case.encode(), case.opened_at),
-        )
-        number = int(cursor.lastrowid or 0)
-        if change.opening is not None:
-            opening = (number, change.opening.rule_hash, change.opening.document)
-            db.execute("INSERT INTO openings VALUES (?, ?, ?)", opening)
-    elif change.closed is not None and not change.events and case.detected_at is None:
-        # Never more than a suspicion: nothing refers to it, and nothing was written about it.
-        db.execute("DELETE FROM cases WHERE id=?", (number,))
-        return number
-    else:
-        db.execute(
-            "UPDATE cases SET state=?, body=?, closed_at=?, closed_because=? WHERE id=?",
-            (
-                case.state.value,
-                case.encode(),
-                None if change.closed is None else time,
-                change.closed,
-                number,
-            ),
-        )
-    db.executemany(
-        "INSERT INTO events (time, case_id, rule_id, job_id, kind, mode, detail) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [
-            (
-                time,
-                number,
-                case.rule_id,
-                case.job_id,
-                event.kind,
-                change.mode,
-                json.dumps(dict(event.detail), sort_keys=True),
-            )
-            for event in change.events
-        ],
-    )
-    return number
-
-
-def _decision(row: tuple[Any, ...]) -> Decision:
-    # The record's fields are the table's columns, in their order.
-    values = dict(zip((item.name for item in fields(Decision)), row, strict=True))
-    return Decision(**{**values, "gpus": tuple(json.loads(values["gpus"]))})
 
 
 def _count_attempt(db: sqlite3.Connection, channel: str, outcome: str) -> None:

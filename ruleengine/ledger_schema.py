@@ -241,5 +241,81 @@ MIGRATIONS = (
     ) STRICT;
     CREATE UNIQUE INDEX one_hold ON canary_holds (rule_id) WHERE lifted_at IS NULL;
     """,
+    # Softer acts have results of their own, and what several hands do has a row for each.
+    """
+    CREATE TABLE decisions_made (
+        id TEXT PRIMARY KEY,
+        epoch INTEGER NOT NULL,
+        case_id INTEGER NOT NULL REFERENCES cases (id),
+        rule_id TEXT NOT NULL,
+        job_id TEXT NOT NULL,
+        user TEXT NOT NULL,
+        action TEXT NOT NULL,
+        state TEXT NOT NULL CHECK (state IN (
+            'authorised', 'acting', 'verified', 'incomplete', 'refused', 'failed', 'lapsed',
+            'done', 'unheeded', 'undeliverable', 'withdrawn')),
+        host TEXT NOT NULL,
+        body BLOB NOT NULL,
+        signature TEXT NOT NULL,
+        gpus TEXT NOT NULL,
+        evidence TEXT NOT NULL,
+        grace REAL NOT NULL,
+        expires REAL NOT NULL,
+        created_at REAL NOT NULL,
+        finished_at REAL,
+        reason TEXT NOT NULL DEFAULT '',
+        report TEXT,
+        stage TEXT NOT NULL DEFAULT ''
+    ) STRICT;
+    INSERT INTO decisions_made SELECT *, '' FROM decisions;
+    DROP TABLE decisions;
+    ALTER TABLE decisions_made RENAME TO decisions;
+    CREATE UNIQUE INDEX one_end_per_attempt ON decisions (job_id)
+        WHERE action IN ('terminate', 'requeue') AND state NOT IN ('refused', 'lapsed');
+    CREATE INDEX decisions_time ON decisions (created_at);
+    CREATE INDEX decisions_case ON decisions (case_id);
+    CREATE INDEX decisions_job ON decisions (job_id);
+    CREATE INDEX decisions_state ON decisions (state);
+    CREATE INDEX decisions_finished ON decisions (finished_at);
+    CREATE TRIGGER results_are_counted AFTER UPDATE OF finished_at ON decisions
+        WHEN OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL BEGIN
+        INSERT INTO result_counts VALUES (NEW.rule_id, NEW.action, NEW.state, 1,
+            CAST(coalesce(json_extract(NEW.report, '$.proof.memory_freed'), 0) AS INTEGER))
+            ON CONFLICT (rule_id, action, state)
+            DO UPDATE SET count = count + 1, freed = freed + excluded.freed;
+    END;
+    CREATE TABLE decision_parts (
+        decision_id TEXT NOT NULL REFERENCES decisions (id) ON DELETE CASCADE,
+        host TEXT NOT NULL,
+        node TEXT NOT NULL,
+        boot_id TEXT NOT NULL,
+        action TEXT NOT NULL,
+        agent_id TEXT NOT NULL,
+        body BLOB NOT NULL,
+        signature TEXT NOT NULL,
+        expires REAL NOT NULL,
+        state TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        report TEXT,
+        PRIMARY KEY (decision_id, host, action)
+    ) STRICT;
+    CREATE TABLE platform_acts (
+        decision_id TEXT PRIMARY KEY REFERENCES decisions (id) ON DELETE CASCADE,
+        platform TEXT NOT NULL,
+        claim TEXT NOT NULL,
+        step TEXT NOT NULL,
+        changed_at REAL NOT NULL,
+        waited REAL NOT NULL,
+        asked_at REAL,
+        notice TEXT NOT NULL,
+        ended_at REAL,
+        tries INTEGER NOT NULL,
+        word TEXT NOT NULL,
+        obstacle TEXT NOT NULL,
+        successor TEXT NOT NULL,
+        detail TEXT NOT NULL,
+        why TEXT NOT NULL
+    ) STRICT;
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

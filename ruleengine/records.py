@@ -22,7 +22,16 @@ class StoredCase:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision to act, as it was signed, and what became of it. Times are Unix seconds."""
+    """A decision to act, as it was signed, and what became of it. Times are Unix seconds.
+
+    Attributes:
+        action: the stage's: terminate, requeue, yield or checkpoint.
+        host: of the node whose agent is asked; of a job on several nodes, the first.
+        body: what the agent gets; for what is done in several steps, what was decided, as JSON.
+        signature: of the body for the agent, or an empty string.
+        report: the agent's; of several nodes, all in one.
+        stage: key of the stage within its rule; empty where an earlier version decided.
+    """
 
     id: str
     epoch: int
@@ -43,6 +52,7 @@ class Decision:
     finished_at: float | None = None
     reason: str = ""
     report: str | None = None
+    stage: str = ""
 
     @property
     def decoded_report(self) -> ActionReport | None:
@@ -54,6 +64,82 @@ class Decision:
         """Whether the agent left a request to save and leave for the job's trainer."""
         report = self.decoded_report
         return report is not None and "leave_requested" in report.steps
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One question to the agent of one node, for one decision. Times are Unix seconds.
+
+    Attributes:
+        decision_id: the engine's decision.
+        host: by which the agent is reached.
+        node: what it calls itself.
+        boot_id: its boot when it was asked.
+        action: watch, request_leave, request_checkpoint or cancel.
+        agent_id: under which the agent knows the question; a new one for each try.
+        body, signature: what is sent, byte for byte.
+        expires: after which it cannot be taken on any more.
+        state: pending, accepted, or the agent's outcome (reclaimed, incomplete, refused, done,
+            undeliverable, failed).
+        reason: why, where it was not done.
+        report: the agent's last report, or None.
+    """
+
+    decision_id: str
+    host: str
+    node: str
+    boot_id: str
+    action: str
+    agent_id: str
+    body: bytes
+    signature: str
+    expires: float
+    state: str = "pending"
+    reason: str = ""
+    report: str | None = None
+
+    @property
+    def decoded_report(self) -> ActionReport | None:
+        """The agent's last report, or None."""
+        return None if self.report is None else ActionReport.decode(self.report.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformAct:
+    """How far a decision has come that is carried out in several steps. Times are Unix seconds.
+
+    Attributes:
+        decision_id: the engine's decision.
+        platform: slurm or kubernetes; empty where only the agents act.
+        claim: how the platform recognises the attempt, as JSON.
+        step: watching, asking, waiting, ending, proving, withdrawing: the one that has begun.
+        changed_at: when it began.
+        waited: seconds of the grace that have passed; not while no engine ran.
+        asked_at: when the job was first asked to go, or None.
+        notice: whether the platform's own notice to the job was `tried`, is known to be `sent`, or
+            there was `none`; empty before.
+        ended_at: when the platform was first told to end it, or None.
+        tries: how often it was told so.
+        word, obstacle, successor: as the platform last said, see `ports.State`.
+        detail: more of that, as JSON.
+        why: what a withdrawal or an end without proof is due to.
+    """
+
+    decision_id: str
+    platform: str
+    claim: str
+    step: str
+    changed_at: float
+    waited: float = 0.0
+    asked_at: float | None = None
+    notice: str = ""
+    ended_at: float | None = None
+    tries: int = 0
+    word: str = ""
+    obstacle: str = ""
+    successor: str = ""
+    detail: str = "{}"
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.verdicts import JobFacts
@@ -115,8 +115,16 @@ class Platform(Protocol):
     name: str
     prefix: str
 
-    async def find(self, job: JobFacts, deed: Deed) -> Claim | Blocked:
+    async def find(
+        self, job: JobFacts, deed: Deed, *, offenders: Collection[str] = ()
+    ) -> Claim | Blocked:
         """Recognise a job's attempt, and say whether the deed can be done to it as it stands now.
+
+        Args:
+            job: by the tick's facts.
+            deed: what is to be done.
+            offenders: ids of all jobs that are due by the same rule now: what would end together
+                with this one may only be ended if all of it is among them.
 
         Returns:
             The claim, or why not: not known, another attempt by now, not ours to end, would end
