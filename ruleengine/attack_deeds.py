@@ -181,6 +181,6 @@ def under(target: Target) -> Play | None:
 def keeps(target: Target) -> Play | None:
     """Its owner keeps it as often as the rule allows."""
     granted = any(stage.owner_may is not None for stage in target.rule.stages)
-    if not granted or not target.rule.terminates:
+    if not granted or not target.rule.ends:
         return None
     return Play((target.job,), keeps=True)

@@ -320,7 +320,7 @@ async def _honest(rule: Rule, rules: RuleSet, interval: float) -> _Honest | str:
         jobs=[job for _, job in shown],
     )
     watches = [
-        Watch(Play((job,)), rules, rule.id, scene=scene, ending=rule.terminates) for _, job in shown
+        Watch(Play((job,)), rules, rule.id, scene=scene, ending=rule.ends) for _, job in shown
     ]
     forges = [(job, offender.forge) for offender, job in shown if offender.forge is not None]
     async with _served(scene, forges) as source:
@@ -445,7 +445,7 @@ def _judged(target: Target, trick: Trick, watch: Watch, *, begin: float, ended: 
     outcome = Outcome.ESCAPES
     if trick.name == "just-under" or (target.offender.lasting and trick.kind is Kind.ATTEMPT):
         outcome = Outcome.OBEYS
-    elif not rule.terminates and (rests_on_word(rule.when) or trick.kind is Kind.ATTEMPT):
+    elif not rule.ends and (rests_on_word(rule.when) or trick.kind is Kind.ATTEMPT):
         outcome = Outcome.ADVICE
     return Result(trick, outcome, later, held_by=held_by)
 

@@ -210,7 +210,7 @@ def silent(target: Target) -> Play | None:
 def unsaved(target: Target) -> Play | None:
     """Worked before the test for longer than the rule would destroy, and says it saved nothing."""
     limit = max((stage.max_work_lost or 0.0 for stage in target.rule.stages), default=0.0)
-    if not target.rule.terminates:
+    if not target.rule.ends:
         return None
     run = target.job.run and target.job.run.model_copy(update={"saves_every": None})
     return Play((changed(target.job, run=run, age=max(limit, target.job.age)),))

@@ -10,26 +10,64 @@ wall clock ever advances a deadline.
     watching -> detected -> notified -> due -> authorised -> acting -> verified
                                                                     `-> incomplete | failed
                                                `-> refused (waits, then notified again)
+
+A request to leave that is not heeded goes back to notified, and the case on to its next stage. A
+request to save changes nothing of this: it only stands among the case's acts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
-from gpuwarden.ruleengine.grade_clocks import UNKNOWN_LIMIT_SECONDS, GradeClock
+from gpuwarden.ruleengine.acts import (
+    CHECKPOINT_SECONDS,
+    LAST_STAGE,
+    Act,
+    ActState,
+    Promise,
+    acting_stages,
+    hardest,
+    stage_keys,
+    taking_stages,
+    with_act,
+)
+from gpuwarden.ruleengine.case_records import (
+    DECIDED,
+    OPEN_DECISION,
+    Case,
+    CaseState,
+    CloseReason,
+    Delivery,
+    Event,
+    StageMark,
+    Step,
+)
+from gpuwarden.ruleengine.grade_clocks import UNKNOWN_LIMIT_SECONDS
+from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from gpuwarden.ruleengine.model import Rule, Stage
     from gpuwarden.ruleengine.verdicts import Grade
+
+__all__ = [
+    "DECIDED",
+    "OPEN_DECISION",
+    "Case",
+    "CaseState",
+    "CloseReason",
+    "Delivery",
+    "Event",
+    "Promise",
+    "StageMark",
+    "Step",
+    "acting_stages",
+    "stage_keys",
+    "taking_stages",
+]
 
 _Said = TypeVar("_Said")
 
@@ -40,219 +78,35 @@ RETRY_REFUSED_SECONDS = 600.0
 """How long a case that the agent refused waits before it may be tried again."""
 
 
-class CaseState(StrEnum):
-    """How far a case has come."""
-
-    WATCHING = "watching"
-    """`when` holds, `for` is not met yet."""
-    DETECTED = "detected"
-    """`for` is met."""
-    NOTIFIED = "notified"
-    """Every required recipient has the notice, with proof."""
-    DUE = "due"
-    """Both deadlines are over; the guards decide."""
-    AUTHORISED = "authorised"
-    """The decision is on disk, and may or may not have reached the agent."""
-    ACTING = "acting"
-    """The agent has taken it on."""
-    VERIFIED = "verified"
-    """The ended processes are gone from NVML."""
-    INCOMPLETE = "incomplete"
-    """Something survived, or NVML still lists it."""
-    REFUSED = "refused"
-    """The agent would not; the case waits before another try."""
-    FAILED = "failed"
-    """The agent met an error of its own."""
+def next_stage(case: Case, rule: Rule) -> tuple[str, Stage] | None:
+    """The stage that takes the job's cards next: one that is ready, else the earliest; or None."""
+    left = _open_stages(case, rule)
+    ready = (item for item in left if _ready(case, rule, *item))
+    return next(ready, min(left, key=lambda item: _wait(case, rule, *item), default=None))
 
 
-class CloseReason(StrEnum):
-    """Why a case is over."""
-
-    CLEARED = "cleared"
-    """The rule said NO for `clear_after`."""
-    UNKNOWN = "unknown"
-    """Nothing was known for too long."""
-    GONE = "gone"
-    """The job has ended, or is no longer what the rule is about."""
-    RULE_GONE = "rule_gone"
-    """The rule was removed."""
-
-
-OPEN_DECISION = frozenset({CaseState.AUTHORISED, CaseState.ACTING})
-DECIDED = OPEN_DECISION | {CaseState.VERIFIED, CaseState.INCOMPLETE, CaseState.FAILED}
+def asking_stages(case: Case, rule: Rule) -> tuple[tuple[str, Stage], ...]:
+    """The stages whose time has come to ask the trainer for a saved state."""
+    if case.detected_at is None or case.over or case.leaving or case.last != "yes":
+        return ()
+    if rule.mode != "enforce":
+        return ()
+    return tuple(
+        (key, stage)
+        for key, stage in acting_stages(rule)
+        if not stage.do.takes and ahead(case, key, stage) and _reached(case, rule, key, stage)
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class StageMark:
-    """A stage that a case has entered.
-
-    Attributes:
-        key: name of the stage within its rule, see `stage_keys`.
-        level: light, moderate or severe.
-        do: log, notify or terminate.
-        mode: the rule's mode when the stage was entered; what the owner was told depends on it.
-        at: Unix time.
-        elapsed: seconds since `for` was met.
-        would: the mode forbade the stage's action; it is only written down.
-    """
-
-    key: str
-    level: str
-    do: str
-    mode: str
-    at: float
-    elapsed: float
-    would: bool = False
+def _open_stages(case: Case, rule: Rule) -> list[tuple[str, Stage]]:
+    """Stages that may still take the job's cards."""
+    return [item for item in taking_stages(rule) if ahead(case, *item)]
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """What the owner was told: no rule that is changed later falls short of it. Seconds."""
-
-    after: float
-    notice_delivered_for: float
-    grace: float
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """What the ledger knows of a case's notices for the notify stages it has entered.
-
-    Attributes:
-        complete: at least one recipient was required, and every required one has the notice.
-        proven_at: Unix time of the last required recipient's proof, or None.
-    """
-
-    complete: bool = False
-    proven_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One rule against one job. Durations are seconds, points in time Unix seconds.
-
-    Attributes:
-        rule_id, job_id: what the case is about.
-        state: how far it has come.
-        opened_at: the first YES.
-        user, run_id, instance: of the job, kept for the time after its death.
-        last: the last observation: yes, no, unknown, missing, or word: only what the job says of
-            itself stands against a yes.
-        yes_for, no_for, unknown_for, missing_for: time of each; only yes breaks no, only no breaks
-            yes, and anything else breaks unknown and missing.
-        detected_at: when `for` was met.
-        elapsed: since `for` was met, as far as the verdict was known.
-        marks: stages entered, in order.
-        grades: clocks of the stages that have a condition of their own.
-        promise: what the owner was told, from the first notice on.
-        kept: by how much keeps have moved the deadline.
-        notified_at: when the last required recipient had the notice.
-        notice_age: since then.
-        due_for: since both deadlines were over; who has waited longest goes first.
-        retry_in: until another try may be made after a refusal.
-        decision_id: the decision in flight or done; None again once it was refused or lapsed.
-        cause, because, remedy: the probable cause as last diagnosed.
-    """
-
-    rule_id: str
-    job_id: str
-    opened_at: float
-    state: CaseState = CaseState.WATCHING
-    user: str = ""
-    run_id: str | None = None
-    instance: str = ""
-    last: str = "yes"
-    yes_for: float = 0.0
-    no_for: float = 0.0
-    unknown_for: float = 0.0
-    missing_for: float = 0.0
-    detected_at: float | None = None
-    elapsed: float = 0.0
-    marks: tuple[StageMark, ...] = ()
-    promise: Promise | None = None
-    kept: float = 0.0
-    notified_at: float | None = None
-    notice_age: float = 0.0
-    due_for: float = 0.0
-    retry_in: float = 0.0
-    decision_id: str | None = None
-    cause: str = ""
-    because: str = ""
-    remedy: str = ""
-    grades: tuple[GradeClock, ...] = ()
-
-    @property
-    def level(self) -> str:
-        """The highest level entered, or an empty string."""
-        order = ("light", "moderate", "severe")
-        return max((mark.level for mark in self.marks), key=order.index, default="")
-
-    def mark(self, key: str) -> StageMark | None:
-        """The mark of a stage, or None while it has not been entered."""
-        return next((mark for mark in self.marks if mark.key == key), None)
-
-    def clock(self, key: str) -> GradeClock:
-        """The clock of a stage that has a condition of its own; a new one while it has none."""
-        return next((c for c in self.grades if c.key == key), GradeClock(key, "unknown"))
-
-    def encode(self) -> str:
-        """The case as JSON, for the ledger."""
-        return msgspec.json.encode(self, order="sorted").decode()
-
-    @classmethod
-    def decode(cls, text: str) -> Self:
-        """Read what `encode` wrote; fields of another version are ignored or take defaults."""
-        data: dict[str, Any] = json.loads(text)
-        known = {item.name for item in dataclasses.fields(cls)}
-        data = {name: value for name, value in data.items() if name in known}
-        data["state"] = CaseState(data["state"])
-        data["marks"] = tuple(StageMark(**mark) for mark in data.get("marks", ()))
-        data["grades"] = tuple(GradeClock(**clock) for clock in data.get("grades", ()))
-        if data.get("promise") is not None:
-            data["promise"] = Promise(**data["promise"])
-        return cls(**data)
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One line of the audit."""
-
-    kind: str
-    detail: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one tick made of a case.
-
-    Attributes:
-        case: the next state; also for a case that is closed.
-        events: to be written before anything takes effect.
-        closed: why the case is over, or None.
-    """
-
-    case: Case
-    events: tuple[Event, ...] = ()
-    closed: CloseReason | None = None
-
-
-def stage_keys(rule: Rule) -> tuple[tuple[str, Stage], ...]:
-    """Names of a rule's stages, stable when other stages come and go: `moderate-notify`.
-
-    A second stage of the same level and action is `moderate-notify-2`.
-    """
-    counts: dict[str, int] = {}
-    named = []
-    for stage in rule.stages:
-        name = f"{stage.level}-{stage.do}"
-        counts[name] = counts.get(name, 0) + 1
-        named.append((name if counts[name] == 1 else f"{name}-{counts[name]}", stage))
-    return tuple(named)
-
-
-def final_stage(rule: Rule) -> tuple[str, Stage] | None:
-    """The stage that ends a job, or None."""
-    return next(((key, stage) for key, stage in stage_keys(rule) if stage.do == "terminate"), None)
+def ahead(case: Case, key: str, stage: Stage) -> bool:
+    """Whether a stage that acts may still do so: not done, nor softer than what was done."""
+    act = case.act(key)
+    return stage.do.rank >= hardest(case.acts) and (act is None or not (act.open or act.spent))
 
 
 def lacking(case: Case, rule: Rule, key: str, stage: Stage) -> float:
@@ -262,35 +116,45 @@ def lacking(case: Case, rule: Rule, key: str, stage: Stage) -> float:
     return max(0.0, rule.for_ + stage.after - case.clock(key).held)
 
 
-def terms(case: Case, stage: Stage) -> Promise:
-    """The deadline, the notice's age and the grace that hold for a case.
+def terms(case: Case, key: str, stage: Stage) -> Promise:
+    """The deadline, the notice's age and the grace of a stage that hold for a case.
 
     Each is the later of the rule and of what its owner was told; keeps are included.
     """
     after, notice, grace = stage.after, stage.notice_delivered_for or 0.0, stage.grace or 0.0
-    if case.promise is not None:
-        after = max(after, case.promise.after)
-        notice = max(notice, case.promise.notice_delivered_for)
-        grace = max(grace, case.promise.grace)
-    return Promise(after + case.kept, notice, grace)
+    if stage.do is Action.CHECKPOINT and stage.grace is None:
+        grace = CHECKPOINT_SECONDS
+    told = case.promise_of(key)
+    if told is not None:
+        after = max(after, told.after)
+        notice = max(notice, told.notice_delivered_for)
+        grace = max(grace, told.grace)
+    return Promise(after + case.kept, notice, grace, key)
 
 
 def remaining(case: Case, rule: Rule) -> float | None:
-    """Seconds until the job may be ended at the earliest, or None where the rule ends no job.
+    """Seconds until the job's cards may be taken at the earliest, or None where they never are.
 
     Before the notice is proven it is counted as if that happened now.
     """
-    final = final_stage(rule)
-    if final is None or rule.mode != "enforce":
-        return None
-    held = terms(case, final[1])
+    following = next_stage(case, rule)
+    return None if following is None else remaining_of(case, rule, *following)
+
+
+def remaining_of(case: Case, rule: Rule, key: str, stage: Stage) -> float | None:
+    """Seconds until a stage may act at the earliest, or None where the rule's mode forbids it."""
+    return _wait(case, rule, key, stage) if rule.mode == "enforce" else None
+
+
+def _wait(case: Case, rule: Rule, key: str, stage: Stage) -> float:
+    held = terms(case, key, stage)
     age = case.notice_age if case.notified_at is not None else 0.0
     wait = 0.0 if case.detected_at is not None else max(0.0, rule.for_ - case.yes_for)
     return max(
         wait + held.after - case.elapsed,
-        lacking(case, rule, *final),
+        lacking(case, rule, key, stage),
         held.notice_delivered_for - age,
-        case.retry_in,
+        case.retry_in if stage.do.takes else 0.0,
         0.0,
     )
 
@@ -353,7 +217,7 @@ def advance(  # the order of the rows is the state machine
             events.append(Event("detected", {"for": rule.for_}))
         else:
             return Step(case)
-    if truth is Truth.YES and case.state not in DECIDED:
+    if truth is Truth.YES and not case.over:
         case, entered = _entered(case, rule, wall)
         events += entered
     case = _bound(case, rule)
@@ -425,39 +289,45 @@ def _closing(case: Case, rule: Rule) -> CloseReason | None:
 
 
 def _entered(case: Case, rule: Rule, wall: float) -> tuple[Case, list[Event]]:
-    """Enter every stage whose time has come, except the one that ends the job."""
+    """Enter every stage whose time has come, except those that act."""
     events = []
     for key, stage in stage_keys(rule):
-        if stage.do == "terminate" and rule.mode == "enforce":
-            continue  # see _due
+        if stage.do.acts and rule.mode == "enforce":
+            continue  # see _due and asking_stages
         mark = case.mark(key)
         if mark is not None and (stage.do != "notify" or mark.mode == rule.mode):
             continue
         if mark is None and not _reached(case, rule, key, stage):
             continue
         # A notice given under another mode said something else: it is given anew.
-        rest = tuple(item for item in case.marks if item.key != key)
-        would = (stage.do == "notify" and rule.mode == "observe") or stage.do == "terminate"
-        fresh = StageMark(
-            key=key,
-            level=stage.level,
-            do=stage.do,
-            mode=rule.mode,
-            at=wall,
-            elapsed=case.elapsed,
-            would=would,
-        )
-        case = dataclasses.replace(case, marks=(*rest, fresh))
+        would = (stage.do == "notify" and rule.mode == "observe") or stage.do.acts
+        case = _marked(case, rule, key, stage, wall=wall, would=would)
         if stage.do == "notify" and not would:
             case = _promised(case, rule)
-        verb = f"would_{stage.do}" if would else stage.do
+        verb = f"would_{stage.do}" if would else stage.do.value
         events.append(Event(verb, {"stage": key, "level": stage.level, "elapsed": case.elapsed}))
     return case, events
 
 
+def _marked(
+    case: Case, rule: Rule, key: str, stage: Stage, *, wall: float, would: bool = False
+) -> Case:
+    rest = tuple(item for item in case.marks if item.key != key)
+    fresh = StageMark(
+        key=key,
+        level=stage.level,
+        do=stage.do,
+        mode=rule.mode,
+        at=wall,
+        elapsed=case.elapsed,
+        would=would,
+    )
+    return dataclasses.replace(case, marks=(*rest, fresh))
+
+
 def _reached(case: Case, rule: Rule, key: str, stage: Stage) -> bool:
     """Whether a stage's time has come, and it has come far enough for it."""
-    after = terms(case, stage).after if stage.do == "terminate" else stage.after
+    after = terms(case, key, stage).after if stage.do.acts else stage.after
     return case.elapsed >= after and far_enough(case, rule, key, stage)
 
 
@@ -470,16 +340,21 @@ def far_enough(case: Case, rule: Rule, key: str, stage: Stage) -> bool:
 
 def _promised(case: Case, rule: Rule) -> Case:
     """Bind the engine to what the notice says, and wait for the proof that it arrived."""
-    final = final_stage(rule)
-    held = case.promise
-    if final is not None and rule.mode == "enforce":
-        held = _promise(case, rule, *final)
-    return _untold(dataclasses.replace(case, promise=held))
+    if rule.mode == "enforce":
+        case = _bound_to(case, rule)
+    return _untold(case)
+
+
+def _bound_to(case: Case, rule: Rule) -> Case:
+    fresh = tuple(_promise(case, rule, *item) for item in acting_stages(rule))
+    named = {promise.key for promise in fresh}
+    rest = tuple(promise for promise in case.promises if promise.key not in named)
+    return dataclasses.replace(case, promises=(*rest, *fresh))
 
 
 def _promise(case: Case, rule: Rule, key: str, stage: Stage) -> Promise:
     """What a notice says now: keeps not included, the stage's own condition as if it held now."""
-    held = terms(dataclasses.replace(case, kept=0.0), stage)
+    held = terms(dataclasses.replace(case, kept=0.0), key, stage)
     earliest = case.elapsed + lacking(case, rule, key, stage)
     return (
         held if stage.when is None else dataclasses.replace(held, after=max(held.after, earliest))
@@ -494,17 +369,15 @@ def _untold(case: Case) -> Case:
 
 def _bound(case: Case, rule: Rule) -> Case:
     """Until the notice is proven, what it says follows the rule: a later deadline binds as well."""
-    final = final_stage(rule)
-    open_ = case.promise is not None and case.notified_at is None and case.state not in DECIDED
-    if final is None or rule.mode != "enforce" or not open_:
+    if rule.mode != "enforce" or not case.promises or case.notified_at is not None or case.over:
         return case
-    return dataclasses.replace(case, promise=_promise(case, rule, *final))
+    return _bound_to(case, rule)
 
 
 def _notified(
     case: Case, rule: Rule, delivery: Delivery, *, delta: float, wall: float
 ) -> tuple[Case, list[Event]]:
-    if case.state in DECIDED:
+    if case.over:
         return case, []
     events: list[Event] = []
     if case.notified_at is not None:
@@ -514,11 +387,15 @@ def _notified(
         # Another recipient is required, or has only now been reached: the last proof counts.
         case, events = _untold(case), [Event("notice_open", {"age": case.notice_age})]
     told = any(m.do == "notify" and not m.would and m.mode == rule.mode for m in case.marks)
-    if case.state is not CaseState.DETECTED or not told or not delivery.complete:
+    waits = case.state is CaseState.DETECTED or case.leaving
+    if not waits or not told or not delivery.complete:
         return case, events
     # The age counts from the tick that learns of the proof: later than the proof, never earlier.
     case = dataclasses.replace(
-        case, state=CaseState.NOTIFIED, notified_at=delivery.proven_at or wall, notice_age=0.0
+        case,
+        state=case.state if case.leaving else CaseState.NOTIFIED,
+        notified_at=delivery.proven_at or wall,
+        notice_age=0.0,
     )
     return case, [*events, Event("notified", {"proven_at": case.notified_at})]
 
@@ -528,26 +405,39 @@ def _due(case: Case, rule: Rule, truth: Truth | None, delta: float) -> tuple[Cas
         left = case.retry_in - delta
         if left > 0:
             return dataclasses.replace(case, retry_in=left), []
-        told = CaseState.DETECTED if case.notified_at is None else CaseState.NOTIFIED
-        return dataclasses.replace(case, state=told, retry_in=0.0), [Event("retry", {})]
-    final = final_stage(rule)
-    ready = (
-        final is not None
-        and rule.mode == "enforce"
-        and truth is Truth.YES
-        and case.promise is not None
-        and case.notified_at is not None
-        and _reached(case, rule, *final)
-        and case.notice_age >= terms(case, final[1]).notice_delivered_for
-    )
-    if case.state is CaseState.NOTIFIED and ready:
+        return dataclasses.replace(case, state=_told(case), retry_in=0.0), [Event("retry", {})]
+    following = next_stage(case, rule)
+    ready = following is not None and truth is Truth.YES and _ready(case, rule, *following)
+    if case.state is CaseState.NOTIFIED and ready and following is not None:
         case = dataclasses.replace(case, state=CaseState.DUE, due_for=0.0)
-        return case, [Event("due", {"elapsed": case.elapsed, "notice_age": case.notice_age})]
+        detail = {
+            "elapsed": case.elapsed,
+            "notice_age": case.notice_age,
+            "stage": following[0],
+            "do": following[1].do.value,
+        }
+        return case, [Event("due", detail)]
     if case.state is CaseState.DUE:
         if ready:
             return dataclasses.replace(case, due_for=case.due_for + delta), []
         return postponed(case, "the rule no longer says so")
     return case, []
+
+
+def _ready(case: Case, rule: Rule, key: str, stage: Stage) -> bool:
+    """Whether a stage may take the job's cards, as far as times and notices go."""
+    return (
+        rule.mode == "enforce"
+        and case.promise_of(key) is not None
+        and case.notified_at is not None
+        and _reached(case, rule, key, stage)
+        and case.notice_age >= terms(case, key, stage).notice_delivered_for
+    )
+
+
+def _told(case: Case) -> CaseState:
+    """The state of a case for which nothing is decided, by whether its owner has the notice."""
+    return CaseState.DETECTED if case.notified_at is None else CaseState.NOTIFIED
 
 
 def postponed(case: Case, why: str) -> tuple[Case, list[Event]]:
@@ -559,38 +449,106 @@ def postponed(case: Case, why: str) -> tuple[Case, list[Event]]:
 
 
 def kept(case: Case, rule: Rule, seconds: float) -> tuple[Case, list[Event]]:
-    """Move the deadline of a case by a keep; one that is over moves from now on."""
-    final = final_stage(rule)
-    if final is None:
+    """Move the deadlines of a case by a keep; one that is over moves from now on."""
+    following = next_stage(_unasked(case), rule)
+    if following is None:
         return case, []
-    overdue = max(0.0, case.elapsed - terms(case, final[1]).after)
+    overdue = max(0.0, case.elapsed - terms(case, *following).after)
     case = dataclasses.replace(case, kept=case.kept + overdue + seconds)
     back, events = postponed(case, "kept")
     return back, [*events, Event("kept", {"seconds": seconds})]
 
 
-def authorised(case: Case, rule: Rule, decision_id: str, *, wall: float) -> Case:
-    """The case once its decision is on disk, with the mark of the final stage."""
-    final = final_stage(rule)
-    if final is None:
-        raise ValueError(f"rule {rule.id} ends no job")
-    mark = StageMark(
-        key=final[0],
-        level=final[1].level,
-        do="terminate",
-        mode=rule.mode,
-        at=wall,
-        elapsed=case.elapsed,
-    )
-    rest = tuple(item for item in case.marks if item.key != final[0])
+def _unasked(case: Case) -> Case:
+    """The case as if it had not asked the job to leave, for as long as that stands."""
+    if not case.leaving:
+        return case
+    return settled(case, case.decision_id or "", ActState.WITHDRAWN)
+
+
+def authorised(case: Case, rule: Rule, decision_id: str, *, key: str, wall: float) -> Case:
+    """The case once a decision is on disk, with the mark of its stage.
+
+    Args:
+        case: due, or any that is not over where the trainer is only asked to save.
+        rule: as it now reads.
+        decision_id: of the decision.
+        key: name of the stage.
+        wall: Unix time.
+    """
+    stage = dict(stage_keys(rule)).get(key)
+    if stage is None or not stage.do.acts:
+        raise ValueError(f"rule {rule.id} has no stage {key} that acts")
+    earlier = case.act(key)
+    act = Act(key, stage.do.value, decision_id, wall, tries=0 if earlier is None else earlier.tries)
+    case = _marked(case, rule, key, stage, wall=wall)
+    case = dataclasses.replace(case, acts=with_act(case.acts, act))
+    if not stage.do.takes:
+        return case
+    return dataclasses.replace(case, state=CaseState.AUTHORISED, decision_id=decision_id)
+
+
+def settled(case: Case, decision_id: str, state: ActState) -> Case:
+    """The case once something became of a decision.
+
+    An end that is proven, incomplete or failed is final, and so is a job that has left; a refusal
+    waits; a request that was not heeded, and whatever never arrived, is as if not asked, except
+    that its stage is spent.
+    """
+    act = next((act for act in case.acts if act.decision_id == decision_id), None)
+    if act is None and decision_id == case.decision_id:
+        act = Act(LAST_STAGE, Action.TERMINATE.value, decision_id, case.opened_at)
+    if act is None:
+        return case
+    case = dataclasses.replace(case, acts=with_act(case.acts, act.became(state)))
+    if decision_id != case.decision_id:
+        return case
+    following = _following(Action(act.do), state)
+    if following is not None and following is not CaseState.REFUSED:
+        return dataclasses.replace(case, state=following)
+    wait = RETRY_REFUSED_SECONDS if following is CaseState.REFUSED else 0.0
     return dataclasses.replace(
-        case, state=CaseState.AUTHORISED, decision_id=decision_id, marks=(*rest, mark)
+        case, state=following or _told(case), decision_id=None, retry_in=wait, due_for=0.0
     )
 
 
-def settled(case: Case, state: CaseState) -> Case:
-    """The case once its decision has a result; a refusal waits, a lapse is as if never asked."""
-    if state not in (CaseState.REFUSED, CaseState.NOTIFIED):
-        return dataclasses.replace(case, state=state)
-    wait = RETRY_REFUSED_SECONDS if state is CaseState.REFUSED else 0.0
-    return dataclasses.replace(case, state=state, decision_id=None, retry_in=wait, due_for=0.0)
+_FOLLOWING = {
+    ActState.ACTING: CaseState.ACTING,
+    ActState.VERIFIED: CaseState.VERIFIED,
+    ActState.DONE: CaseState.VERIFIED,
+    ActState.REFUSED: CaseState.REFUSED,
+}
+_AFTER_AN_END = {
+    ActState.INCOMPLETE: CaseState.INCOMPLETE,
+    ActState.FAILED: CaseState.FAILED,
+    ActState.UNDELIVERABLE: CaseState.REFUSED,
+}
+
+
+def _following(do: Action, state: ActState) -> CaseState | None:
+    """What a case becomes with its decision, or None where it is as before the decision."""
+    return _FOLLOWING.get(state, _AFTER_AN_END.get(state) if do.ends else None)
+
+
+def skipped(case: Case, key: str, do: Action, *, wall: float, why: str) -> tuple[Case, Event]:
+    """The case without a stage that cannot be carried out on its job; it goes on to the next."""
+    act = Act(key, do.value, "", wall, ActState.SKIPPED)
+    case, _ = postponed(dataclasses.replace(case, acts=with_act(case.acts, act)), why)
+    return case, Event("skipped", {"stage": key, "do": do.value, "why": why})
+
+
+def withdrawal(case: Case | None, rule: Rule | None, *, kept: bool) -> str:
+    """Why a request to save or leave that still stands is taken back, or an empty string.
+
+    Args:
+        case: the open case that it was made for, or None where that is closed.
+        rule: as it now reads, or None where it is gone.
+        kept: whether a keep protects the job.
+    """
+    if rule is None:
+        return "the rule is no longer in force"
+    if rule.mode != "enforce":
+        return f"the rule's mode is {rule.mode}"
+    if case is None or (case.last == "no" and case.no_for >= rule.clear_after):
+        return "the rule is kept again"
+    return "the job is kept" if kept else ""

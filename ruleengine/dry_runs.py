@@ -2,6 +2,8 @@
 
 Cases and guards are those of the engine. What is put in the place of the outer world: notices
 arrive at once (or never), nobody keeps a job and the kill switch is off, unless that is said.
+Trainers save when they are asked to, and no job heeds a request to leave: what happened is that it
+stayed.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuwarden.ruleengine import canaries, cases, guards, notices
-from gpuwarden.ruleengine.cases import CaseState, Delivery
+from gpuwarden.ruleengine.acts import ActState
+from gpuwarden.ruleengine.cases import CaseState, Delivery, Event
 from gpuwarden.ruleengine.guards import PastEnd, Situation
 from gpuwarden.ruleengine.settings import EngineSettings
 from gpuwarden.ruleengine.verdicts import Truth
@@ -20,9 +23,9 @@ from gpuwarden.ruleengine.verdicts import Truth
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from gpuwarden.ruleengine.cases import Case, Event, Step
+    from gpuwarden.ruleengine.cases import Case, Step
     from gpuwarden.ruleengine.guards import Blocked
-    from gpuwarden.ruleengine.model import Rule, RuleSet
+    from gpuwarden.ruleengine.model import Action, Rule, RuleSet, Stage
     from gpuwarden.ruleengine.verdicts import FleetFacts, Grade, JobFacts, Verdict
     from gpuwarden.ruleengine.views import Pair
 
@@ -52,8 +55,9 @@ class DryRun:
         settle_after: seconds of unbroken ticks that must follow an outage.
         settled_for: such seconds so far; a dry run begins long after its engine's start.
         cases: open cases.
-        ends: what would have been ended, in order of time.
-        terminated: pairs whose case came to that.
+        ends: what would have been taken, in order of time; not a request that was not heeded.
+        terminated: pairs whose job would have been ended: by terminate, or by requeue.
+        done: pair -> the hardest that was done to its job.
         killed: whether the kill switch is on now.
     """
 
@@ -66,11 +70,14 @@ class DryRun:
     cases: dict[Pair, Case] = field(default_factory=dict)
     ends: list[PastEnd] = field(default_factory=list)
     terminated: set[Pair] = field(default_factory=set)
+    done: dict[Pair, Action] = field(default_factory=dict)
     killed: bool = False
     _kept_until: dict[Pair, float] = field(default_factory=dict)
     _keeps_used: dict[Pair, int] = field(default_factory=dict)
     _proven: dict[Pair, dict[str, float]] = field(default_factory=dict)
     _found: list[tuple[str, str, float]] = field(default_factory=list)
+    _leaving: dict[Pair, tuple[PastEnd, float]] = field(default_factory=dict)
+    """Pair -> the request to leave that stands, and until when."""
 
     def advance(
         self,
@@ -110,6 +117,7 @@ class DryRun:
         if user and user != case.user:
             case = dataclasses.replace(case, user=user)
         rule = canaries.applied(rule, case.user, _NONE_HELD)
+        case = self._answered(rule, pair, case, time)
         if outage:
             case, before = cases.postponed(case, "after an outage everything is judged afresh")
         step = cases.advance(
@@ -130,6 +138,8 @@ class DryRun:
             self.forget(pair)
             return step
         self.cases[pair] = step.case
+        asked = self._saved(rule, pair, time)
+        step = dataclasses.replace(step, case=self.cases[pair], events=(*step.events, *asked))
         if self.delivered:
             known = self._proven.setdefault(pair, {})
             for mark in notices.told_marks(step.case, rule):
@@ -151,19 +161,21 @@ class DryRun:
         case, may = self.cases.get(pair), notices.keep_allowance(rule)
         rule = rule if case is None else canaries.applied(rule, case.user, _NONE_HELD)
         used = self._keeps_used.get(pair, 0)
-        if case is None or may is None or cases.final_stage(rule) is None:
+        if case is None or may is None or not rule.takes:
             return False
-        over = case.detected_at is None or case.decision_id is not None
+        over = case.detected_at is None or case.over
         if over or seconds > may.keep or used >= may.times:
             return False
         left = cases.remaining(case, rule) or 0.0
-        self.cases[pair], _ = cases.kept(case, rule, seconds)
+        case, _ = cases.kept(case, rule, seconds)
+        self.cases[pair] = self._stayed(pair, case, ActState.WITHDRAWN)
         self._kept_until[pair] = max(time + left + seconds, self._kept_until.get(pair, 0.0))
         self._keeps_used[pair] = used + 1
         return True
 
     def forget(self, pair: Pair) -> None:
         """Drop a case that is over."""
+        self._leaving.pop(pair, None)
         self.cases.pop(pair, None)
         self._proven.pop(pair, None)
 
@@ -210,11 +222,12 @@ class DryRun:
             ended: how many were ended in this tick.
             running: jobs that run, where `facts` holds only some of them.
         """
-        final = cases.final_stage(rule)
-        if final is None:
-            return None
         case = self.cases[pair]
         rule = canaries.applied(rule, case.user, _NONE_HELD)
+        following = cases.next_stage(case, rule)
+        if following is None:
+            return None
+        key, stage = following
         limits = self.rules.limits
         situation = Situation(
             now=facts.time,
@@ -237,7 +250,8 @@ class DryRun:
             situation,
             case,
             rule,
-            final[1],
+            key=key,
+            stage=stage,
             job=job,
             verdict=None if judged is None else judged.verdict,
             truth=Truth.UNKNOWN if judged is None else judged.truth,
@@ -256,9 +270,62 @@ class DryRun:
         ended = sum(1 for end in self.ends if end.rule_id == rule.id and end.time >= since)
         return canaries.share_blocks(rule, found=len(found | {job_id}), ended=ended)
 
-    def end(self, rule: Rule, pair: Pair, *, time: float) -> None:
-        """A case's job is taken as ended, and proven so."""
-        done = cases.authorised(self.cases[pair], rule, "dry-run", wall=time)
-        self.cases[pair] = cases.settled(done, CaseState.VERIFIED)
-        self.terminated.add(pair)
-        self.ends.append(PastEnd(time, done.user, rule.id))
+    def act(self, rule: Rule, pair: Pair, *, time: float) -> Event:
+        """Do to a due case's job what its stage says, and what becomes of it.
+
+        Args:
+            rule: the rule; the case is due, and nothing speaks against it.
+            pair: of the case.
+            time: Unix time.
+        """
+        following = cases.next_stage(self.cases[pair], rule)
+        if following is None:
+            raise ValueError(f"rule {rule.id} has nothing to do to {pair[1]} now")
+        key, stage = following
+        case = self._decided(rule, pair, key, stage, time=time)
+        past = PastEnd(time, case.user, rule.id, pair[1])
+        self.ends.append(past)
+        if stage.do.ends:
+            self.cases[pair] = cases.settled(case, key, ActState.VERIFIED)
+            self.terminated.add(pair)
+        else:
+            self._leaving[pair] = (past, time + cases.terms(case, key, stage).grace)
+        return _done(key, stage, case)
+
+    def _decided(self, rule: Rule, pair: Pair, key: str, stage: Stage, *, time: float) -> Case:
+        case = cases.authorised(self.cases[pair], rule, key, key=key, wall=time)
+        self.cases[pair] = case
+        earlier = self.done.get(pair, stage.do)
+        self.done[pair] = max(earlier, stage.do, key=lambda do: do.rank)
+        return case
+
+    def _saved(self, rule: Rule, pair: Pair, time: float) -> list[Event]:
+        """Ask for a saved state where a stage says so; it is saved at once."""
+        found: list[Event] = []
+        for key, stage in () if self.killed else cases.asking_stages(self.cases[pair], rule):
+            case = self._decided(rule, pair, key, stage, time=time)
+            self.cases[pair] = cases.settled(case, key, ActState.DONE)
+            found.append(_done(key, stage, case))
+        return found
+
+    def _answered(self, rule: Rule, pair: Pair, case: Case, time: float) -> Case:
+        """What becomes of a request to leave with time: it is taken back, or was not heeded."""
+        asked = self._leaving.get(pair)
+        if asked is None:
+            return case
+        if cases.withdrawal(case, rule, kept=self._kept_until.get(pair, 0.0) > time):
+            return self._stayed(pair, case, ActState.WITHDRAWN)
+        return self._stayed(pair, case, ActState.UNHEEDED) if time >= asked[1] else case
+
+    def _stayed(self, pair: Pair, case: Case, state: ActState) -> Case:
+        """The case once its job has stayed, if it was asked to leave."""
+        asked = self._leaving.pop(pair, None)
+        if asked is None:
+            return case
+        self.ends.remove(asked[0])
+        return cases.settled(case, case.decision_id or "", state)
+
+
+def _done(key: str, stage: Stage, case: Case) -> Event:
+    detail = {"stage": key, "level": stage.level, "elapsed": case.elapsed}
+    return Event(stage.do.value, detail)

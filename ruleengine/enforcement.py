@@ -25,6 +25,7 @@ from gpuwarden.agent_api import (
 )
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards
+from gpuwarden.ruleengine.acts import ActState
 from gpuwarden.ruleengine.cases import CaseState, Event
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS, SignedRequest
@@ -193,14 +194,14 @@ class Reclaimer:
             self._signer,
             stored,
             rule=rule,
-            grace=cases.terms(stored.case, stage).grace,
+            grace=cases.terms(stored.case, key, stage).grace,
             job=job,
             verdict=verdict,
             host=node.host,
             info=node.info,
             now=now,
         )
-        case = cases.authorised(stored.case, rule, decision.id, wall=now)
+        case = cases.authorised(stored.case, rule, decision.id, key=key, wall=now)
         event = Event(
             "authorised",
             {
@@ -373,7 +374,7 @@ class Reclaimer:
         stored = self._table.get(decision.rule_id, decision.job_id)
         change, case = None, None
         if stored is not None and stored.id == decision.case_id:
-            case = cases.settled(stored.case, CaseState.NOTIFIED if state is None else state)
+            case = cases.settled(stored.case, decision.id, ActState(word))
             detail: dict[str, object] = {"decision": decision.id, "reason": reason}
             if report is not None:
                 detail["report"] = json.loads(report)

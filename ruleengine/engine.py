@@ -23,12 +23,13 @@ from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
 from gpuwarden.ruleengine.holds import Holds
 from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.ledger_upkeep import Upkeep
-from gpuwarden.ruleengine.model import Mode
+from gpuwarden.ruleengine.model import Action, Mode
 from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.telling import Teller
 from gpuwarden.ruleengine.ticks import BUDGET_SHARE, OUTAGE_TICKS, Breaker, TickCounts
+from gpuwarden.ruleengine.trainer_requests import TrainerRequests
 from gpuwarden.ruleengine.trials import Trials
 from gpuwarden.ruleengine.usages import Usage
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.cases import Case
     from gpuwarden.ruleengine.demand_sources import DemandSource
     from gpuwarden.ruleengine.ledger import Ledger
-    from gpuwarden.ruleengine.model import Rule
+    from gpuwarden.ruleengine.model import Rule, Stage
     from gpuwarden.ruleengine.nodes import Nodes
     from gpuwarden.ruleengine.prometheus import Source
     from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.settings import EngineSettings
     from gpuwarden.ruleengine.verdicts import JobFacts
 
-_NO_RULE = Blocked("rule_gone", "no rule that is in force ends the job")
+_NO_RULE = Blocked("rule_gone", "no rule that is in force takes the job's cards")
 
 log = structlog.get_logger(__name__)
 
@@ -148,6 +149,14 @@ class Engine:
             ticks=self.ticks,
             clock=clock,
             trials=self.trials,
+        )
+        self._requests = TrainerRequests(
+            self.cases,
+            self.trials,
+            self._judgements,
+            reclaimer=self.reclaimer,
+            kept_until=self.kept_until,
+            clock=clock,
         )
         self._upkeep = Upkeep(ledger, settings.retention.audit, clock)
         self._wake = asyncio.Event()
@@ -301,26 +310,32 @@ class Engine:
     async def _enforce(self, facts: FleetFacts) -> None:
         """Ask the guards for every due case, longest wait first, and act where none objects."""
         self._halted(self._situation(facts))
-        free: list[tuple[StoredCase, JobFacts]] = []
+        await self._requests.ask(facts, self._situation(facts))
+        free: list[tuple[StoredCase, JobFacts, str, Stage]] = []
         for stored in sorted(self._due(), key=_waiting_order):
             rule, job = self.trials.rule_for(stored.case), facts.jobs.get(stored.case.job_id)
             blocks = [_NO_RULE] if rule is None else self.objections(stored, rule, facts)
-            if blocks or job is None:
+            following = None if rule is None else cases.next_stage(stored.case, rule)
+            if blocks or job is None or following is None:
                 self._blocked(stored, blocks)
             else:
-                free.append((stored, job))
-        reached = await asyncio.gather(*(self.reclaimer.reach(job, "terminate") for _, job in free))
+                free.append((stored, job, *following))
+        reached = await asyncio.gather(
+            *(self.reclaimer.reach(job, stage.do.value) for _, job, _, stage in free)
+        )
         ended: list[str] = []
-        for (stored, _), reach in zip(free, reached, strict=True):
+        for (stored, job, key, stage), reach in zip(free, reached, strict=True):
             blocks = [reach] if isinstance(reach, Blocked) else []
             # What this tick has ended already needs no look at the facts.
-            situation = self._situation(facts, ended=ended)
-            blocks += guards.limit_blocks(situation, stored.case.user, stored.case.rule_id)
+            situation, case = self._situation(facts, ended=ended), stored.case
+            blocks += guards.limit_blocks(situation, case.user, case.rule_id, job_id=job.job_id)
             if not blocks and not isinstance(reach, Blocked):
-                blocks = await self._end(stored, reach, ended=ended)
+                blocks = await self._act(stored, reach, key=key, ended=ended)
             self._blocked(stored, blocks)
             if not blocks:
                 ended.append(stored.case.rule_id)
+            else:
+                self._requests.skip_if_impossible(stored, key, stage, blocks[0])
         self._held()
 
     def _held(self) -> None:
@@ -337,10 +352,10 @@ class Engine:
             case, why = stored.case, [block.reason for block in blocks]
             log.info("not ended", rule=case.rule_id, job=case.job_id, why=why)
 
-    async def _end(
-        self, stored: StoredCase, reach: Reach, *, ended: Sequence[str]
+    async def _act(
+        self, stored: StoredCase, reach: Reach, *, key: str, ended: Sequence[str]
     ) -> list[Blocked]:
-        """The last look at one case, and its end if nothing speaks against it."""
+        """The last look at one case, and the act of its stage if nothing speaks against it."""
         try:
             fresh = await self._gather(again=True)
         except GpuwardenError as error:
@@ -351,21 +366,23 @@ class Engine:
         self.trials.refresh()
         stored = self.cases.get(*pair_of(stored)) or stored
         rule = self.trials.rule_for(stored.case)
-        final = None if rule is None else cases.final_stage(rule)
-        if rule is None or final is None:
+        following = None if rule is None else cases.next_stage(stored.case, rule)
+        if rule is None or following is None:
             return [_NO_RULE]
+        if following[0] != key:
+            return [Blocked("not_due", f"by now the next stage is {following[0]}")]
         blocks = self.objections(stored, rule, fresh, ended=ended)
         job = fresh.jobs.get(stored.case.job_id)
         if blocks or job is None:
             self._postpone(stored, rule, blocks)
             return blocks
         verdict, _ = self._judgements.verdict(rule, job, fresh)
-        key, stage = final
         look = papers.look(
             self._judgements.rule_texts.hash_of(rule, self.rulebook.rules),
             self._situation(fresh, ended=ended),
             stored.case,
-            stage,
+            key=key,
+            stage=following[1],
             rule=rule,
             job=job,
             verdict=verdict,
@@ -374,7 +391,7 @@ class Engine:
         )
         papers.save_look(self.ledger, stored.id, look, time=self.clock.wall())
         refused = await self.reclaimer.act(
-            stored, rule, key, stage, job=job, verdict=verdict, reach=reach
+            stored, rule, *following, job=job, verdict=verdict, reach=reach
         )
         return [] if refused is None else [refused]
 
@@ -390,10 +407,10 @@ class Engine:
         self, stored: StoredCase, rule: Rule, facts: FleetFacts, *, ended: Sequence[str] = ()
     ) -> list[Blocked]:
         """Every reason against ending a case's job now, on these facts."""
-        final = cases.final_stage(rule)
-        if final is None:
-            return [_NO_RULE]
         case = stored.case
+        following = cases.next_stage(case, rule)
+        if following is None:
+            return [_NO_RULE]
         situation = self._situation(facts, ended=ended)
         job = facts.jobs.get(case.job_id)
         verdict, truth = None, Truth.UNKNOWN
@@ -407,7 +424,8 @@ class Engine:
             situation,
             case,
             rule,
-            final[1],
+            key=following[0],
+            stage=following[1],
             job=job,
             verdict=verdict,
             truth=truth,
@@ -430,7 +448,7 @@ class Engine:
             scrape_interval=self.settings.scrape_interval,
             limits=None if limits is None else limits.terminate,
             facts=facts,
-            ends=[PastEnd(item.created_at, item.user, item.rule_id) for item in ends],
+            ends=[PastEnd(d.created_at, d.user, d.rule_id, d.job_id) for d in ends],
             ended_this_tick=len(ended),
             ended_rules=ended,
             groups=self.rulebook.rules.groups,
@@ -449,7 +467,8 @@ class Engine:
 
     def unproven_cards(self, facts: FleetFacts) -> set[str]:
         """Cards that a reclaim, running or unproven, may still hold."""
-        held = {gpu for d in self.ledger.open_decisions() for gpu in d.gpus}
+        taking = (d for d in self.ledger.open_decisions() if d.action != Action.CHECKPOINT)
+        held = {gpu for decision in taking for gpu in decision.gpus}
         for decision in self.ledger.incomplete_decisions():
             job = facts.jobs.get(decision.job_id)
             still = set() if job is None else {gpu.uuid for gpu in job.gpus}

@@ -146,9 +146,9 @@ def _grade(grade: Grade) -> dict[str, Any]:
 def _why_not(engine: Engine, rule: Rule, stored: StoredCase | None) -> list[Blocked]:
     """What stands between a case and the end of its job, were it decided now."""
     facts = engine.view.facts
-    if stored is None or facts is None or cases.final_stage(rule) is None:
+    if stored is None or facts is None or not rule.takes:
         return []
-    if stored.case.decision_id is not None:
+    if stored.case.over or stored.case.leaving:
         return []
     known = engine.view.blocks.get((rule.id, stored.case.job_id), ())
     asked = engine.objections(stored, rule, facts)
@@ -157,7 +157,7 @@ def _why_not(engine: Engine, rule: Rule, stored: StoredCase | None) -> list[Bloc
 
 def _case(engine: Engine, rule: Rule, stored: StoredCase) -> dict[str, Any]:
     case, now = stored.case, engine.clock.wall()
-    left = None if case.decision_id is not None else cases.remaining(case, rule)
+    left = None if case.over else cases.remaining(case, rule)
     return {
         "state": case.state.value,
         "opened_at": rfc3339(case.opened_at),

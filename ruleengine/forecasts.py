@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.model import Rule, Stage
 
 _IF_SO = "if it stays so"
+_DOES = {
+    Action.CHECKPOINT: "the job is asked to save",
+    Action.YIELD: "the job is asked to leave after its epoch, and is queued again",
+    Action.REQUEUE: "the job is ended, and queued again",
+    Action.TERMINATE: "the job is ended",
+}
+_NOTED = {
+    Action.CHECKPOINT: "the request to save",
+    Action.YIELD: "the request to leave",
+    Action.REQUEUE: "the requeue of the job",
+    Action.TERMINATE: "the end of the job",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +40,8 @@ class Forecast:
     """One thing that is going to happen.
 
     Attributes:
-        kind: found, log, notify, terminate, close, held or answer; `would_` before it where the
-            rule's mode only writes it down.
+        kind: found, log, notify, checkpoint, yield, requeue, terminate, close, held or answer;
+            `would_` before it where the rule's mode only writes it down.
         what: the same for people, without the time: `its owner is told`.
         seconds: from now, at the earliest; None where nobody knows.
         condition: on what it depends, in words, or an empty string.
@@ -71,14 +83,18 @@ def forecasts(
     Returns:
         Empty where nothing more follows.
     """
-    if case.state in cases.OPEN_DECISION:
-        return (Forecast("answer", "the node's agent says what became of its end", None),)
+    if case.state in cases.OPEN_DECISION and not case.leaving:
+        return (Forecast("answer", "what became of its end is waited for", None),)
     closing = _closing(case, rule)
     if closing is not None:
         return (closing,)
-    if case.state in cases.DECIDED:
+    if case.over:
         return ()
-    return tuple(sorted(_stages(case, rule, now, kept_until), key=_order))
+    found = _stages(case, rule, now, kept_until)
+    if case.leaving:
+        what = "the job was asked to leave: it does, or its time for that is over"
+        found.append(Forecast("answer", what, None))
+    return tuple(sorted(found, key=_order))
 
 
 def _order(item: Forecast) -> float:
@@ -97,7 +113,7 @@ def _closing(case: Case, rule: Rule) -> Forecast | None:
         left = UNKNOWN_LIMIT_SECONDS - case.unknown_for
         what = "the case is closed, since too little is known; until then its clock stands still"
         return Forecast("close", what, max(left, 0.0), _IF_SO)
-    if case.last == "no" and case.state not in cases.DECIDED:
+    if case.last == "no" and not case.over:
         left = max(rule.clear_after - case.no_for, 0.0)
         return Forecast("close", "the case is closed: the rule is kept again", left, _IF_SO)
     return None
@@ -112,8 +128,12 @@ def _stages(case: Case, rule: Rule, now: float, kept_until: float | None) -> lis
         found.append(Forecast("found", what, wait, _IF_SO))
     for key, stage in cases.stage_keys(rule):
         mark = case.mark(key)
-        again = mark is not None and stage.do is Action.NOTIFY and mark.mode != rule.mode
-        if mark is None or again:
+        if stage.do.acts and rule.mode is Mode.ENFORCE:
+            ahead = cases.ahead(case, key, stage)
+        else:
+            again = mark is not None and stage.do is Action.NOTIFY and mark.mode != rule.mode
+            ahead = mark is None or again
+        if ahead:
             found.append(_stage(case, rule, key, stage=stage, wait=wait, now=now, kept=kept_until))
     return found
 
@@ -128,24 +148,27 @@ def _stage(
     now: float,
     kept: float | None,
 ) -> Forecast:
-    after = cases.terms(case, stage).after if stage.do is Action.TERMINATE else stage.after
+    after = cases.terms(case, key, stage).after if stage.do.acts else stage.after
     seconds = max(0.0, wait + after - case.elapsed, cases.lacking(case, rule, key, stage))
     kind, condition = stage.do.value, _IF_SO
     if stage.when is not None and case.clock(key).last != "yes":
         condition = f"{_IF_SO}, and from now on {words(stage.when)}"
-    if stage.do is Action.TERMINATE and rule.mode is Mode.ENFORCE:
+    if stage.do.takes and rule.mode is Mode.ENFORCE:
         # Before the notice is due, its age cannot begin to count.
         told = min((s.after for s in rule.stages if s.do is Action.NOTIFY), default=0.0)
         first = max(0.0, wait + told - case.elapsed) if case.notified_at is None else 0.0
-        notice = cases.terms(case, stage).notice_delivered_for
+        notice = cases.terms(case, key, stage).notice_delivered_for
         age = case.notice_age if case.notified_at is not None else 0.0
         protected = 0.0 if kept is None else kept - now
         seconds = max(seconds, first + notice - age, case.retry_in, protected)
-        what = "the job is ended at the earliest"
+        what = f"{_DOES[stage.do]} at the earliest"
         if case.notified_at is None:
             what = f"{what}, and not before its owner has had the notice for {about(notice)}"
-    elif stage.do is Action.TERMINATE:
-        kind, what = "would_terminate", f"the end of the job is noted, not done ({rule.mode.value})"
+    elif stage.do.acts and rule.mode is not Mode.ENFORCE:
+        kind = f"would_{stage.do.value}"
+        what = f"{_NOTED[stage.do]} is noted, not done ({rule.mode.value})"
+    elif stage.do.acts:
+        what, seconds = _DOES[stage.do], max(seconds, 0.0 if kept is None else kept - now)
     elif stage.do is Action.NOTIFY and rule.mode is Mode.OBSERVE:
         kind, what = "would_notify", "a notice to its owner is noted, not sent (observe)"
     elif stage.do is Action.NOTIFY:

@@ -6,12 +6,13 @@ an operator sees all of them at once. Whatever could not be read counts as a rea
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
-from gpuwarden.ruleengine.cases import CaseState, Delivery, final_stage, lacking, terms
+from gpuwarden.ruleengine.cases import CaseState, Delivery, lacking, terms
 from gpuwarden.ruleengine.demands import service
 from gpuwarden.ruleengine.verdicts import MAX_DARK_SHARE, MAX_SKEW_SECONDS, Truth
 
@@ -46,11 +47,19 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class PastEnd:
-    """A termination that stands: when it was decided (Unix seconds), whose job, by which rule."""
+    """A decision that stands and took a job's cards, or may: yield, requeue or terminate.
+
+    Attributes:
+        time: when it was decided, Unix seconds.
+        user: whose job it was.
+        rule_id: by which rule.
+        job_id: which attempt; what was asked of a job before does not hold back its own end.
+    """
 
     time: float
     user: str
     rule_id: str = ""
+    job_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +114,12 @@ class Situation:
 
 
 def fleet_blocks(situation: Situation) -> list[Blocked]:
-    """Reasons that hold for every job: nothing at all may be ended."""
+    """Reasons that hold for every job: nothing at all may be taken."""
+    return [*_doubts(situation), *_share(situation)]
+
+
+def _doubts(situation: Situation) -> list[Blocked]:
+    """Of those reasons all but the limits."""
     facts, found = situation.facts, []
     age = situation.now - facts.time
     limit = DATA_AGE_SCRAPES * situation.scrape_interval
@@ -144,7 +158,6 @@ def fleet_blocks(situation: Situation) -> list[Blocked]:
                 "data since the last start or outage",
             )
         )
-    found += _share(situation)
     return found
 
 
@@ -198,11 +211,22 @@ def share_blocks(situation: Situation) -> list[Blocked]:
     return found
 
 
-def limit_blocks(situation: Situation, user: str, rule_id: str) -> list[Blocked]:
-    """Sliding limits, over all rules and of the rule's own file: they defer, they never drop."""
+def limit_blocks(
+    situation: Situation, user: str, rule_id: str, *, job_id: str = ""
+) -> list[Blocked]:
+    """Sliding limits, over all rules and of the rule's own file: they defer, they never drop.
+
+    Args:
+        situation: of the fleet.
+        user: whose job it is.
+        rule_id: which rule would act.
+        job_id: the attempt; its own earlier acts do not count, since it is lost only once.
+    """
     limits, now = situation.limits, situation.now
     if limits is None:
         return []  # fleet_blocks says so
+    others = [end for end in situation.ends if not job_id or end.job_id != job_id]
+    situation = dataclasses.replace(situation, ends=others)
     found = _sliding(limits, situation.ends, situation.ended_this_tick, user=user, now=now)
     for group in situation.groups:
         if rule_id in group.rules:
@@ -276,26 +300,28 @@ def blocks(
     situation: Situation,
     case: Case,
     rule: Rule,
-    stage: Stage,
     *,
+    key: str,
+    stage: Stage,
     job: JobFacts | None,
     verdict: Verdict | None,
     truth: Truth,
     delivery: Delivery,
     kept_until: float | None,
 ) -> list[Blocked]:
-    """Every reason not to end a case's job now: of the fleet, the limits and the case.
+    """Every reason not to take a case's cards now: of the fleet, the limits and the case.
 
     The arguments are those of `case_blocks`.
     """
     return [
         *fleet_blocks(situation),
-        *limit_blocks(situation, case.user, rule.id),
+        *limit_blocks(situation, case.user, rule.id, job_id=case.job_id),
         *case_blocks(
             situation,
             case,
             rule,
-            stage,
+            key=key,
+            stage=stage,
             job=job,
             verdict=verdict,
             truth=truth,
@@ -309,8 +335,9 @@ def case_blocks(
     situation: Situation,
     case: Case,
     rule: Rule,
-    stage: Stage,
     *,
+    key: str,
+    stage: Stage,
     job: JobFacts | None,
     verdict: Verdict | None,
     truth: Truth,
@@ -323,7 +350,8 @@ def case_blocks(
         situation: of the fleet.
         case: as the tick left it.
         rule: as it now reads.
-        stage: the one that ends the job.
+        key: name of the stage that would act.
+        stage: the stage; one that takes the job's cards.
         job: the job's fresh facts, or None where it is gone.
         verdict: the fresh verdict, or None where it could not be reached.
         truth: the fresh truth, after the budget for what the job says of itself.
@@ -344,11 +372,44 @@ def case_blocks(
         *found,
         *_light(job),
         *_judgement(verdict, truth),
-        *_far_enough(case, rule, verdict),
+        *_far_enough(case, rule, verdict, key=key, stage=stage),
         *_waiting(situation, rule, job),
-        *_promises(situation, case, stage, delivery=delivery, kept_until=kept_until),
+        *_promises(situation, case, (key, stage), delivery=delivery, kept_until=kept_until),
         *_work(situation, job, stage),
         *_cards(situation, job),
+    ]
+
+
+def request_blocks(
+    situation: Situation,
+    case: Case,
+    rule: Rule,
+    *,
+    key: str,
+    stage: Stage,
+    job: JobFacts | None,
+    verdict: Verdict | None,
+    truth: Truth,
+    kept_until: float | None,
+) -> list[Blocked]:
+    """Every reason not to ask a job's trainer for a saved state now.
+
+    That takes nothing from it, so that it needs no notice and counts for no limit. The arguments
+    are those of `case_blocks`.
+    """
+    found = _doubts(situation)
+    if rule.mode != "enforce":
+        found.append(Blocked("mode", f"the rule's mode is {rule.mode}"))
+    if case.over or case.leaving:
+        found.append(Blocked("not_due", f"the case is {case.state}"))
+    if job is None or verdict is None:
+        return [*found, Blocked("job_gone", "the job is no longer there")]
+    return [
+        *found,
+        *_light(job),
+        *_judgement(verdict, truth),
+        *_far_enough(case, rule, verdict, key=key, stage=stage),
+        *_kept(situation.now, kept_until),
     ]
 
 
@@ -374,20 +435,21 @@ def _judgement(verdict: Verdict, truth: Truth) -> list[Blocked]:
     return found
 
 
-def _far_enough(case: Case, rule: Rule, verdict: Verdict) -> list[Blocked]:
-    """Whether the condition of the stage that ends the job holds, and has held for long enough."""
-    final = final_stage(rule)
-    if final is None or final[1].when is None:
+def _far_enough(
+    case: Case, rule: Rule, verdict: Verdict, *, key: str, stage: Stage
+) -> list[Blocked]:
+    """Whether the stage's own condition holds, and has held for long enough."""
+    if stage.when is None:
         return []
-    grade, found = verdict.grade(final[0]), []
+    grade, found = verdict.grade(key), []
     if grade is None or grade.truth is not Truth.YES:
         says = "is not known" if grade is None else f"says {grade.truth.name}"
         why = "" if grade is None else ", ".join(sorted({e.reason for e in grade.evidence} - {""}))
-        text = f"on fresh facts the condition of {final[0]} {says}" + (f" ({why})" if why else "")
+        text = f"on fresh facts the condition of {key} {says}" + (f" ({why})" if why else "")
         found.append(Blocked("not_confirmed", text))
-    left = lacking(case, rule, *final)
+    left = lacking(case, rule, key, stage)
     if left > 0:
-        text = f"the condition of {final[0]} must hold for another {durations.render(round(left))}"
+        text = f"the condition of {key} must hold for another {durations.render(round(left))}"
         found.append(Blocked("not_far_enough", text))
     return found
 
@@ -421,17 +483,14 @@ def _service(situation: Situation, waiting: Waiting, job: JobFacts) -> list[Bloc
 def _promises(
     situation: Situation,
     case: Case,
-    stage: Stage,
+    acting: tuple[str, Stage],
     *,
     delivery: Delivery,
     kept_until: float | None,
 ) -> list[Blocked]:
     """What the owner was told, or was granted."""
-    found = []
-    if kept_until is not None and kept_until > situation.now:
-        left = durations.render(float(round(kept_until - situation.now)))
-        found.append(Blocked("kept", f"a keep protects the job for another {left}"))
-    held = terms(case, stage)
+    found = _kept(situation.now, kept_until)
+    held = terms(case, *acting)
     if not delivery.complete or case.notified_at is None:
         found.append(Blocked("notice_not_delivered", "no proof that the owner has the notice"))
     elif case.notice_age < held.notice_delivered_for:
@@ -448,6 +507,13 @@ def _promises(
             Blocked("deadline", f"{passed} of {after} have passed since it counted as broken")
         )
     return found
+
+
+def _kept(now: float, until: float | None) -> list[Blocked]:
+    if until is None or until <= now:
+        return []
+    left = durations.render(float(round(until - now)))
+    return [Blocked("kept", f"a keep protects the job for another {left}")]
 
 
 def _whole(seconds: float) -> str:
@@ -480,6 +546,8 @@ def work_lost(job: JobFacts, now: float) -> float | None:
 
 
 def _work(situation: Situation, job: JobFacts, stage: Stage) -> list[Blocked]:
+    if not stage.do.ends:
+        return []  # it saves before it leaves, or stays
     lost = work_lost(job, situation.now)
     if lost is None:
         return [Blocked("work_unknown", "neither a saved state nor the job's start is known")]

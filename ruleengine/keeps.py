@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
-from gpuwarden.ruleengine import cases, notices
+from gpuwarden.ruleengine import notices
 from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 
@@ -40,9 +40,9 @@ class KeepDesk:
         rule = None if stored is None else self._engine.trials.rule_for(stored.case)
         if stored is None or rule is None or stored.case.detected_at is None:
             raise Refusal(404, "no_case", f"{job_id} does not break the rule {rule_id} now")
-        if cases.final_stage(rule) is None:
-            raise Refusal(409, "no_deadline", f"the rule {rule_id} ends no job")
-        if stored.case.decision_id is not None:
+        if not rule.takes:
+            raise Refusal(409, "no_deadline", f"the rule {rule_id} takes no job's cards")
+        if stored.case.over:
             raise Refusal(409, "too_late", f"{job_id} is already being ended")
         return stored, rule
 

@@ -37,7 +37,8 @@ class Counters:
         """
         rows = self._db.execute(
             "SELECT rule_id, kind, mode, count FROM event_counts WHERE kind IN "
-            "('log', 'notify', 'would_notify', 'would_terminate')"
+            "('log', 'notify', 'would_notify', 'would_checkpoint', 'would_yield', 'would_requeue', "
+            "'would_terminate')"
         )
         return {
             (

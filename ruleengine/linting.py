@@ -41,6 +41,7 @@ LONG_WINDOW_SECONDS = 86400.0
 """Each tick reads every raw sample of a window; a query that is too dear blinds the engine."""
 SHORT_NOTICE_SECONDS = 300.0
 SHORT_GRACE_SECONDS = 10.0
+SHORT_LEAVE_SECONDS = 300.0
 
 _UTILIZATION = frozenset({"gpu_utilization", "card_utilization", "card_memory_activity"})
 _ACTIVITY = _UTILIZATION | {"card_power", "card_power_share"}
@@ -80,7 +81,8 @@ def lint_rule(rule: Rule, *, scrape_interval: float = 5.0) -> list[Finding]:
         *_conditions(rule, scrape_interval),
         *_stages(rule),
         *(_gpu_target(rule) if rule.target is Target.GPU else ()),
-        *(_terminating(rule) if rule.terminates else ()),
+        *(_taking(rule) if rule.takes else ()),
+        *_strength(rule),
         *_waiting(rule),
     ]
 
@@ -169,10 +171,10 @@ def _placed(rule: Rule) -> Iterator[_Placed]:
 
 
 def _ending(rule: Rule) -> Iterator[_Placed]:
-    """The conditions that must hold where a job is ended."""
+    """The conditions that must hold where a job loses its cards."""
     for placed in _placed(rule):
         match placed.path:
-            case ("stages", int(index), *_) if rule.stages[index].do is not Action.TERMINATE:
+            case ("stages", int(index), *_) if not rule.stages[index].do.takes:
                 pass
             case _:
                 yield placed
@@ -260,9 +262,9 @@ def _window(
 def _waiting(rule: Rule) -> Iterator[Finding]:
     if rule.only_if_waiting is None:
         return
-    if not rule.terminates:
+    if not rule.takes:
         yield _error(
-            "GW203", ("only_if_waiting",), "it holds back an end, and no stage here terminates"
+            "GW203", ("only_if_waiting",), "it holds back what takes cards, and no stage here does"
         )
     promql = rule.only_if_waiting.promql
     for item in () if promql is None else expressions.check(promql, per_job=False):
@@ -285,8 +287,10 @@ def _gpu_target(rule: Rule) -> Iterator[Finding]:
                 "GW206", placed.path, "this is about a job, the target is a card", f"use {known}"
             )
     for index, stage in enumerate(rule.stages):
-        if stage.do is Action.TERMINATE:
-            yield _error("GW206", ("stages", index, "do"), "a card cannot be ended")
+        if stage.do.acts:
+            yield _error(
+                "GW206", ("stages", index, "do"), f"nothing can {stage.do.value} a card", "do: log"
+            )
         if stage.owner_may is not None:
             yield _error("GW206", ("stages", index, "owner_may"), "a card has no owner")
     for key in rule.match:
@@ -326,34 +330,72 @@ def _stages(rule: Rule) -> Iterator[Finding]:
         before = stage
 
 
-# -- rules that end jobs
+# -- rules that act
 
 
-def _terminating(rule: Rule) -> Iterator[Finding]:
+def _strength(rule: Rule) -> Iterator[Finding]:
+    """From the softest to the hardest, and each that takes a card once."""
+    hardest: Stage | None = None
+    for index, stage in enumerate(rule.stages):
+        if not stage.do.acts:
+            continue
+        place = ("stages", index, "do")
+        if hardest is not None and stage.do.rank < hardest.do.rank:
+            yield _error(
+                "GW227",
+                place,
+                f"{stage.do.value} is softer than {hardest.do.value} of a stage before it: nothing "
+                "softer follows what is harder",
+                "put the stages in the order checkpoint, yield, requeue, terminate",
+            )
+            continue
+        if hardest is not None and stage.do is hardest.do and stage.do.takes:
+            yield _error(
+                "GW226",
+                ("stages", index),
+                f"a job meets the first stage that does {stage.do.value}; this one is never "
+                "reached",
+                "combine what they need by `any` in one `when`, or write a second rule",
+            )
+        if hardest is not None and hardest.do is Action.YIELD and stage.do.ends:
+            yield from _overlap(hardest, stage, index)
+        hardest = stage
+    if rule.mode is Mode.WARN and hardest is not None:
+        text = f"in warn the stage that does {hardest.do.value} is only recorded"
+        yield _warning("GW307", ("mode",), text)
+
+
+def _overlap(asked: Stage, stage: Stage, index: int) -> Iterator[Finding]:
+    """A stage that is due while the job still has time to leave as it was asked."""
+    until = asked.after + (asked.grace or 0.0)
+    if until > stage.after:
+        yield _warning(
+            "GW313",
+            ("stages", index, "after"),
+            f"the job may still be leaving until {durations.render(until)}, by the grace of yield: "
+            "this one waits for that",
+        )
+
+
+def _taking(rule: Rule) -> Iterator[Finding]:
     for name, remark in (
         ("match", "match: {} is every job"),
         ("ignore_phases", "ignore_phases: {} ignores none"),
     ):
         if name not in rule.model_fields_set:
             yield _error(
-                "GW211", (), f"a rule that terminates has no defaults: {name} must be given", remark
+                "GW211",
+                (),
+                f"a rule that takes cards has no defaults: {name} must be given",
+                remark,
             )
-    ends = [(i, stage) for i, stage in enumerate(rule.stages) if stage.do is Action.TERMINATE]
-    for _, stage in ends:
+    takes = [(i, stage) for i, stage in enumerate(rule.stages) if stage.do.takes]
+    for _, stage in takes:
         yield from _grounding(rule, stage)
     for placed in _ending(rule):
         yield from _traps(placed)
-    for index, stage in ends:
+    for index, stage in takes:
         yield from _haste(stage, ("stages", index))
-    for index, _ in ends[1:]:
-        yield _error(
-            "GW226",
-            ("stages", index),
-            "a job is ended by the first stage that terminates; this one is never reached",
-            "combine what they need by `any` in one `when`, or write a second rule",
-        )
-    if rule.mode is Mode.WARN:
-        yield _warning("GW307", ("mode",), "in warn the stage that terminates is only recorded")
 
 
 def _traps(placed: _Placed) -> Iterator[Finding]:
@@ -426,7 +468,9 @@ def _haste(stage: Stage, place: tuple[Step, ...]) -> Iterator[Finding]:
         yield _warning(
             "GW305", (*place, "notice_delivered_for"), "the owner has less than 5m to react"
         )
-    if (stage.grace or 0.0) < SHORT_GRACE_SECONDS:
+    if stage.do is Action.YIELD and (stage.grace or 0.0) < SHORT_LEAVE_SECONDS:
+        yield _warning("GW305", (*place, "grace"), "an epoch is hardly over in less than 5m")
+    elif (stage.grace or 0.0) < SHORT_GRACE_SECONDS:
         yield _warning("GW305", (*place, "grace"), "a checkpoint is hardly saved in less than 10s")
 
 

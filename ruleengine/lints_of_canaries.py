@@ -18,7 +18,7 @@ def lint_canary(rule: Rule) -> Iterator[Finding]:
     """Lint the canary of a rule, if it has one; paths begin at the rule."""
     if rule.canary is None:
         return
-    if rule.target is Target.GPU or not rule.terminates:
+    if rule.target is Target.GPU or not rule.takes:
         yield Finding(
             "GW203",
             Severity.ERROR,

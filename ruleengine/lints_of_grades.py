@@ -43,7 +43,7 @@ def lint_grades(rule: Rule) -> Iterator[Finding]:
             for earlier_key, earlier in stages[:index]:
                 yield from _order(path, stage, earlier_key, earlier)
             yield from _idle(path, stage.when, base)
-        if stage.do is Action.TERMINATE:
+        if stage.do.takes:
             yield from _untold(index, key, rule.when, stages[: index + 1])
 
 

@@ -251,12 +251,12 @@ def _limits(files: Sequence[_File]) -> None:
         return
     for file in files:
         for index, rule in file.rules:
-            if rule.enforces_terminate:
+            if rule.enforces:
                 file.report(
                     _error(
                         "GW218",
                         ("rules", index, "mode"),
-                        "enforcing terminate needs limits or overall_limits in one of the files",
+                        "a rule that may take cards needs limits or overall_limits in a file",
                         "limits: {terminate: {per_tick: 1, per_hour: 6, per_user_per_day: 3, "
                         "halt_above_share_of_running: 10%}}",
                     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
-from gpuwarden.ruleengine.cases import final_stage
+from gpuwarden.ruleengine.cases import next_stage
 from gpuwarden.ruleengine.condition_differences import words
 from gpuwarden.ruleengine.verdicts import Truth
 
@@ -187,7 +187,7 @@ def _next(case: Case, rule: Rule, outlook: Outlook, *, now: float, zone: str) ->
     moment = clock_time(now + outlook.remaining, zone)
     ladder = f"not before {moment}: SIGTERM, and SIGKILL {about(outlook.grace)} later."
     unless = "If this does not change"
-    final = final_stage(rule)
+    final = next_stage(case, rule)
     if final is not None and final[1].when is not None:
         unless += f", and has gone so far as {words(final[1].when)}"
     if rule.only_if_waiting is not None:

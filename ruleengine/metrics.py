@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from gpuwarden import __version__
 from gpuwarden.catalogue import CATALOGUE, MetricType, Source
 from gpuwarden.ruleengine import health
+from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.nodes import NodeState
 from gpuwarden.ruleengine.profiles import expectation
 
@@ -149,13 +150,16 @@ class EngineCollector(Collector):
         }
         yield "gpuwarden_decisions_total", _counted(counts.items())
         yield "gpuwarden_notices_total", _counted(ledger.notice_attempts().items())
-        states: dict[str, int] = {}
-        for (_, action, state), n in ends.items():
-            if action == "terminate":
-                states[state] = states.get(state, 0) + n
-        failed = states.get("incomplete", 0) + states.get("failed", 0)
+        freed = sum(
+            n for (_, do, word), n in ends.items() if word == "verified" and Action(do).takes
+        )
+        failed = sum(
+            n
+            for (_, do, word), n in ends.items()
+            if word in ("incomplete", "failed") and Action(do).ends
+        )
         yield "gpu_idle_detected_total", [((), float(ledger.count_events("idle_detected")))]
-        yield "gpu_released_success_total", [((), float(states.get("verified", 0)))]
+        yield "gpu_released_success_total", [((), float(freed))]
         yield "gpu_release_failed_total", [((), float(failed))]
         yield "gpu_memory_freed_bytes_total", [((), float(ledger.freed_bytes()))]
         steps: dict[tuple[str, ...], float] = {}

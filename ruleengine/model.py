@@ -127,11 +127,34 @@ class Level(StrEnum):
 
 
 class Action(StrEnum):
-    """What a stage does."""
+    """What a stage does, in order of strength."""
 
     LOG = "log"
     NOTIFY = "notify"
+    CHECKPOINT = "checkpoint"
+    YIELD = "yield"
+    REQUEUE = "requeue"
     TERMINATE = "terminate"
+
+    @property
+    def rank(self) -> int:
+        """0 for log to 5 for terminate."""
+        return list(Action).index(self)
+
+    @property
+    def acts(self) -> bool:
+        """Whether something is done to the job, and not only said."""
+        return self.rank >= Action.CHECKPOINT.rank
+
+    @property
+    def takes(self) -> bool:
+        """Whether the job loses its cards: it must have been announced, and the limits hold."""
+        return self.rank >= Action.YIELD.rank
+
+    @property
+    def ends(self) -> bool:
+        """Whether the attempt is ended whatever the job does; that happens at most once."""
+        return self.rank >= Action.REQUEUE.rank
 
 
 MatchKey = Literal[
@@ -150,6 +173,15 @@ MatchKey = Literal[
 IgnorablePhase = Literal["setup", "scan", "validate", "checkpoint", "export", "done"]
 
 
+_DEADLINE_FIELDS = ("notice_delivered_for", "grace", "max_work_lost")
+_NEEDED: dict[Action, tuple[str, ...]] = {
+    Action.YIELD: ("notice_delivered_for", "grace"),
+    Action.REQUEUE: _DEADLINE_FIELDS,
+    Action.TERMINATE: _DEADLINE_FIELDS,
+}
+"""What a stage must say, since it can cost somebody a card."""
+
+
 class OwnerMay(Strict):
     """What the owner may do against a deadline."""
 
@@ -163,46 +195,54 @@ class Stage(Strict):
     """One step of the escalation."""
 
     level: Level
-    """light, moderate or severe; severe is the only level that may end a job."""
+    """light, moderate or severe; severe is the only level that may take a job's cards."""
     after: Seconds
     """Since the rule's `for` was met; of a stage with `when`, by both conditions together."""
     do: Action
-    """log, notify or terminate."""
+    """log, notify, checkpoint (the trainer is asked to save now), yield (it is asked to finish its
+    epoch, save, leave and be queued again), requeue (its platform ends it and starts it again
+    later) or terminate (it is ended, and held)."""
     when: Condition | None = None
     """How far it must have come: holds beside the rule's `when`, for the rule's `for` and then
     `after`. Not known, the stage is not entered."""
     owner_may: OwnerMay | None = None
     """Only with notify: how the owner may move the deadline."""
     notice_delivered_for: Seconds | None = None
-    """Only with terminate, mandatory: since the last required recipient's notice was proven."""
+    """With yield, requeue and terminate, mandatory: since the last required recipient's notice was
+    proven."""
     grace: Annotated[Seconds, Field(gt=0)] | None = None
-    """Only with terminate, mandatory: between SIGTERM and SIGKILL."""
+    """Mandatory with yield: how long the job has for leaving; no signal follows. With requeue and
+    terminate: between SIGTERM and SIGKILL. May be given with checkpoint: how long it has for
+    saving."""
     max_work_lost: Seconds | None = None
-    """Only with terminate, mandatory: a job whose last saved state is older is not ended."""
+    """With requeue and terminate, mandatory: a job whose last saved state is older is left."""
 
     @model_validator(mode="after")
     def _fits_the_action(self) -> Self:
-        mandatory = ("notice_delivered_for", "grace", "max_work_lost")
-        if self.do is Action.TERMINATE:
-            missing = [name for name in mandatory if getattr(self, name) is None]
-            if missing:
-                raise PydanticCustomError(
-                    "GW201",
-                    "a stage that terminates has no defaults: {missing} must be given",
-                    {"missing": ", ".join(missing)},
-                )
-            if self.level is not Level.SEVERE:
-                raise PydanticCustomError(
-                    "GW202", "only a severe stage may terminate", {"at": ("level",)}
-                )
-        else:
-            extra = [name for name in mandatory if getattr(self, name) is not None]
-            if extra:
-                raise PydanticCustomError(
-                    "GW203",
-                    "{name} belongs to a stage that terminates",
-                    {"name": extra[0], "at": (extra[0],)},
-                )
+        needed = _NEEDED.get(self.do, ())
+        missing = [name for name in needed if getattr(self, name) is None]
+        if missing:
+            raise PydanticCustomError(
+                "GW201",
+                "a stage that does {do} has no defaults: {missing} must be given",
+                {"do": self.do.value, "missing": ", ".join(missing)},
+            )
+        allowed = (*needed, "grace") if self.do is Action.CHECKPOINT else needed
+        extra = [n for n in _DEADLINE_FIELDS if getattr(self, n) is not None and n not in allowed]
+        if extra:
+            raise PydanticCustomError(
+                "GW203",
+                "{name} has no meaning in a stage that does {do}",
+                {"name": extra[0], "do": self.do.value, "at": (extra[0],)},
+            )
+        if self.do.takes and self.level is not Level.SEVERE:
+            raise PydanticCustomError(
+                "GW202", "only a severe stage may {do}", {"do": self.do.value, "at": ("level",)}
+            )
+        if self.do is Action.CHECKPOINT and self.level is Level.LIGHT:
+            raise PydanticCustomError(
+                "GW202", "only a moderate or severe stage may checkpoint", {"at": ("level",)}
+            )
         if self.owner_may is not None and self.do is not Action.NOTIFY:
             raise PydanticCustomError(
                 "GW203", "owner_may belongs to a stage that notifies", {"at": ("owner_may",)}
@@ -218,7 +258,7 @@ class Rule(Strict):
     description: str = ""
     """One sentence for owners."""
     mode: Mode = Mode.OBSERVE
-    """observe: record what would be done; warn: also tell owners; enforce: also terminate."""
+    """observe: record what would be done; warn: also tell owners; enforce: also act."""
     target: Target
     """What it judges."""
     team: str = ""
@@ -228,7 +268,7 @@ class Rule(Strict):
     only_during: Annotated[tuple[Hours, ...], BeforeValidator(as_tuple)] = ()
     """Hours of the week in which it counts; outside of them it is NO. Not given is always."""
     only_if_waiting: Waiting | None = None
-    """Jobs are ended only while this holds; all else goes on without it."""
+    """Cards are taken from jobs only while this holds; all else goes on without it."""
     canary: Canary | None = None
     """Enforcement on trial: on a share of the owners, and back to warn by itself. Without it, all
     owners' jobs are ended."""
@@ -255,18 +295,23 @@ class Rule(Strict):
         return (self.when, *(stage.when for stage in self.stages if stage.when is not None))
 
     @property
-    def terminates(self) -> bool:
-        """Whether a stage would end a job, whatever the mode."""
-        return any(stage.do is Action.TERMINATE for stage in self.stages)
+    def takes(self) -> bool:
+        """Whether a stage would take a job's cards (yield, requeue, terminate), in any mode."""
+        return any(stage.do.takes for stage in self.stages)
 
     @property
-    def enforces_terminate(self) -> bool:
-        """Whether it may really end a job."""
-        return self.terminates and self.mode is Mode.ENFORCE
+    def ends(self) -> bool:
+        """Whether a stage would end a job whatever it does (requeue, terminate), in any mode."""
+        return any(stage.do.ends for stage in self.stages)
+
+    @property
+    def enforces(self) -> bool:
+        """Whether it may really do so."""
+        return self.takes and self.mode is Mode.ENFORCE
 
 
 class TerminateLimits(Strict):
-    """How much may be ended; sliding, over restarts. 0 is none."""
+    """How many jobs may lose their cards: yield, requeue, terminate. Sliding; 0 is none."""
 
     per_tick: Annotated[StrictInt, Field(ge=0)]
     """Jobs per tick of the engine; more are deferred."""

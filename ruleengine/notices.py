@@ -14,6 +14,7 @@ from gpuwarden.errors import RefusedAction
 from gpuwarden.ruleengine import messages
 from gpuwarden.ruleengine.alertmanager import Alert
 from gpuwarden.ruleengine.cases import OPEN_DECISION
+from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.reclaim.node import host_of
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def case_alerts(
     """Alerts that stand for an open case: none, or the one of the highest stage entered."""
     zone = owner.timezone or context.zone
     marks = told_marks(case, rule)
-    if case.state in OPEN_DECISION:
-        mark = next((m for m in reversed(case.marks) if m.do == "terminate"), None)
+    if case.state in OPEN_DECISION and not case.leaving:
+        mark = next((m for m in reversed(case.marks) if Action(m.do).ends), None)
         if mark is not None:
             texts = messages.ending(case, rule, outlook.grace, now=mark.at, zone=zone)
             return [
@@ -104,7 +105,7 @@ def case_alerts(
                     context=context,
                 )
             ]
-    if not marks or case.decision_id is not None:
+    if not marks or case.over:
         return []
     texts = messages.notice(
         case,
@@ -140,7 +141,7 @@ def undeliverable_alerts(
     context: Context,
 ) -> list[Alert]:
     """The operators' alert that an owner cannot be told, so that a severe stage waits for ever."""
-    if not rule.enforces_terminate or case.notified_at is not None:
+    if not rule.enforces or case.notified_at is not None:
         return []
     for mark in told_marks(case, rule):
         own = [n for n in notices if n.stage == notice_stage(mark)]
@@ -174,7 +175,7 @@ def undeliverable_alerts(
 
 def announced(case: Case) -> bool:
     """Whether the case's owner was, or may have been, told of an end that did not come to be."""
-    return case.promise is not None and case.decision_id is None
+    return bool(case.promises) and not case.over
 
 
 def observed_since(case: Case, rule: Rule) -> float | None:

@@ -121,8 +121,9 @@ def look(
     rule_hash: str,
     situation: Situation,
     case: Case,
-    stage: Stage,
     *,
+    key: str,
+    stage: Stage,
     rule: Rule,
     job: JobFacts,
     verdict: Verdict,
@@ -135,6 +136,7 @@ def look(
         rule_hash: of the rule as it reads.
         situation: of the fleet, as the guards had it.
         case: as the guards had it.
+        key: name of the stage that acts.
         stage: that acts.
         rule: the rule.
         job: its fresh facts.
@@ -142,7 +144,7 @@ def look(
         kept_until: Unix time to which keeps protect it, or None.
         book: rules and directory in force.
     """
-    facts, told = situation.facts, terms(case, stage)
+    facts, told = situation.facts, terms(case, key, stage)
     document = {
         "time": situation.now,
         "engine_version": __version__,

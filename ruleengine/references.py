@@ -63,13 +63,17 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
         "A stage",
         model.Stage,
         (
-            "Under `stages` of a rule. One that terminates has no defaults and follows a notice. "
+            "Under `stages` of a rule. From the softest to the hardest, stages may `checkpoint`, "
+            "`yield`, `requeue` and `terminate`, the last three at most once each; what one of "
+            "them did not achieve goes on to the next, at that one's own time. Those three take "
+            "cards: they have no defaults and follow a notice, and the limits count them. "
             "Grades by how long are stages with a later `after`, grades by how far stages with "
             "further limits in a `when` of their own: such a stage is entered as if it were a rule "
             "with both conditions. Its clock stops while they do not hold or are not known; it "
             "begins anew after `clear_after` of NO (before `for` is met: at once), and after 10m "
-            "of UNKNOWN. One that terminates is "
-            "asked again right before the act; withdrawn, the case goes back a step."
+            "of UNKNOWN. One that takes cards is "
+            "asked again right before the act; withdrawn, the case goes back a step. A request "
+            "to save or leave is taken back when its reason is gone, and when the job is kept."
         ),
     ),
     (
@@ -84,8 +88,8 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
         "`only_if_waiting`",
         model.Waiting,
         (
-            "Of a rule that terminates. While it does not hold, or is not known, due jobs are not "
-            "ended; notices and deadlines go on. Let its series be fresh: Prometheus serves a "
+            "Of a rule that takes cards. While it does not hold, or is not known, due jobs keep "
+            "theirs; notices and deadlines go on. Let its series be fresh: Prometheus serves a "
             "value for five minutes after its last scrape. `{slurm: {}, above: 0}` asks Slurm's "
             "queue: the engine runs `squeue` (see `slurm` in engine.yaml). An array counts once; "
             "jobs that are held, depend on others, begin later or are over a limit do not count. "
@@ -146,7 +150,7 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
     (
         "Condition: no progress",
         NoProgress,
-        "By the trainer's word: a rule that terminates needs a measured condition beside it.",
+        "By the trainer's word: a rule that takes cards needs a measured condition beside it.",
     ),
     (
         "Condition: memory that is needed",
@@ -165,7 +169,8 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
         model.TerminateLimits,
         (
             "Under `limits: {terminate: ...}` and `overall_limits: {terminate: ...}`. They slide, "
-            "and what an earlier life of the engine has ended counts."
+            "and what an earlier life of the engine has ended counts. A job that was asked to "
+            "leave counts once, with what follows; one that stayed does not count."
         ),
     ),
     ("A profile", model.Profile, "Under `profiles`."),

@@ -115,6 +115,8 @@ def _found(item: Mismatch) -> list[str]:
     known = moment.verdict in ("yes", "none") or not moment.reasons
     why = "" if known else f" ({', '.join(moment.reasons)})"
     ended = ", ended" if moment.terminated else ""
+    if not moment.terminated and moment.act != "none":
+        ended = f", {moment.act} done"
     lines = [f"verdict {moment.verdict}{why}, stage {moment.stage}{ended}"]
     for part in moment.evidence:
         about = "; ".join(text for text in (part.measured, part.expected, part.reason) if text)
@@ -158,6 +160,7 @@ def _document(result: RehearsalResult) -> dict[str, Any]:
                 "reasons": list(item.moment.reasons),
                 "stage": item.moment.stage,
                 "terminated": item.moment.terminated,
+                "act": item.moment.act,
                 "held_by": [block.reason for block in item.moment.blocks],
                 "evidence": [
                     {

@@ -37,6 +37,7 @@ class Moment:
         reasons: why it is unknown, or what protects it.
         stage: key of the last stage entered, or none.
         terminated: whether the job would have been ended by then.
+        act: the hardest that would have been done to it by then, or none.
         blocks: what the guards say of a job that is due.
         evidence: of the verdict.
     """
@@ -45,6 +46,7 @@ class Moment:
     reasons: tuple[str, ...] = ()
     stage: str = "none"
     terminated: bool = False
+    act: str = "none"
     blocks: tuple[Blocked, ...] = ()
     evidence: tuple[Evidence, ...] = ()
 
@@ -129,6 +131,7 @@ def compare(index: int, item: Expectation, moment: Moment) -> list[Mismatch]:
             item.terminate is moment.terminated,
             str(moment.terminated).lower(),
         ),
+        ("act", item.act, item.act == moment.act, moment.act),
         ("held_by", item.held_by, _named(item.held_by, blocks), _listed(blocks)),
     ]
     return [
@@ -241,7 +244,7 @@ class Stage:
                 continue
             self.blocks[pair] = tuple(blocks)
             if not blocks:
-                self.run.end(rule, pair, time=facts.time)
+                self.run.act(rule, pair, time=facts.time)
                 ended += 1
 
     def moment(self, rule_id: str, subject: str) -> Moment:
@@ -255,6 +258,7 @@ class Stage:
             reasons=() if judged is None else _reasons(judged.verdict),
             stage="none" if newest is None else newest.key,
             terminated=pair in self.run.terminated,
+            act="none" if pair not in self.run.done else self.run.done[pair].value,
             blocks=self.blocks.get(pair, ()),
             evidence=() if judged is None else judged.verdict.whole_evidence,
         )

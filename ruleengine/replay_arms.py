@@ -324,7 +324,7 @@ class Arm:
             codes = np.where(over, track.plain, codes)
             self.trust[pair] = float(used[-1])
         self._count(track, codes, seen)
-        if track.rule.terminates:
+        if track.rule.ends:
             self._count_stale(track, codes, frame)
         return _Course(track, codes, over, np.flatnonzero((codes == YES) & seen))
 
@@ -351,10 +351,10 @@ class Arm:
 
     def _count_stale(self, track: Track, codes: Numbers, frame: Frame) -> None:
         """Find where a rule that takes the last thing it saw for now would have ended the job."""
-        final = cases.final_stage(track.rule)
+        last = [item for item in cases.taking_stages(track.rule) if item[1].do.ends][:1]
         pair = (track.rule.id, track.subject)
         yes, streak = codes == YES, self._streaks.get(pair, 0.0)
-        if final is None or not (yes.any() or streak):
+        if not last or not (yes.any() or streak):
             self._streaks.pop(pair, None)
             return
         blind = [
@@ -362,7 +362,7 @@ class Arm:
             for situation in track.situations
         ]
         stale = (codes == UNKNOWN) & np.array(blind, dtype=bool)[track.index]
-        needed, step = track.rule.for_ + final[1].after, frame.ticks.step
+        needed, step = track.rule.for_ + last[0][1].after, frame.ticks.step
         for tick in range(len(codes)):
             if yes[tick] or (stale[tick] and streak):
                 streak += step
@@ -414,9 +414,9 @@ class Arm:
 
     def _event(self, incident: Incident, event: Event, time: float, look: Look) -> None:
         stage = event.detail.get("stage")
-        if stage is None:
-            if event.kind == "due":
-                incident.due = incident.due or time
+        if event.kind == "due":
+            incident.due = incident.due or time
+        if stage is None or event.kind == "due":
             return
         judged = look.judged if self.keep_evidence else None
         incident.stages.append(
@@ -492,13 +492,18 @@ class Arm:
     def _end(
         self, pair: Pair, rule: Rule, time: float, look: Look, incident: Incident | None
     ) -> None:
-        self.run.end(rule, pair, time=time)
+        event = self.run.act(rule, pair, time=time)
+        if pair not in self.run.terminated:
+            if incident is not None:
+                self._event(incident, event, time, look)
+            return
         self.ended[pair[1]] = time
         situation = look.situation
         if incident is not None and situation is not None:
             entries = self.run.rules.whitelist
             incident.end = End(
                 at=time,
+                do=event.kind,
                 gpus=len(situation.job.gpus),
                 work_lost=guards.work_lost(situation.job, time),
                 exempt=next(

@@ -54,6 +54,7 @@ class End:
         at: Unix time.
         gpus: cards that it held then.
         work_lost: seconds since its last saved state; None where not known.
+        do: terminate, or requeue.
         exempt: the reason of a whitelist entry that means this job, for whatever rule and
             however long ago it expired; empty if there is none.
         over: Unix time at which the job really ended, or None while it was still seen.
@@ -65,6 +66,7 @@ class End:
     at: float
     gpus: int
     work_lost: float | None
+    do: str = "terminate"
     exempt: str = ""
     over: float | None = None
     seen_until: float | None = None

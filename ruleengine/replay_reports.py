@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuwarden import durations
+from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.replay_differences import differences
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def cautions(result: Replay) -> list[str]:
     queued = [
         rule.id
         for rule in rules
-        if rule.terminates and rule.only_if_waiting and rule.only_if_waiting.slurm is not None
+        if rule.takes and rule.only_if_waiting and rule.only_if_waiting.slurm is not None
     ]
     if queued:
         found.append(
@@ -134,17 +135,27 @@ def totals(arm: Arm) -> dict[str, Any]:
     }
 
 
-def ended(incidents: Iterable[Incident]) -> dict[str, Any]:
-    """How many jobs would have been ended, and what of it: hours of cards, and regret."""
+def ended(incidents: Sequence[Incident]) -> dict[str, Any]:
+    """How many jobs would have been asked or ended, and what of it: hours of cards, and regret."""
     ends = [item.end for item in incidents if item.end is not None]
     regretted = sum(end.active_again is not None for end in ends)
     return {
         "terminations": len(ends),
+        "requests": _requests(incidents),
         "gpu_hours_freed": _hours(sum(end.freed_gpu_seconds for end in ends)),
         "gpu_hours_lost": _hours(sum(end.lost_gpu_seconds or 0.0 for end in ends)),
         "regretted": regretted,
         "regret_rate": _rounded(regretted / len(ends)) if ends else None,
     }
+
+
+def _requests(incidents: Iterable[Incident]) -> dict[str, int]:
+    """How often a trainer would have been asked to save, and to leave; it is taken to have stayed.
+
+    What a rule that does not enforce would only have written down counts as well.
+    """
+    counts = Counter(stage.do.removeprefix("would_") for item in incidents for stage in item.stages)
+    return {do.value: counts[do] for do in (Action.CHECKPOINT, Action.YIELD)}
 
 
 def _rule(arm: Arm, rule: Rule) -> dict[str, Any]:
@@ -248,6 +259,7 @@ def _termination(item: Incident, end: End) -> dict[str, Any]:
         "owner": item.user,
         "team": item.team,
         "at": iso(end.at),
+        "do": end.do,
         "idle_since": iso(item.idle_since),
         "gpus": end.gpus,
         "gpu_hours_freed": _hours(end.freed_gpu_seconds),

@@ -108,7 +108,7 @@ def _summary(report: Mapping[str, Any]) -> Block:
 
 def _ended(totals: Mapping[str, Any], horizon: float) -> str:
     if not totals["terminations"]:
-        return "no job would have been ended"
+        return f"no job would have been ended{_asked(totals)}"
     count, regretted = totals["terminations"], totals["regretted"]
     return (
         f"{count} {'job' if count == 1 else 'jobs'} would have been ended: "
@@ -116,7 +116,18 @@ def _ended(totals: Mapping[str, Any], horizon: float) -> str:
         f"GPU-hours freed, {totals['gpu_hours_lost']:g} GPU-hours of work lost; "
         f"{regretted} ({_percent(totals['regret_rate'])}) {'was' if regretted == 1 else 'were'} "
         "at work again within "
-        f"{horizon / 3600:g} h: regret"
+        f"{horizon / 3600:g} h: regret{_asked(totals)}"
+    )
+
+
+def _asked(totals: Mapping[str, Any]) -> str:
+    """How often trainers would have been asked for something, where a rule asks."""
+    asked = totals["requests"]
+    if not any(asked.values()):
+        return ""
+    return (
+        f"; trainers asked to save {asked['checkpoint']} times, to leave {asked['yield']} times "
+        "(taken as not heeded)"
     )
 
 
@@ -129,7 +140,9 @@ def _policies(outcomes: Sequence[Outcome]) -> Block | None:
 
 def _rules(report: Mapping[str, Any]) -> Block:
     rows = []
+    asks = any(any(rule["requests"].values()) for rule in report["rules"])
     for rule in report["rules"]:
+        requests = "/".join(str(count) for count in rule["requests"].values())
         reasons = list(rule["unknown_by_reason"].items())
         shown = ", ".join(f"{word} {count}" for word, count in reasons[:_UNKNOWN_SHOWN])
         more = ", ..." if len(reasons) > _UNKNOWN_SHOWN else ""
@@ -143,24 +156,27 @@ def _rules(report: Mapping[str, Any]) -> Block:
                 _percent(rule["coverage"]),
                 shown + more,
                 str(rule["incidents"]),
+                *((requests,) if asks else ()),
                 str(rule["terminations"]),
                 _percent(rule["regret_rate"]),
             )
         )
     columns = (
         *("rule", "mode", "subjects", "ticks", "yes", "known", "unknown because of"),
-        *("incidents", "ended", "regret"),
+        *("incidents", *(("asked to save/leave",) if asks else ()), "ended", "regret"),
     )
     return Block("Rules", "", columns, tuple(rows))
 
 
 def _terminations(report: Mapping[str, Any]) -> Block | None:
+    requeues = any(item["do"] != "terminate" for item in report["terminations"])
     rows = [
         (
             item["at"],
             item["job"],
             _owner(item),
             item["rule"],
+            *((item["do"],) if requeues else ()),
             str(item["gpus"]),
             f"{'>= ' if item['at_least'] else ''}{item['gpu_hours_freed']:g}",
             "not known" if item["gpu_hours_lost"] is None else f"{item['gpu_hours_lost']:g}",
@@ -170,7 +186,16 @@ def _terminations(report: Mapping[str, Any]) -> Block | None:
         for item in report["terminations"]
     ]
     columns = (
-        *("at", "job", "owner", "rule", "GPUs", "GPU-hours freed", "GPU-hours lost"),
+        *(
+            "at",
+            "job",
+            "owner",
+            "rule",
+            *(("by",) if requeues else ()),
+            "GPUs",
+            "GPU-hours freed",
+            "GPU-hours lost",
+        ),
         *("at work again", "exempt"),
     )
     return _listed("Jobs that would have been ended", columns, rows)

@@ -191,19 +191,27 @@ def _others(old: Strict, new: Strict, known: frozenset[str]) -> Iterator[Change]
 
 def _stages(old: Rule, new: Rule) -> Iterator[Change]:
     before, after = dict(stage_keys(old)), dict(stage_keys(new))
-    ends = old.terminates or new.terminates
+    ends = old.takes or new.takes
     for key in sorted(before.keys() | after.keys()):
         part = f"stages.{key}"
         first, second = before.get(key), after.get(key)
         if first is None or second is None:
             stage = first or second
-            # A notice is also what stands between a job and its end.
-            warns = stage is not None and stage.do is Action.NOTIFY and ends
+            # A notice, or a softer act, is also what stands between a job and its end.
+            warns = stage is not None and _before_harder(stage, old, new)
             effect = Effect.DIFFERENT if warns else more(first is None)
             yield Change(part, effect, _short(first), _short(second))
             continue
         for change in (*_stage(first, second), *_grades(first, second, ends=ends)):
             yield replace(change, part=f"{part}.{change.part}")
+
+
+def _before_harder(stage: Stage, old: Rule, new: Rule) -> bool:
+    """Whether a rule takes cards in a harder way in any case, told or asked before or not."""
+    if stage.do is Action.NOTIFY:
+        return old.takes or new.takes
+    hardest = (max(each.do.rank for each in rule.stages) for rule in (old, new))
+    return stage.do.acts and all(rank > stage.do.rank for rank in hardest)
 
 
 def _short(stage: Stage | None) -> str:

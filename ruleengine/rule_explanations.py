@@ -93,11 +93,9 @@ def explain_rule(rule: Rule, rules: RuleSet, *, scrape_interval: float) -> dict[
             for key, stage in stage_keys(rule)
         ],
         "limits": (
-            rules.limits.terminate.model_dump()
-            if rules.limits is not None and rule.terminates
-            else None
+            rules.limits.terminate.model_dump() if rules.limits is not None and rule.takes else None
         ),
-        "file_limits": _file_limits(rules.limits_of(rule.id) if rule.terminates else None),
+        "file_limits": _file_limits(rules.limits_of(rule.id) if rule.takes else None),
         "protected": [
             {
                 "match": entry.match.model_dump(exclude_none=True),
@@ -154,7 +152,7 @@ def _stage(
         # Its own condition is asked for as long as the rule's, from when it can first be known.
         further = begin + earliest(stage.when, scrape_interval) + rule.for_
         at += max(0.0, further - detected)
-    if stage.do is Action.TERMINATE:
+    if stage.do.takes:
         # The proof of the last notice counts.
         notices = [s.after for s in rule.stages if s.do is Action.NOTIFY and s.after <= stage.after]
         at = max(at, max(notices, default=0.0) + (stage.notice_delivered_for or 0.0))
@@ -349,11 +347,11 @@ def _limit_lines(who: str, limits: dict[str, Any]) -> Iterator[str]:
 
 
 def _limited_lines(found: dict[str, Any]) -> Iterator[str]:
-    """When it counts, and when it may end jobs."""
+    """When it counts, and when it may take cards."""
     if found["only_during"]:
         yield f"  during {' and '.join(found['only_during'])}; outside of these hours it is NO"
     if found["only_if_waiting"] is not None:
-        yield f"  It ends jobs only while {found['only_if_waiting']}"
+        yield f"  It takes cards only while {found['only_if_waiting']}"
     if found["canary"] is not None:
         yield from _canary_lines(found["canary"])
 
@@ -382,11 +380,26 @@ def _condition_lines(condition: dict[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}    as the job's trainer says"
 
 
+_DOES = {
+    Action.LOG.value: "it is recorded",
+    Action.NOTIFY.value: "the owner is told",
+    Action.CHECKPOINT.value: "the trainer is asked to save now",
+    Action.YIELD.value: "the trainer is asked to leave after its epoch, and is queued again",
+    Action.REQUEUE.value: "the job's platform ends it, and starts it again later",
+    Action.TERMINATE.value: "the job is ended",
+}
+_GRACES = {
+    Action.CHECKPOINT.value: "which may take {}",
+    Action.YIELD.value: "which may take {}; no signal follows",
+    Action.REQUEUE.value: "by SIGTERM, and SIGKILL {} later",
+    Action.TERMINATE.value: "by SIGTERM, and SIGKILL {} later",
+}
+
+
 def _stage_lines(stage: dict[str, Any]) -> Iterator[str]:
-    does = {"log": "it is recorded", "notify": "the owner is told", "terminate": "the job is ended"}
     when = "at once" if stage["after"] == 0 else f"after {_time(stage['after'])}"
     only = "" if stage["takes_effect"] else " (the mode only records it)"
-    yield f"    {when}: {stage['key']}: {does[stage['do']]}{only}"
+    yield f"    {when}: {stage['key']}: {_DOES[stage['do']]}{only}"
     if stage["when"] is not None:
         yield "      once this, too, has held for as long as the rule asks (`for`), and then for"
         yield f"      {_time(stage['after'])}:"
@@ -394,10 +407,12 @@ def _stage_lines(stage: dict[str, Any]) -> Iterator[str]:
     if stage["owner_may"] is not None:
         may = stage["owner_may"]
         yield f"      who may keep the job for {_time(may['keep'])}, {may['times']} times"
-    if stage["do"] == Action.TERMINATE.value:
+    if stage["notice_delivered_for"] is not None:
         yield f"      once the owner has had the notice for {_time(stage['notice_delivered_for'])}"
+    if stage["max_work_lost"] is not None:
         yield f"      if at most {_time(stage['max_work_lost'])} of work would be lost"
-        yield f"      by SIGTERM, and SIGKILL {_time(stage['grace'])} later"
+    if stage["grace"] is not None:
+        yield f"      {_GRACES[stage['do']].format(_time(stage['grace']))}"
 
 
 def _time(seconds: float) -> str:

@@ -278,7 +278,10 @@ class Expectation(Strict):
     stage: Words | None = None
     """The last stage entered, such as moderate-notify, or none."""
     terminate: StrictBool | None = None
-    """Whether the job would have been ended by then if the rule's mode were enforce."""
+    """Whether the job would have been ended (terminate, requeue) by then, were the mode enforce."""
+    act: Literal["none", "checkpoint", "yield", "requeue", "terminate"] | None = None
+    """The hardest that would have been done to it by then, were the mode enforce. In a test nobody
+    who is asked to leave does."""
     held_by: Words | None = None
     """What then keeps a job that is due: work_lost, limit_per_hour, kill_switch, ...; or none."""
 
@@ -286,11 +289,14 @@ class Expectation(Strict):
     def _whole(self) -> Self:
         if (self.job is None) == (self.gpu is None):
             raise PydanticCustomError("GW111", "needs exactly one of job and gpu", {})
-        compared = (self.verdict, self.reason, self.stage, self.terminate, self.held_by)
+        compared = (
+            *(self.verdict, self.reason, self.stage),
+            *(self.terminate, self.act, self.held_by),
+        )
         if all(value is None for value in compared):
             raise PydanticCustomError(
                 "GW111",
-                "compares nothing: give verdict, reason, stage, terminate or held_by",
+                "compares nothing: give verdict, reason, stage, terminate, act or held_by",
                 {},
             )
         return self

@@ -117,7 +117,7 @@ class Teller:
             observed = notices.observed_since(case, rule)
             if observed is not None:
                 found += self._withdrawn(case, observed, "the rule only observes now", context)
-            if case.state not in cases.OPEN_DECISION and not notices.told_marks(case, rule):
+            if not case.over and not notices.told_marks(case, rule):
                 continue  # nobody is told of it, and there may be thousands
             owner = directory.user(case.user)
             verdict = view.verdicts.get((case.rule_id, case.job_id))
@@ -166,19 +166,32 @@ class Teller:
         """What lies ahead of a case, for its notice and its page."""
         facts = view.facts
         job = None if facts is None else facts.jobs.get(case.job_id)
-        final = cases.final_stage(rule)
         keeps = self._ledger.keeps(case.rule_id, case.job_id, case.run_id)
         return Outlook(
-            remaining=None if case.decision_id is not None else cases.remaining(case, rule),
-            grace=0.0 if final is None else cases.terms(case, final[1]).grace,
+            remaining=None if case.over else cases.remaining(case, rule),
+            grace=_grace(case, rule),
             owner_may=notices.keep_allowance(rule),
             keeps_used=sum(1 for keep in keeps if keep.role == "owner"),
             ticket=tickets.issue(self._ticket_key, rule.id, case.job_id),
-            link=self._links.url(case, 0.0 if final is None else cases.terms(case, final[1]).after),
+            link=self._links.url(case, _deadline(case, rule)),
             work_lost=None if job is None else guards.work_lost(job, now),
             saved=job is not None and job.run is not None and job.run.checkpoint_time is not None,
             cards="" if job is None else ", ".join(_card(gpu.index, gpu.name) for gpu in job.gpus),
         )
+
+
+def _grace(case: Case, rule: Rule) -> float:
+    """Seconds that the job has for leaving, by the act in flight, else by the one that follows."""
+    keys = {act.key for act in case.acts if act.decision_id == case.decision_id}
+    own = [item for item in cases.taking_stages(rule) if item[0] in keys]
+    following = own[0] if own else cases.next_stage(case, rule)
+    return 0.0 if following is None else cases.terms(case, *following).grace
+
+
+def _deadline(case: Case, rule: Rule) -> float:
+    """Seconds from the detection of a case to the last act that its owner is told of."""
+    stages = cases.taking_stages(rule)[-1:]
+    return max((cases.terms(case, *item).after for item in stages), default=0.0)
 
 
 def _card(index: str, name: str) -> str:

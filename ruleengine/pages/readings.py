@@ -304,7 +304,7 @@ class Readings:
             stored, rule = self._desk.open_case(rule_id, job_id)
         except Refusal:
             return None
-        if not rule.enforces_terminate:
+        if not rule.enforces:
             return None
         if not owner:
             most = durations.render(MAX_KEEP_SECONDS)

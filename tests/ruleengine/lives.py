@@ -272,15 +272,14 @@ class Lives:
         for stored in self.engine.cases.all():
             rule = self.engine.rulebook.rule(stored.case.rule_id)
             case = stored.case
-            if rule is None or case.promise is None or case.decision_id is not None:
+            if rule is None or not case.promises or case.over:
                 continue
             stages = [notice_stage(mark) for mark in told_marks(case, rule)]
             if self.ledger.delivery(stored.id, stages).complete:
                 self.seen.promised.setdefault(case.job_id, self._told_until(case))
 
     def _told_until(self, case: Case) -> float:
-        promise = case.promise
-        assert promise is not None
+        promise = min(case.promises, key=lambda promise: promise.after)
         left = max(promise.after + case.kept - case.elapsed, promise.notice_delivered_for)
         return self.clock.monotonic() + max(0.0, left)
 

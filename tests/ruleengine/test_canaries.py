@@ -82,11 +82,11 @@ def test_a_canary_never_makes_a_rule_stricter(
     found = canaries.applied(trial, user, {rule.id: "why"} if held else {})
     if held or not canaries.in_share(rule.id, user, share):
         assert found == trial.model_copy(update={"mode": Mode.WARN})
-        assert not found.enforces_terminate
+        assert not found.enforces
     else:
         assert found is trial
     assert canaries.applied(rule, user, {}) is rule
-    assert not canaries.applied(rule, user, {rule.id: "why"}).enforces_terminate
+    assert not canaries.applied(rule, user, {rule.id: "why"}).enforces
 
 
 @given(SHARES, st.integers(0, 400))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.ruleengine import cases
+from gpuwarden.ruleengine.acts import ActState
 from gpuwarden.ruleengine.cases import Case, CaseState, CloseReason, Delivery, Step
 from gpuwarden.ruleengine.model import Rule
 from gpuwarden.ruleengine.verdicts import Truth
@@ -94,6 +95,11 @@ def due() -> Case:
     step = run(fresh(), *[YES] * 60)
     assert step.case.state is CaseState.DUE
     return step.case
+
+
+def decided() -> Case:
+    """A case whose end is on disk."""
+    return cases.authorised(due(), rule(), "d", key="severe-terminate", wall=1.0)
 
 
 def kinds(step: Step) -> list[str]:
@@ -220,18 +226,18 @@ def test_a_stricter_rule_shortens_no_promise(changes: dict[str, str]) -> None:
     """What was told is a floor for each of the terms."""
     told = run(fresh(), *[YES] * 14).case
     stricter = rule(**changes)
-    final = cases.final_stage(stricter)
-    assert final is not None
-    assert cases.terms(told, final[1]) == cases.Promise(8 * 60, 5 * 60, 60)
+    assert cases.terms(told, "severe-terminate", stricter.stages[-1]) == cases.Promise(
+        8 * 60, 5 * 60, 60
+    )
 
 
 def test_what_an_undelivered_notice_said_meanwhile_binds_as_well() -> None:
     """Each tick renders it by the rule in force; which of them was read cannot be known."""
     told = run(fresh(), *[YES] * 14, delivery=Delivery()).case
     milder = run(told, YES, by=rule(after="2h"), delivery=Delivery()).case
-    assert milder.promise == cases.Promise(7200, 5 * 60, 60)
+    assert milder.promises == (cases.Promise(7200, 5 * 60, 60),)
     proven = run(milder, YES).case
-    assert run(proven, YES, by=rule(after="4h")).case.promise == milder.promise
+    assert run(proven, YES, by=rule(after="4h")).case.promises == milder.promises
 
 
 def test_a_promise_outlives_a_time_of_warning() -> None:
@@ -239,16 +245,15 @@ def test_a_promise_outlives_a_time_of_warning() -> None:
     told = run(fresh(), *[YES] * 14).case
     warned = run(told, YES, by=rule("warn")).case
     again = run(warned, YES, by=rule(after="3m"), delivery=Delivery()).case
-    assert again.promise == told.promise
+    assert again.promises == told.promises
     assert again.notified_at is None
 
 
 def test_a_milder_rule_counts_at_once() -> None:
     """A later deadline helps the owner, so it holds."""
     told = run(fresh(), *[YES] * 14).case
-    final = cases.final_stage(rule(after="1h"))
-    assert final is not None
-    assert cases.terms(told, final[1]).after == 3600
+    later = rule(after="1h").stages[-1]
+    assert cases.terms(told, "severe-terminate", later).after == 3600
 
 
 def test_a_keep_moves_the_deadline_also_when_it_is_over() -> None:
@@ -262,15 +267,17 @@ def test_a_keep_moves_the_deadline_also_when_it_is_over() -> None:
 
 def test_a_decision_in_flight_is_not_closed_under_the_agent() -> None:
     """Whatever the job does meanwhile, the agent's answer comes first."""
-    acting = cases.settled(cases.authorised(due(), rule(), "d", wall=1.0), CaseState.ACTING)
+    acting = cases.settled(decided(), "d", ActState.ACTING)
     assert run(acting, *[None] * 50).closed is None
     assert run(acting, *[NO] * 50).closed is None
-    assert run(cases.settled(acting, CaseState.VERIFIED), *[None] * 5).closed is CloseReason.GONE
+    assert (
+        run(cases.settled(acting, "d", ActState.VERIFIED), *[None] * 5).closed is CloseReason.GONE
+    )
 
 
 def test_a_refusal_waits_ten_minutes() -> None:
     """The agent is not asked again and again."""
-    refused = cases.settled(cases.authorised(due(), rule(), "d", wall=1.0), CaseState.REFUSED)
+    refused = cases.settled(decided(), "d", ActState.REFUSED)
     assert run(refused, *[YES] * 39).case.state is CaseState.REFUSED
     assert refused.decision_id is None
     assert cases.remaining(refused, rule()) == 600
@@ -279,7 +286,7 @@ def test_a_refusal_waits_ten_minutes() -> None:
 
 def test_after_a_refusal_a_notice_without_proof_is_waited_for() -> None:
     """The wait is over, the proof is not there: detected, not notified for ever."""
-    refused = cases.settled(cases.authorised(due(), rule(), "d", wall=1.0), CaseState.REFUSED)
+    refused = cases.settled(decided(), "d", ActState.REFUSED)
     untold = run(refused, *[YES] * 41, delivery=Delivery()).case
     assert untold.state is CaseState.DETECTED
     assert run(untold, *[YES] * 21).case.state is CaseState.DUE
@@ -294,7 +301,7 @@ def test_the_budget_of_trust_is_spent_once() -> None:
 
 def test_a_case_survives_its_own_encoding() -> None:
     """What the ledger gives back is what it got."""
-    case = cases.authorised(due(), rule(), "d-1", wall=7.0)
+    case = cases.authorised(due(), rule(), "d-1", key="severe-terminate", wall=7.0)
     assert Case.decode(case.encode()) == case
 
 

@@ -288,7 +288,7 @@ def test_no_rule_does_anything_before_an_operator_says_so(rule_id: str) -> None:
 )
 def test_what_one_card_a_trainer_or_a_guess_says_never_ends_a_job(rule_id: str) -> None:
     """Whatever mode an operator gives it."""
-    assert not RULES[rule_id].terminates
+    assert not RULES[rule_id].takes
 
 
 @pytest.mark.parametrize("rule_id", RULES)

@@ -9,7 +9,7 @@ from tests.ruleengine.fleets import a_job, cards
 from tests.ruleengine.test_cases import due, rule
 from tests.ruleengine.test_guards import NOW, facts, situation
 
-from gpuwarden.ruleengine import cases, guards
+from gpuwarden.ruleengine import guards
 from gpuwarden.ruleengine.cases import Delivery
 from gpuwarden.ruleengine.conditions import Waiting
 from gpuwarden.ruleengine.demands import (
@@ -178,15 +178,14 @@ def test_a_due_job_stays_unless_its_cards_serve_who_waits(
     """By default; a rule may say that it is enough that somebody waits."""
     waiting = Waiting.model_validate({"slurm": {"partition": "main"}, "above": 0, "fits": fits})
     judged = rule("enforce").model_copy(update={"only_if_waiting": waiting})
-    final = cases.final_stage(judged)
-    assert final is not None
     job = replace(a_job(job_id="slurm-c-7-0"), start_time=NOW - 60)
     known = facts(numbers={waiting.key: 1.0}, demands={} if demand is None else {"slurm": demand})
     blocks = guards.case_blocks(
         situation(facts=known),
         due(),
         judged,
-        final[1],
+        key="severe-terminate",
+        stage=judged.stages[-1],
         job=job,
         verdict=Verdict("idle", job.job_id, Truth.YES),
         truth=Truth.YES,

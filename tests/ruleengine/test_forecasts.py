@@ -94,7 +94,7 @@ def test_a_case_that_is_about_to_be_closed_promises_no_end(
 def test_what_is_decided_is_not_foretold() -> None:
     """The agent's answer is waited for; after it nothing more follows."""
     case = run(fresh(), *[YES] * 40).case
-    acting = cases.authorised(case, rule(), "d1", wall=1.0)
+    acting = cases.authorised(case, rule(), "d1", key="severe-terminate", wall=1.0)
     assert [item.kind for item in forecasts(acting, rule(), now=NOW)] == ["answer"]
     done = dataclasses.replace(acting, state=CaseState.VERIFIED)
     assert forecasts(done, rule(), now=NOW) == ()

@@ -222,9 +222,9 @@ def test_a_stage_that_notifies_waits_as_well() -> None:
 def test_what_the_owner_was_told_allows_for_the_stages_own_clock() -> None:
     """The notice names the earliest end, as if the stage's condition held from then on."""
     step = run(fresh(), *[(YES, NO)] * 13)
-    assert step.case.promise is not None
+    (promise,) = step.case.promises
     # Told two minutes after `for` was met; ended not before another `for` and `after`.
-    assert step.case.promise.after == 120 + 60 + 480
+    assert promise.after == 120 + 60 + 480
 
 
 def test_the_clocks_of_grades_outlive_a_restart() -> None:
@@ -272,13 +272,12 @@ def test_the_stage_is_asked_again_right_before_the_act(
 ) -> None:
     """Fresh facts must say YES of the stage too; anything else is an objection."""
     case = run(fresh(), *[(YES, YES)] * (NEEDED + 2)).case
-    final = cases.final_stage(ENDS_FAR)
-    assert final is not None
     blocks = guards.case_blocks(
         situation(),
         case,
         ENDS_FAR,
-        final[1],
+        key=SEVERE,
+        stage=ENDS_FAR.stages[-1],
         job=JOB,
         verdict=Verdict("idle", "proc-1", YES, grades=grades),
         truth=YES,

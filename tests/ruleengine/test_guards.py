@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.ruleengine.test_cases import due, rule
 
-from gpuwarden.ruleengine import cases, guards
+from gpuwarden.ruleengine import guards
 from gpuwarden.ruleengine.cases import Case, CaseState, Delivery
 from gpuwarden.ruleengine.guards import PastEnd, Situation
 from gpuwarden.ruleengine.model import TerminateLimits
@@ -72,13 +72,12 @@ def own(
 ) -> list[str]:
     """Objections for the case."""
     judged = rule(mode)
-    final = cases.final_stage(judged)
-    assert final is not None
     blocks = guards.case_blocks(
         situation(**changes),
         case or due(),
         judged,
-        final[1],
+        key="severe-terminate",
+        stage=judged.stages[-1],
         job=job,
         verdict=Verdict("idle", "proc-1", truth, protected=protected),
         truth=truth,

@@ -80,8 +80,7 @@ def _acts(rule: Rule, history: Sequence[JobFacts]) -> tuple[bool, list[Blocked],
             delivery=PROVEN,
         )
         case = None if step.closed else step.case
-    final = cases.final_stage(rule)
-    if case is None or final is None or verdict is None:
+    if case is None or verdict is None:
         return False, [], verdict
     job = history[-1]
     waiting = rule.only_if_waiting
@@ -103,7 +102,8 @@ def _acts(rule: Rule, history: Sequence[JobFacts]) -> tuple[bool, list[Blocked],
         situation,
         case,
         rule,
-        final[1],
+        key="severe-terminate",
+        stage=rule.stages[-1],
         job=job,
         verdict=verdict,
         truth=verdict.truth,
@@ -127,16 +127,14 @@ def test_nothing_unknown_leads_to_an_end(rule: Rule, dice: random.Random) -> Non
     if not ended:
         return
     assert verdict is not None
-    final = cases.final_stage(rule)
-    assert final is not None
-    grade = verdict.grade(final[0])
+    grade = verdict.grade("severe-terminate")
     assert verdict.truth is Truth.YES
-    assert (final[1].when is None) == (grade is None)
+    assert (rule.stages[-1].when is None) == (grade is None)
     assert grade is None or grade.truth is Truth.YES
     for _ in range(3):
         filled = _filled(rule, last, dice)
         assert set(truths(judged(rule, filled))[:1]) == {Truth.YES}
-        again = judged(rule, filled).grade(final[0])
+        again = judged(rule, filled).grade("severe-terminate")
         assert again is None or again.truth is Truth.YES
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.ruleengine.test_cases import due, rule
 
 from gpuwarden.ruleengine import cases
+from gpuwarden.ruleengine.acts import ActState
 from gpuwarden.ruleengine.cases import CaseState, Event
 from gpuwarden.ruleengine.ledger import Ledger, LedgerUnusable
 from gpuwarden.ruleengine.records import Change, Decision, DeliveryKey, Keep, StoredCase
@@ -52,7 +53,7 @@ def decision(stored: StoredCase, number: int = 1, job_id: str = "proc-1") -> Dec
 
 def authorise(ledger: Ledger, stored: StoredCase, made: Decision) -> None:
     """Write a decision down."""
-    case = cases.authorised(stored.case, rule(), made.id, wall=50.0)
+    case = cases.authorised(stored.case, rule(), made.id, key="severe-terminate", wall=50.0)
     change = Change(stored.id, case, "enforce", (Event("authorised"),))
     ledger.authorise(made, change, time=50.0)
 
@@ -220,7 +221,7 @@ def test_counters_come_from_what_is_written(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         stored = add(ledger)
         authorise(ledger, stored, decision(stored))
-        change = Change(stored.id, cases.settled(stored.case, CaseState.VERIFIED), "enforce")
+        change = Change(stored.id, cases.settled(stored.case, "d1", ActState.VERIFIED), "enforce")
         ledger.settle("d1", "verified", change, time=60.0, report=report)
     with Ledger(tmp_path / "l") as ledger:
         assert ledger.freed_bytes() == 1024

@@ -119,7 +119,7 @@ def test_the_example_of_the_design_is_usable(write: Write) -> None:
         "off-profile",
         "custom",
     ]
-    assert checked.rules.rules[0].enforces_terminate
+    assert checked.rules.rules[0].enforces
 
 
 def test_five_different_mistakes_give_five_errors_each_at_its_place(write: Write) -> None:

@@ -95,7 +95,7 @@ def test_a_new_rule_observes() -> None:
     """Nothing is told or ended until somebody says so."""
     rule = a_rule({"silent_for": "5m", "signals": ["cpu"]})
     assert rule.mode is Mode.OBSERVE
-    assert not rule.terminates
+    assert not rule.takes
     assert rule.trust_for == 7200
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.ruleengine.test_cases import YES, due, fresh, rule, run
 
 from gpuwarden.agent_api import Action, ActionReport, ActionState, Outcome
-from gpuwarden.ruleengine import cases, messages, notices
+from gpuwarden.ruleengine import acts, cases, messages, notices
 from gpuwarden.ruleengine.cases import Case, CaseState
 from gpuwarden.ruleengine.directories import User
 from gpuwarden.ruleengine.messages import Message, Outlook
@@ -151,17 +151,19 @@ def test_observe_tells_nobody() -> None:
 
 def test_an_ending_replaces_the_notice_and_is_replaced_by_the_end() -> None:
     """Of one case one alert stands; after the decision it is the decision's."""
-    acting = cases.authorised(due(), rule(), "d", wall=NOW)
+    acting = cases.authorised(due(), rule(), "d", key="severe-terminate", wall=NOW)
     (alert,) = alerts(acting)
     assert alert.labels["alertname"] == "GpuwardenJobEnding"
     assert alert.labels["level"] == "severe"
-    assert alerts(cases.settled(acting, CaseState.VERIFIED)) == []
+    assert alerts(cases.settled(acting, "d", acts.ActState.VERIFIED)) == []
 
 
 @pytest.mark.parametrize("run_id", ["run-a", None])
 def test_an_ending_says_what_happens_and_no_more(run_id: str | None) -> None:
     """Only who runs a trainer is asked to save; both get SIGTERM, the grace, SIGKILL."""
-    acting = dataclasses.replace(cases.authorised(due(), rule(), "d", wall=NOW), run_id=run_id)
+    acting = dataclasses.replace(
+        cases.authorised(due(), rule(), "d", key="severe-terminate", wall=NOW), run_id=run_id
+    )
     (alert,) = alerts(acting)
     text = alert.annotations["description"]
     assert ("asked to save" in text) is (run_id is not None)

@@ -77,6 +77,7 @@ def test_hours_regret_and_reaction_are_counted(rule_set: RuleSet) -> None:
         "incidents": 3,
         "flapping": 0,
         "terminations": 3,
+        "requests": {"checkpoint": 0, "yield": 0},
         "gpu_hours_freed": 2 * 5 + 27 + 2 * 27,
         "gpu_hours_lost": 2.5,
         "regretted": 1,

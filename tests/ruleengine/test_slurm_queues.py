@@ -326,7 +326,7 @@ def test_it_is_explained_and_compared() -> None:
         "the number of jobs that wait for a GPU in Slurm in its partition main is > 0, "
         "and the first in line could start on its cards"
     )
-    assert f"It ends jobs only while {wanted}" in [line.strip() for line in lines]
+    assert f"It takes cards only while {wanted}" in [line.strip() for line in lines]
     for old, new, effect in ((one, two, "laxer"), (two, one, "stricter")):
         (difference,) = differences(_set(old), _set(new))
         assert [change.effect for change in difference.changes] == [effect]

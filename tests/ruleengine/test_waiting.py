@@ -174,4 +174,4 @@ def test_an_explanation_says_when_jobs_may_be_ended() -> None:
     rule = _rule("sum(gpu_processes)")
     explained = explain_rule(rule, RuleSet(version=1, rules=(rule,)), scrape_interval=5)
     lines = [line.strip() for line in explanation_lines(explained)]
-    assert "It ends jobs only while sum(gpu_processes) > 0" in lines
+    assert "It takes cards only while sum(gpu_processes) > 0" in lines
