@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden.ruleengine import quantities, signals
+from gpuwarden.ruleengine.measures import averages
 from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.quantities import Deviation, Direction, Unit
 from gpuwarden.ruleengine.verdicts import Cause
@@ -131,11 +132,8 @@ def _facts(job: JobFacts, expected: Mapping[str, Expected]) -> _Facts:
 
 def _per_card(job: JobFacts, signal: str) -> list[float]:
     """The mean of each card over the longest window that is known."""
-    keys = [key for key in job.values if key.signal == signal and key.agg == "avg"]
-    if not keys:
-        return []
-    longest = max(keys, key=lambda key: (key.window_seconds, key.samples or 0))
-    return list(job.values[longest].values())
+    known = (job.values.get(key) for key in averages(job.values, signal))
+    return next((list(values.values()) for values in known if values), [])
 
 
 def _of_job(job: JobFacts, signal: str) -> float | None:

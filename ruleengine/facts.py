@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 HELD_FOR = "1h"
 """For how long a dark node's jobs are still known by what they held."""
 CAUSE_WINDOW_SECONDS = 300.0
-"""The longest window over which causes are looked for."""
+"""The longest window that is asked only so that causes can be told."""
+SHARED_CAUSE_SECONDS = 900.0
+"""The longest window of a rule that tells causes as well, in place of one of their own."""
 PARALLEL_QUERIES = 8
 
 _CAUSE_SIGNALS = (
@@ -51,16 +53,16 @@ _CAUSE_SIGNALS = (
 )
 
 # Without the gate, Prometheus serves for five minutes what vanished while it was down.
-_FRESH = "{metric} and timestamp({metric}) >= time() - {fresh}"
-_ON = "{metric} == 1 and timestamp({metric}) >= time() - {fresh}"
+_STILL = "timestamp({metric}) >= time() - {fresh}"
+_FRESH = "{metric} and " + _STILL
 _LIT = "timestamp(gpuwarden_snapshot_timestamp_seconds) >= time() - {fresh}"
 _REMEMBERED = (
-    _FRESH + " or last_over_time({metric}[" + HELD_FOR + "]) unless on (instance) (" + _LIT + ")"
+    _STILL + " or last_over_time({metric}[" + HELD_FOR + "]) unless on (instance) (" + _LIT + ")"
 )
 
 
 def needed_keys(rules: RuleSet) -> set[SignalKey]:
-    """Every query that the rules need, and those that tell causes."""
+    """Every query that the rules need, and those that tell causes where none of theirs does."""
     keys: set[SignalKey] = set()
     for rule in rules.rules:
         for condition in rule.conditions:
@@ -70,7 +72,12 @@ def needed_keys(rules: RuleSet) -> set[SignalKey]:
     windows = [key.window_seconds for key in keys if key.window_seconds]
     # Rules with short windows would be explained too late by a long one.
     window = min(CAUSE_WINDOW_SECONDS, max(windows, default=CAUSE_WINDOW_SECONDS))
-    return keys | {SignalKey(name, "avg", window) for name in _CAUSE_SIGNALS}
+    asked = {
+        key.signal
+        for key in keys
+        if key.agg == "avg" and 0 < key.window_seconds <= SHARED_CAUSE_SECONDS
+    }
+    return keys | {SignalKey(name, "avg", window) for name in _CAUSE_SIGNALS if name not in asked}
 
 
 def condition_keys(condition: Condition) -> Iterable[SignalKey]:
@@ -212,25 +219,31 @@ def inventory_queries(scrape_interval: float, expected: Expectation) -> dict[str
         expected: which nodes should be lit.
     """
     fresh = f"{signals.FRESH_SCRAPES * scrape_interval:g}"
+    # What is always 1 tells nothing by its value: to know that it is there is enough.
+    there = ("gpu_job_executable", "yolo_info")
     current = (
-        "gpu_job_executable",
         "gpu_memory_total_bytes",
         "gpu_mig_memory_total_bytes",
         "gpu_job_start_time_seconds",
         "gpu_job_first_gpu_use_timestamp_seconds",
         "gpu_job_activity_timestamp_seconds",
         "gpu_process_start_time_seconds",
-        "yolo_info",
         "yolo_phase_start_timestamp_seconds",
         "yolo_checkpoint_timestamp_seconds",
         "yolo_checkpoint_durable_timestamp_seconds",
     )
     remembered = ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info", "gpu_mig_info")
-    switches = ("yolo_phase", "yolo_resume_mode", "gpu_throttle_active")
     return {
+        **{metric: _STILL.format(metric=metric, fresh=fresh) for metric in there},
         **{metric: _FRESH.format(metric=metric, fresh=fresh) for metric in current},
         **{metric: _REMEMBERED.format(metric=metric, fresh=fresh) for metric in remembered},
-        **{metric: _ON.format(metric=metric, fresh=fresh) for metric in switches},
+        # Many series of which one is 1: what always stands beside it on a page is asked its age.
+        "yolo_phase": "yolo_phase == 1 and on (instance, job_id, run_id) "
+        + _STILL.format(metric='yolo_phase{phase="train"}', fresh=fresh),
+        "gpu_throttle_active": "gpu_throttle_active == 1 and on (instance, uuid) "
+        + _STILL.format(metric="gpu_info", fresh=fresh),
+        "yolo_resume_mode": "yolo_resume_mode == 1 and "
+        + _STILL.format(metric="yolo_resume_mode", fresh=fresh),
         "gpuwarden_snapshot_timestamp_seconds": "gpuwarden_snapshot_timestamp_seconds",
         "scraped": "timestamp(gpuwarden_snapshot_timestamp_seconds)",
         "expected": _expected_query(expected),

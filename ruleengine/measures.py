@@ -30,6 +30,27 @@ def per_card(key: SignalKey) -> bool:
     return spec is not None and spec.per_gpu
 
 
+def averages(values: Mapping[SignalKey, Mapping[str, float]], signal: str) -> Sequence[SignalKey]:
+    """The averages of a signal that were asked for, the longest window first.
+
+    Args:
+        values: of a job; only `Measures` also name what is not known of it.
+        signal: name in `signals.SIGNALS`.
+    """
+    by_signal = values.layout.averages if isinstance(values, Measures) else _averages(values)
+    return by_signal.get(signal, ())
+
+
+def _averages(keys: Iterable[SignalKey]) -> dict[str, list[SignalKey]]:
+    found: dict[str, list[SignalKey]] = {}
+    for key in keys:
+        if key.agg == "avg":
+            found.setdefault(key.signal, []).append(key)
+    for each in found.values():
+        each.sort(key=lambda key: (key.window_seconds, key.samples or 0), reverse=True)
+    return found
+
+
 class Layout:
     """Where in an array each value of a job lies: those of the job, then those of its cards.
 
@@ -37,7 +58,7 @@ class Layout:
         keys: all that were asked for; they are the same for every job of a tick.
     """
 
-    __slots__ = ("cards", "job", "keys")
+    __slots__ = ("averages", "cards", "job", "keys")
 
     def __init__(self, keys: Iterable[SignalKey]) -> None:
         self.keys = tuple(dict.fromkeys(keys))
@@ -47,6 +68,8 @@ class Layout:
         """Key -> position of the job's value."""
         self.cards: dict[SignalKey, int] = {key: at for at, key in enumerate(apart)}
         """Key -> how many keys of cards come before; see `first`."""
+        self.averages = _averages(self.keys)
+        """Signal -> its averages, the longest window first."""
 
     def __contains__(self, key: SignalKey) -> bool:
         return key in self.job or key in self.cards

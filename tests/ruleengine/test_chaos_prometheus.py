@@ -117,7 +117,7 @@ def _partial(query: str, body: bytes) -> Answer:
 
 
 def _one_bad(query: str, body: bytes) -> Answer:
-    return _error(query, body) if query.startswith("gpu_info") else (200, body)
+    return _error(query, body) if "gpu_info" in query else (200, body)
 
 
 def _overloaded(_query: str, _body: bytes) -> Answer:

@@ -294,7 +294,7 @@ class _Pressed:
         self._nodes = nodes
 
     async def instant(self, query: str, _: float) -> list[Sample]:
-        asked = query.startswith(("rate(gpu_job_pressure_seconds_total", "gpu_job_holds_gpu "))
+        asked = query.startswith(("rate(gpu_job_pressure", "timestamp(gpu_job_holds_gpu)"))
         return [
             Sample({"instance": node, "job_id": job, "gpu": "0", "uuid": f"{job}-{node}"}, 0.25)
             for job, nodes in (self._nodes.items() if asked else ())

@@ -138,9 +138,9 @@ class Fleet:
         return rows
 
     def _inventory(self, query: str, time: float) -> list[Sample]:
-        metric = query.split(" ", 1)[0]
+        metric = query.split(" ", 1)[0].removeprefix("timestamp(").rstrip(")")
         lit = [node for node, up in self.nodes.items() if up]
-        if query.startswith("timestamp("):
+        if query == "timestamp(gpuwarden_snapshot_timestamp_seconds)":
             return [Sample({"instance": node}, time - 1.0) for node in lit]
         if query.startswith("count(up"):
             return [Sample({}, float(len(self.nodes)))]
