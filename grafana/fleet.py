@@ -93,6 +93,7 @@ def board() -> dashboard.Dashboard:
         *_findings(),
         *_trend(),
         *_results(),
+        *_losses(),
         *_nodes(),
     ):
         built = built.with_panel(panel)
@@ -464,6 +465,38 @@ def _results() -> tuple:
                     "{{action}} ({{mode}}): {{outcome}}",
                 )
             ],
+            unit="short",
+        ),
+    )
+
+
+def _losses() -> tuple:
+    # one sample stands for the recording interval of 15 s, and each loss is in it for 15 minutes
+    over_range = "(sum_over_time({name}[$__range])) * 15 / 900"
+    hours = over_range.format(name="team:lost_gpu_hours:increase15m")
+    money = over_range.format(name="team:lost_cost:increase15m")
+    return (
+        graph(
+            "Work lost by ends",
+            "GPU-hours of work that no saved state covered when a training ended, in the last "
+            "15 minutes, by its owner's team and by how it ended: hold was ended by a rule, "
+            "requeue comes back, died was not asked. The node counts it ten minutes after the end.",
+            [query("team:lost_gpu_hours:increase15m", "{{team}}: {{reason}}")],
+            unit="h",
+            span=8,
+            stacked=True,
+        ),
+        bars(
+            "GPU-hours lost",
+            "The same over the shown range.",
+            [now(f"sum by (team, reason) {hours}", "{{team}}: {{reason}}")],
+            unit="h",
+        ),
+        bars(
+            "Lost work in money",
+            "The same at the mean price of the node's cards (prices in engine.yaml). Nodes with a "
+            "card that has no price are missing.",
+            [now(f"sum by (team, reason, currency) {money}", "{{team}}: {{reason}}, {{currency}}")],
             unit="short",
         ),
     )

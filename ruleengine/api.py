@@ -273,7 +273,7 @@ class Api:
         found = self._engine.ledger.decision(request.path_params["decision_id"])
         if found is None or not self._access.sees_decision(person, found):
             raise Refusal(404, "unknown_decision", "there is no such decision")
-        return JSONResponse(explain.decision_record(found))
+        return JSONResponse(explain.decision_record(found, self._engine.losses.of(found.id)))
 
     async def rules(self, request: Request) -> Response:
         """The rules in force."""

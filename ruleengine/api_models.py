@@ -135,6 +135,38 @@ class Cards(Shape):
     cards: list[Card]
 
 
+class Money(Shape):
+    """An amount of the currency of engine.yaml."""
+
+    amount: float
+    currency: str
+
+
+class AtRisk(Shape):
+    """What an end would cost: the work since the last saved state."""
+
+    seconds: Seconds
+    gpu_seconds: Seconds
+    """The same on all cards together."""
+    cards: int
+    since: Literal["saved_state", "start"]
+    """From where it counts: no saved state of this attempt is known, or one is."""
+    cost: Money | None
+    """None: no price is known."""
+
+
+class Loss(Shape):
+    """What an end cost, as it was foretold and as the node counted."""
+
+    estimated: AtRisk | None
+    """At the moment of the decision."""
+    lost_gpu_seconds: Seconds | None
+    cost: Money | None
+    counted_at: Time | None
+    why_not: str
+    """Why it is not known, in words."""
+
+
 class Job(JobHead):
     """A running job."""
 
@@ -147,6 +179,8 @@ class Job(JobHead):
     """What its trainer says that it does."""
     checkpoint_at: Time | None
     """Of the newest saved state that is known."""
+    at_risk: AtRisk | None
+    """What an end now would cost; None: not known, or a card."""
 
 
 class Evidence(Shape):
@@ -284,6 +318,8 @@ class Decision(Shape):
     evidence: list[Evidence]
     report: dict[str, Any] | None
     """The agent's last report, as it was given."""
+    loss: Loss | None
+    """None: nothing was written down with it."""
 
 
 class PastCase(Shape):

@@ -191,7 +191,9 @@ def decisions_document(
     return {
         "schema": DECISIONS_SCHEMA,
         "decisions": [
-            explain.decision_record(item) for item in found if _sees(engine, person, item)
+            explain.decision_record(item, engine.losses.of(item.id))
+            for item in found
+            if _sees(engine, person, item)
         ],
         "before": rfc3339(rows[-1][1]) if len(rows) == limit else None,
     }

@@ -23,6 +23,7 @@ from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
 from gpuwarden.ruleengine.holds import Holds
 from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.ledger_upkeep import Upkeep
+from gpuwarden.ruleengine.loss_records import LossRecords
 from gpuwarden.ruleengine.model import Action, Mode
 from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
@@ -140,6 +141,7 @@ class Engine:
             ticket_key=ticket_key,
         )
         self.pauses = Pauses(ledger, clock)
+        self.losses = LossRecords(ledger, clock, settings.prices)
         self._holds = Holds(ledger)
         self._judgements = Judgements(
             settings,
@@ -222,6 +224,7 @@ class Engine:
             self.ticks.last_error = ""
             self.ticks.last_completed = self.clock.wall()
         await self.teller.tell(self.view)
+        await self.losses.count(self.servers.current)
 
     def _discard(self, error: GpuwardenError) -> None:
         """Nothing changes in this tick, and everybody who asks is told why nothing is ended."""
@@ -393,7 +396,10 @@ class Engine:
         refused = await self.reclaimer.act(
             stored, rule, *following, job=job, verdict=verdict, reach=reach
         )
-        return [] if refused is None else [refused]
+        if refused is not None:
+            return [refused]
+        self.losses.decided(job)
+        return []
 
     def _postpone(self, stored: StoredCase, rule: Rule, blocks: list[Blocked]) -> None:
         if not any(block.reason == "not_confirmed" for block in blocks):

@@ -35,7 +35,9 @@ LIVE_COMPACT_BYTES = 128 * 1024 * 1024
 ERASED = "erased"
 """Stands where the person stood."""
 
-_PERSONS = frozenset({"user", "by", "owner", "approved_by", "recipient", "on_behalf_of"})
+_PERSONS = frozenset(
+    {"user", "by", "owner", "approved_by", "recipient", "on_behalf_of", "lifted_by", "subject"}
+)
 """Columns and keys that name a person."""
 _IDENTITY = frozenset(
     {

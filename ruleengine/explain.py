@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.guards import Blocked
+    from gpuwarden.ruleengine.losses import Loss
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.records import Decision, StoredCase
     from gpuwarden.ruleengine.verdicts import Grade, JobFacts, Verdict
@@ -79,16 +80,16 @@ def job_document(engine: Engine, job_id: str) -> dict[str, Any] | None:
         "time": None if facts is None else rfc3339(facts.time),
         "running": job is not None,
         "halted": [_block(block) for block in engine.view.halted],
-        "job": None if job is None else _job(job),
+        "job": None if job is None else _job(engine, job),
         "rules": rules,
-        "decisions": [decision_record(decision) for decision in decisions],
+        "decisions": [decision_record(each, engine.losses.of(each.id)) for each in decisions],
         "past_cases": [_with_times(case, "opened_at", "closed_at") for case in past],
         "events": [_with_times(event, "time") for event in events],
     }
 
 
-def decision_record(decision: Decision) -> dict[str, Any]:
-    """A decision and what became of it."""
+def decision_record(decision: Decision, loss: Loss | None = None) -> dict[str, Any]:
+    """A decision and what became of it, with what it cost where that was written down."""
     return {
         "schema": DECISION_SCHEMA,
         "id": decision.id,
@@ -106,6 +107,7 @@ def decision_record(decision: Decision) -> dict[str, Any]:
         "finished_at": _time(decision.finished_at),
         "evidence": json.loads(decision.evidence),
         "report": None if decision.report is None else json.loads(decision.report),
+        "loss": None if loss is None else loss.document(),
     }
 
 
@@ -222,7 +224,8 @@ def _job_head(job: JobFacts) -> dict[str, Any]:
     }
 
 
-def _job(job: JobFacts) -> dict[str, Any]:
+def _job(engine: Engine, job: JobFacts) -> dict[str, Any]:
+    risk = None if job.job_id.startswith(_CARDS) else engine.losses.risk(job)
     return {
         **_job_head(job),
         "source": job.source,
@@ -232,6 +235,7 @@ def _job(job: JobFacts) -> dict[str, Any]:
         "not_fresh_reason": job.not_fresh_reason,
         "phase": None if job.run is None else job.run.phase,
         "checkpoint_at": None if job.run is None else _time(job.run.checkpoint_time),
+        "at_risk": None if risk is None else risk.document(),
     }
 
 

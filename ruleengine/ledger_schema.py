@@ -317,5 +317,20 @@ MIGRATIONS = (
         why TEXT NOT NULL
     ) STRICT;
     """,
+    """
+    CREATE TABLE losses (
+        decision_id TEXT PRIMARY KEY,
+        instances TEXT NOT NULL,
+        seconds REAL,
+        cards INTEGER NOT NULL,
+        saved INTEGER NOT NULL,
+        hourly REAL,
+        currency TEXT NOT NULL,
+        gpu_seconds REAL,
+        counted_at REAL,
+        why_not TEXT NOT NULL DEFAULT ''
+    ) STRICT;
+    CREATE INDEX losses_open ON losses (decision_id) WHERE counted_at IS NULL AND why_not = '';
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

@@ -128,6 +128,7 @@ def _forget(db: sqlite3.Connection, numbers: list[int], horizon: float) -> None:
         "DELETE FROM cases WHERE id IN (SELECT value FROM json_each(?))",
     ):
         db.execute(statement, (chosen,))
+    db.execute("DELETE FROM losses WHERE decision_id NOT IN (SELECT id FROM decisions)")
     db.execute(
         "DELETE FROM rule_texts WHERE hash NOT IN "
         "(SELECT rule_hash FROM openings UNION SELECT rule_hash FROM looks)"

@@ -88,6 +88,18 @@ class EngineCollector(Collector):
         yield from self._cases()
         yield from self._decisions()
         yield from self._expectations()
+        yield "gpuwarden_price_per_gpu_hour", self._prices()
+
+    def _prices(self) -> Iterable[Row]:
+        prices, facts = self._engine.settings.prices, self._engine.view.facts
+        if prices is None:
+            return
+        cards = () if facts is None else facts.cards.values()
+        models = {gpu.name for card in cards for gpu in card.gpus if gpu.name}
+        for model in sorted(models | set(prices.per_gpu_hour)):
+            price = prices.of(model)
+            if price is not None:
+                yield (model, prices.currency), price
 
     def _nodes(self) -> Iterable[Row]:
         facts, nodes = self._engine.view.facts, self._engine.nodes

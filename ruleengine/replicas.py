@@ -136,6 +136,10 @@ class Servers:
                 self._used = chosen
             return answer
 
+    def current(self) -> Source:
+        """Those that answered last; for figures that no verdict rests on."""
+        return self._source(self._used)
+
     def _source(self, chosen: Sequence[Replica]) -> Source:
         return chosen[0] if len(chosen) == 1 else Shards(chosen)
 

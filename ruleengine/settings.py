@@ -17,6 +17,7 @@ from gpuwarden.errors import InvalidInput
 from gpuwarden.node_api import RegistrationRefused, Target
 from gpuwarden.ruleengine.directories import Email
 from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
+from gpuwarden.ruleengine.prices import Prices
 from gpuwarden.ruleengine.prometheus_settings import URL, PrometheusSettings, Url
 from gpuwarden.ruleengine.web_settings import DEFAULT_LISTEN, File, WebSettings
 from gpuwarden.yaml_files import load_file
@@ -219,6 +220,8 @@ class EngineSettings(Strict):
     """Slack; without it no message is sent."""
     slurm: SlurmSettings | None = None
     """Slurm, which ends its own jobs, and whose queue rules may ask who waits."""
+    prices: Prices | None = None
+    """What a GPU hour costs; without it no money is named."""
     kill_switch: File = "/run/gpuwarden/halt"
     """While this file exists nothing is ended."""
     external_url: Url = f"http://{DEFAULT_LISTEN}"

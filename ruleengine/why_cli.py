@@ -21,6 +21,7 @@ from gpuwarden.ruleengine.clients import (
     url_option,
 )
 from gpuwarden.ruleengine.explain import answer, cause_lines, proof_line
+from gpuwarden.ruleengine.losses import loss_lines, risk_line
 from gpuwarden.ruleengine.messages import about
 from gpuwarden.ruleengine.unknown_reasons import REASONS
 
@@ -143,6 +144,7 @@ def _print(console: Console, document: dict[str, Any], *, everything: bool) -> N
     console.print(answer(document))
     if document["job"]:
         console.print(_head(document))
+        _show_risk(console, document["job"])
     for block in document["halted"]:
         text = f"No job at all is ended now: {block['sentence']} [{block['reason']}]"
         console.print(text)
@@ -168,6 +170,12 @@ def _print(console: Console, document: dict[str, Any], *, everything: bool) -> N
             table.add_row(event["time"], event["rule"], event["kind"])
         console.print()
         console.print(table)
+
+
+def _show_risk(console: Console, job: dict[str, Any]) -> None:
+    # An engine of before the prices does not say it.
+    if job.get("at_risk"):
+        console.print(f"Lost by an end now: {risk_line(job['at_risk'])}")
 
 
 def _matters(rule: dict[str, Any]) -> bool:
@@ -290,3 +298,5 @@ def _show_decision(console: Console, decision: dict[str, Any]) -> None:
     proof = report.get("proof")
     if proof:
         console.print(f"  {proof_line(proof)}")
+    for line in loss_lines(decision["loss"]) if decision.get("loss") else ():
+        console.print(f"  work lost, {line}")

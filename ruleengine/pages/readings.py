@@ -335,7 +335,7 @@ class Readings:
         found = self._engine.ledger.decision(request.path_params["decision_id"])
         if found is None or not self._access.sees_decision(person, found):
             raise Refusal(404, "unknown_decision", "there is no such decision")
-        item = explain.decision_record(found)
+        item = explain.decision_record(found, self._engine.losses.of(found.id))
         answer = explain.decided(item) or (
             f"The rule {item['rule']} did not end this job: {item['reason'] or item['state']}."
         )

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
 from gpuwarden import durations
-from gpuwarden.ruleengine import explain, quantities
+from gpuwarden.ruleengine import explain, losses, quantities
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.enforcement_routes import enforcement_document
 from gpuwarden.ruleengine.messages import about, local_time
@@ -71,6 +71,8 @@ def _environment() -> Environment:
         "segment": lambda text: quote(text, safe=""),
         "moment": _moment,
         "proof": explain.proof_line,
+        "risk": losses.risk_line,
+        "loss": losses.loss_lines,
         "cause": explain.cause_lines,
         "details": _details,
     }

@@ -95,7 +95,15 @@ ENGINE_METRICS = (
         "job_id",
         "step",
     ),
-    _engine("gpuwarden_price_per_gpu_hour", _G, "", "Price of a GPU hour.", "model", "currency"),
+    _engine(
+        "gpuwarden_price_per_gpu_hour",
+        _G,
+        "",
+        "Price of an hour of a card, by the model that label `name` of gpu_info gives; of models "
+        "that engine.yaml names and of those seen.",
+        "model",
+        "currency",
+    ),
     _engine(
         "gpuwarden_budget_gpu_hours", _G, "", "Budget of a team in GPU hours.", "team", "period"
     ),

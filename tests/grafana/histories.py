@@ -119,6 +119,7 @@ def fleet(*, jobs: tuple[Job, ...] = JOBS, exporters_die: bool = False) -> Histo
         add("gpu_memory_total_bytes", node, 40 * GIB, **card)
         add("gpu_memory_used_bytes", node, used, **card)
         add("gpu_memory_free_bytes", node, 40 * GIB - used, **card)
+    _losses(add)
     for job in jobs:
         for node in dict.fromkeys(node for node, _ in job.cards):
             add(
@@ -135,6 +136,18 @@ def fleet(*, jobs: tuple[Job, ...] = JOBS, exporters_die: bool = False) -> Histo
             _training(add, job)
     _engine(history, jobs)
     return history
+
+
+def _losses(add: Callable[..., None]) -> None:
+    # born with the first loss: before, the node had lost nothing of theirs
+    for user, gpu_seconds in (("ben", 7200), ("eve", 1800)):
+        add(
+            "gpuwarden_lost_gpu_seconds_total",
+            "n1:9835",
+            lambda time, lost=gpu_seconds: lost if time >= END - 600 else None,
+            user=user,
+            reason="hold",
+        )
 
 
 def _training(add: Callable[..., None], job: Job) -> None:
@@ -166,6 +179,7 @@ def _engine(history: History, jobs: tuple[Job, ...]) -> None:
     add("gpuwarden_rules_info", lambda time: 1 if time >= middle else None, hash="bbbb")
     for user, team in (("ana", "vision"), ("ben", "robotics"), ("cho", "vision")):
         add("gpuwarden_user_info", 1, user=user, team=team)
+    add("gpuwarden_price_per_gpu_hour", 2.5, model="NVIDIA A100-SXM4-40GB", currency="EUR")
     decision = {"rule": "idle-held", "action": "terminate", "outcome": "verified"}
     add("gpuwarden_decisions_total", after(middle, 1), **decision, mode="enforce")
     add("gpu_idle_detected_total", after(middle, 1))

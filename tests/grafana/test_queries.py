@@ -189,6 +189,18 @@ def test_open_cases_name_owner_and_cause_where_they_are_known(healthy: Server) -
     }
 
 
+def test_lost_work_is_counted_by_team_and_in_money(healthy: Server) -> None:
+    """Also of a counter that was born with it, and of a user whom no team has."""
+    for title, price in (("GPU-hours lost", 1.0), ("Lost work in money", 2.5)):
+        (target,) = [one for one in TARGETS if one.panel["title"] == title]
+        found = {row["metric"]["team"]: float(row["value"][1]) for row in target.ask(healthy)}
+        # the last ten of fifteen minutes
+        assert found == {
+            "robotics": pytest.approx(2.0 * price * 600 / 900, rel=0.05),
+            "none": pytest.approx(0.5 * price * 600 / 900, rel=0.05),
+        }
+
+
 def test_what_cannot_be_measured_is_not_a_number(healthy: Server) -> None:
     """A shared card without figures per process is -1 (n/a) in the grid, never 0."""
     (target,) = [one for one in TARGETS if one.panel["title"] == "Who holds which GPU"]
