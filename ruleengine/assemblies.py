@@ -271,12 +271,15 @@ class Assembly:
 
     # -- answers
 
-    def take_answer(self, key: SignalKey, rows: Sequence[Sample] | str) -> None:
+    def take_answer(
+        self, key: SignalKey, rows: Sequence[Sample] | str, *, amounts: bool = False
+    ) -> None:
         """Hand the values of an answer to their jobs and cards.
 
         Args:
             key: one of those that were laid out.
             rows: its answer, or why there is none.
+            amounts: of a share of the card's memory, whether the rows are `signals.amount` of it.
         """
         if isinstance(rows, str):
             self._failed[key] = rows
@@ -287,7 +290,7 @@ class Assembly:
         if spec is not None and spec.device:
             self._take_device(key, rows)
         elif spec is not None and spec.per_gpu:
-            self._take_cards(key, rows)
+            self._take_cards(key, rows, amounts=amounts)
         else:
             self._take_jobs(key, spec, rows)
 
@@ -304,7 +307,7 @@ class Assembly:
             for draft in self._holders.get(card, ()):
                 self._put(draft, key, card[1], row.value)
 
-    def _take_cards(self, key: SignalKey, rows: Sequence[Sample]) -> None:
+    def _take_cards(self, key: SignalKey, rows: Sequence[Sample], *, amounts: bool) -> None:
         """Values of jobs on cards."""
         drafts, alone = self._drafts, self._layout.first(key, 1)
         for row in rows:
@@ -313,6 +316,11 @@ class Assembly:
             if draft is None or not math.isfinite(value):
                 continue
             uuids, uuid = draft.uuids, labels.get("uuid", "")
+            if amounts:
+                card = self._cards.get((labels.get("instance", ""), uuid))
+                whole = None if card is None else card.memory_total_bytes
+                if not whole or not math.isfinite(value := value / whole):
+                    continue
             if len(uuids) != 1:
                 self._put(draft, key, uuid, value)
             elif uuids[0] == uuid:

@@ -165,11 +165,13 @@ class _Asking:
                     raise
                 answer = str(error)
             for key in keys:
-                self._assembly.take_answer(key, answer)
+                self._assembly.take_answer(key, answer, amounts=signals.amount(key) is not None)
 
 
 def value_queries(rules: RuleSet, scrape_interval: float) -> dict[str, list[SignalKey]]:
     """PromQL of every value that rules need -> its keys; what several ask for is asked once.
+
+    Of a share of the card's memory the amount is asked.
 
     Args:
         rules: what will be judged.
@@ -177,7 +179,8 @@ def value_queries(rules: RuleSet, scrape_interval: float) -> dict[str, list[Sign
     """
     found: dict[str, list[SignalKey]] = {}
     for key in sorted(needed_keys(rules)):
-        found.setdefault(signals.query(key, scrape_interval=scrape_interval), []).append(key)
+        asked = signals.amount(key) or key
+        found.setdefault(signals.query(asked, scrape_interval=scrape_interval), []).append(key)
     return found
 
 

@@ -8,7 +8,7 @@ scrapes old (`up == 1` and a value prove nothing: after a crash Prometheus serve
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
@@ -44,6 +44,7 @@ class SignalSpec:
         self_report: comes from the trainer, so that the job itself could make it up.
         rate: derived from a counter over the window; takes no aggregate.
         divisor: expression per card (instance, uuid) that the value is divided by, or empty.
+        amount: signal of which this is the share of the card's memory, or empty.
         training: a counter of the run, per second of the phase `train`.
         where: matchers that pick some of the metric's series, or empty.
         combined: whether several of these series belong to one card, of which the largest counts.
@@ -59,6 +60,7 @@ class SignalSpec:
     self_report: bool = False
     rate: bool = False
     divisor: str = ""
+    amount: str = ""
     training: bool = False
     where: str = ""
     combined: bool = False
@@ -100,6 +102,7 @@ _ALL = (
         "Memory of a card that the job holds, as a share of the card's or the MIG instance's.",
         per_gpu=True,
         divisor=_MEMORY_TOTAL,
+        amount="gpu_memory",
     ),
     SignalSpec(
         "card_utilization",
@@ -274,6 +277,16 @@ def min_samples(key: SignalKey, scrape_interval: float) -> int:
         return key.samples
     expected = int(key.window_seconds / scrape_interval)
     return max(1, math.floor(MIN_COVERAGE * expected))
+
+
+def amount(key: SignalKey) -> SignalKey | None:
+    """The key of the amount that a share of the card's memory is made of, or None.
+
+    Every aggregate here of a value divided by a constant is the aggregate divided by it, and who
+    knows each card's memory need not have Prometheus look it up for each job in each query.
+    """
+    spec = SIGNALS.get(key.signal)
+    return replace(key, signal=spec.amount) if spec is not None and spec.amount else None
 
 
 def query(key: SignalKey, *, scrape_interval: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 from tests.ruleengine.fleets import NOW_FACTS
 
 from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.assemblies import LAST_MOMENT
+from gpuwarden.ruleengine.assemblies import LAST_MOMENT, Assembly
 from gpuwarden.ruleengine.facts import Expectation, assemble
 from gpuwarden.ruleengine.messages import local_time
 from gpuwarden.ruleengine.prometheus import Sample
@@ -95,3 +95,27 @@ def test_a_snapshot_without_a_time_is_none() -> None:
     nothing = [Sample({"instance": NODE}, math.nan)]
     found = _facts([], gpuwarden_snapshot_timestamp_seconds=nothing)
     assert (found.lit_nodes, found.jobs["j"].not_fresh_reason) == (0, "dark_node")
+
+
+def _shares(amount: float, *, known: bool = True, total: float = 40.0) -> dict[str, float]:
+    """A job's share of its card, from its amount."""
+    share = SignalKey("gpu_memory_share", "avg", 300)
+    parts = Assembly(time=NOW_FACTS, expected=Expectation(number=1), teams={}, scrape_interval=5.0)
+    parts.take_inventory("gpu_job_holds_gpu", [_row(1, uuid="g0")])
+    if known:
+        parts.take_inventory("gpu_memory_total_bytes", [_row(total, uuid="g0")])
+    parts.lay_out([share])
+    parts.take_answer(share, [_row(amount, uuid="g0")], amounts=True)
+    return dict(parts.facts(0.0).jobs["j"].values.get(share, {}))
+
+
+def test_a_share_is_the_amount_by_the_memory_of_the_card() -> None:
+    """The very number that Prometheus would have divided."""
+    assert _shares(30.0) == {"g0": 30.0 / 40.0}
+
+
+def test_a_share_of_a_card_whose_memory_is_not_known_is_not_known() -> None:
+    """Neither all nor nothing of it: nobody is found to hog what nobody has measured."""
+    assert _shares(30.0, known=False) == {}
+    assert _shares(30.0, total=0.0) == {}
+    assert _shares(math.inf) == {}

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from gpuwarden import agent_api
 from gpuwarden.agent_api import ActionReport, ActionRequest, ActionState, NodeInfo, Outcome, Proof
 from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.facts import needed_keys
 from gpuwarden.ruleengine.prometheus import Sample
 from gpuwarden.ruleengine.signals import query as signal_query
@@ -112,8 +113,9 @@ class Fleet:
         if self.before_answer is not None:
             self.before_answer()
         for key in needed_keys(self.rules) if self.rules is not None else ():
-            if signal_query(key, scrape_interval=self.scrape_interval) == query:
-                return self._signal(key.signal)
+            for asked in (key, signals.amount(key)):
+                if asked and signal_query(asked, scrape_interval=self.scrape_interval) == query:
+                    return self._signal(asked.signal)
         return self._inventory(query, time)
 
     def _lit_jobs(self) -> list[Job]:
