@@ -17,6 +17,7 @@ from gpuwarden.errors import InvalidInput
 from gpuwarden.node_api import RegistrationRefused, Target
 from gpuwarden.ruleengine.directories import Email
 from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
+from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
 from gpuwarden.ruleengine.prices import Prices
 from gpuwarden.ruleengine.prometheus_settings import URL, PrometheusSettings, Url
 from gpuwarden.ruleengine.web_settings import DEFAULT_LISTEN, File, WebSettings
@@ -222,6 +223,8 @@ class EngineSettings(Strict):
     """Slurm, which ends its own jobs, and whose queue rules may ask who waits."""
     prices: Prices | None = None
     """What a GPU hour costs; without it no money is named."""
+    kubernetes: KubernetesSettings | None = None
+    """Kubernetes, whose controllers end pods; without it no pod is ended."""
     kill_switch: File = "/run/gpuwarden/halt"
     """While this file exists nothing is ended."""
     external_url: Url = f"http://{DEFAULT_LISTEN}"

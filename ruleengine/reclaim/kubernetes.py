@@ -1,0 +1,558 @@
+"""Ending pods: through their controllers, by the uid, and only what was meant.
+
+A pod is its uid. What is done to it is decided once (`find`), written into the decision by the
+engine, and done to that very pod and controller (`end`) or not at all. What has become of it is
+read from pods, never from a controller's status, which may lag behind or be wrong.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import re
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import structlog
+
+from gpuwarden.clock import SystemClock
+from gpuwarden.errors import RefusedAction, ServiceUnavailable, TemporaryError
+from gpuwarden.platforms import kubernetes
+from gpuwarden.platforms.kubernetes import UnexpectedObject, read_pod
+from gpuwarden.ruleengine.guards import Blocked
+from gpuwarden.ruleengine.reclaim import kubernetes_controllers as controllers
+from gpuwarden.ruleengine.reclaim.kubernetes_claims import MAX_OTHERS, PodClaim
+from gpuwarden.ruleengine.reclaim.kubernetes_client import (
+    EVENTS,
+    NODES,
+    PODS,
+    Kind,
+    KubernetesClient,
+)
+from gpuwarden.ruleengine.reclaim.kubernetes_controllers import Act
+from gpuwarden.ruleengine.reclaim.kubernetes_owners import Owners
+from gpuwarden.ruleengine.reclaim.node import host_of
+from gpuwarden.ruleengine.reclaim.ports import Claim, Deed, Standing, State
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from gpuwarden.clock import Clock
+    from gpuwarden.platforms.kubernetes import Json, Pod, Reference
+    from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
+    from gpuwarden.ruleengine.reclaim.ports import Order
+    from gpuwarden.ruleengine.verdicts import JobFacts
+
+DECISION_ANNOTATION: Final = "gpuwarden.io/decision"
+REASON_ANNOTATION: Final = "gpuwarden.io/reason"
+OVERDUE_SECONDS = 30.0
+"""So long after its grace a pod that is still there is late."""
+TRIES = 3
+_KNOWN_NAMES = 20_000
+_MAX_REASON = 900
+_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
+_SHOWN = 4
+_FINAL = ("Complete", "Failed", "Succeeded", "Completed")
+"""Conditions of a job that is over: of Jobs, JobSets and kubeflow's."""
+
+log = structlog.get_logger(__name__)
+
+
+class Kubernetes:
+    """The platform of the jobs that are pods.
+
+    Args:
+        client: of the API server.
+        settings: what may be ended.
+        clock: for what is late.
+    """
+
+    name = "kubernetes"
+    prefix = "pod-"
+
+    def __init__(
+        self, client: KubernetesClient, settings: KubernetesSettings, *, clock: Clock | None = None
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._holds = controllers.holds_of(settings.controllers)
+        self._names: OrderedDict[str, tuple[str, str]] = OrderedDict()
+
+    @classmethod
+    def from_settings(
+        cls, settings: KubernetesSettings, base: Path, *, clock: Clock | None = None
+    ) -> Self:
+        """As engine.yaml says; nothing is asked yet.
+
+        Args:
+            settings: its `kubernetes`.
+            base: the file's directory.
+            clock: the machine's by default.
+
+        Raises:
+            MissingExtra: lightkube is not installed.
+            InvalidInput: the kubeconfig cannot be used.
+        """
+        path = base / settings.kubeconfig if settings.kubeconfig is not None else None
+        client = KubernetesClient.connect(path, settings.context, timeout=settings.timeout)
+        return cls(client, settings, clock=clock)
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        await self._client.aclose()
+
+    async def find(
+        self, job: JobFacts, deed: Deed, *, offenders: Collection[str] = ()
+    ) -> Claim | Blocked:
+        """Recognise a job's pod, and say whether the deed can be done to it as it stands now.
+
+        Args:
+            job: the job.
+            deed: what would be done.
+            offenders: ids of the jobs that the same rule would end now. A controller with several
+                pods is acted on only if all of them are among these.
+
+        Returns:
+            The claim, or why not.
+        """
+        try:
+            return await self._find(job, deed, frozenset(offenders))
+        except RefusedAction as error:
+            return Blocked(error.reason, str(error))
+        except TemporaryError as error:
+            return Blocked("platform_unavailable", str(error))
+        except UnexpectedObject as error:
+            return Blocked("platform_unavailable", f"the API server's answer: {error}")
+
+    async def ask(self, order: Order) -> bool:  # noqa: ARG002 - the port's; Kubernetes has none
+        """Kubernetes has no notice of its own; the agent's leave request and SIGTERM are there."""
+        return False
+
+    async def end(self, order: Order) -> None:
+        """Do the deed. Safe to repeat.
+
+        Raises:
+            RefusedAction: `gone`, `target_changed`, `disruption_budget`, `forbidden`, `invalid`,
+                `unsupported`.
+            ServiceUnavailable: not known whether it was done.
+        """
+        claim = PodClaim.decode(order.claim.identity)
+        try:
+            if claim.act is Act.EVICT:
+                await self._evict(claim, order)
+            else:
+                await self._hold(claim, order)
+        except UnexpectedObject as error:
+            raise ServiceUnavailable(f"the API server's answer: {error}") from error
+
+    async def state(self, order: Order) -> State:
+        """What has become of the pod.
+
+        Raises:
+            ServiceUnavailable: not known.
+        """
+        claim = PodClaim.decode(order.claim.identity)
+        try:
+            return await self._state(claim, order)
+        except (RefusedAction, UnexpectedObject) as error:
+            raise ServiceUnavailable(f"the pod's state is not known: {error}") from error
+
+    # -----------------------------------------------------------------------------------------
+
+    async def _find(self, job: JobFacts, deed: Deed, offenders: frozenset[str]) -> Claim | Blocked:
+        pod = await self._candidate(job)
+        if isinstance(pod, Blocked):
+            return pod
+        owners = Owners(self._client, pod.namespace, self._holds)
+        above = await owners.chain(pod.owner)
+        ruling = controllers.ruling([owner.reference for owner in above])
+        queued = await owners.workload({pod.uid, *(owner.uid for owner in ruling)})
+        if deed is Deed.REQUEUE:
+            return await self._returning(
+                pod, ruling, queued=queued, owner=above[0].found if above else None, owners=owners
+            )
+        if queued is not None:
+            target, root = queued
+            return await self._ending(
+                pod, Act.HOLD, target, root=root, owners=owners, offenders=offenders
+            )
+        act = controllers.act_for_end(pod, ruling, self._holds)
+        if isinstance(act, Blocked):
+            return act
+        if act is Act.EVICT:
+            return _claim(PodClaim(pod.namespace, pod.reference, act), pod, ())
+        return await self._ending(
+            pod, act, ruling[-1], root=ruling[-1].uid, owners=owners, offenders=offenders
+        )
+
+    async def _candidate(self, job: JobFacts) -> Pod | Blocked:
+        """The pod of a job, if it is there to be ended."""
+        uid = job.job_id.removeprefix(self.prefix)
+        if _UID.fullmatch(uid) is None:
+            return Blocked("not_a_pod", f"{job.job_id} does not name a pod")
+        pod = await self._pod(uid, job.instance)
+        if pod is None:
+            return Blocked("not_found", f"the API server has no pod with the uid {uid}")
+        why = None
+        if not self._settings.allows(pod.namespace):
+            why = "namespace_not_allowed", "kubernetes.namespaces does not allow to end pods there"
+        elif not pod.living:
+            why = "gone", f"it has ended by itself ({pod.phase})"
+        elif pod.deletion is not None:
+            why = "ending", "it is being deleted already"
+        return pod if why is None else Blocked(why[0], f"{pod.title}: {why[1]}")
+
+    async def _ending(
+        self,
+        pod: Pod,
+        act: Act,
+        target: Reference,
+        *,
+        root: str,
+        owners: Owners,
+        offenders: frozenset[str],
+    ) -> Claim | Blocked:
+        """A claim that ends all pods of a controller, if all are meant."""
+        others = [
+            item
+            for item in await owners.members(root, await owners.pods())
+            if item.uid != pod.uid and item.living and item.deletion is None
+        ]
+        if len(others) > MAX_OTHERS:
+            return Blocked("too_many_pods", f"{target.title} has {len(others) + 1} pods")
+        hold = self._hold_of(target)
+        # Helpers of one job (a launcher, say) have no card, and end with it; a service's do not.
+        counted = [item for item in others if item.gpus or hold is None or not hold.gang]
+        spared = [item for item in counted if f"{self.prefix}{item.uid}" not in offenders]
+        if spared:
+            return Blocked(
+                "not_all_offenders",
+                f"{pod.title} can only be ended with all of {target.title}, and {_named(spared)} "
+                "did nothing wrong",
+            )
+        claim = PodClaim(
+            pod.namespace,
+            pod.reference,
+            act,
+            target=target,
+            root_uid=root,
+            others=frozenset(item.uid for item in others),
+        )
+        return _claim(claim, pod, others)
+
+    async def _returning(
+        self,
+        pod: Pod,
+        ruling: Sequence[Reference],
+        *,
+        queued: tuple[Reference, str] | None,
+        owner: Json | None,
+        owners: Owners,
+    ) -> Claim | Blocked:
+        """A claim that ends one pod, whose controller starts another."""
+        if queued is not None or pod.queued:
+            return Blocked(
+                "queued_by_kueue",
+                f"{pod.title} is queued by Kueue: an evicted pod would be replaced without its "
+                "turn. Kueue itself preempts; `terminate` deactivates its Workload",
+            )
+        act = controllers.act_for_return(pod, ruling, owner)
+        if isinstance(act, Blocked):
+            return act
+        beside = await owners.members(ruling[0].uid, await owners.pods())
+        claim = PodClaim(
+            pod.namespace,
+            pod.reference,
+            act,
+            target=ruling[0],
+            others=frozenset(item.uid for item in beside if item.uid != pod.uid),
+        )
+        return _claim(claim, pod, ())
+
+    async def _pod(self, uid: str, instance: str) -> Pod | None:
+        """The pod of a uid. No API finds one by it: its node's are looked through, then all."""
+        if uid in self._names:
+            pod = await self._get_pod(*self._names[uid])
+            if pod is not None and pod.uid == uid:
+                return pod
+        selectors = [f"spec.nodeName={node}"] if (node := _node_name(instance)) else []
+        namespaces: tuple[str | None, ...] = self._settings.namespaces or (None,)
+        for fields in (*selectors, ""):
+            for namespace in namespaces:
+                for item in await self._client.list(PODS, namespace, fields=fields):
+                    if kubernetes.value_at(item, "metadata.uid") == uid:
+                        pod = read_pod(item)
+                        self._remember(pod)
+                        return pod
+        return None
+
+    def _remember(self, pod: Pod) -> None:
+        self._names[pod.uid] = (pod.namespace, pod.reference.name)
+        while len(self._names) > _KNOWN_NAMES:
+            self._names.popitem(last=False)
+
+    async def _get_pod(self, namespace: str, name: str) -> Pod | None:
+        found = await self._client.get(PODS, namespace, name)
+        return read_pod(found) if found is not None else None
+
+    def _hold_of(self, target: Reference) -> controllers.Hold | None:
+        if target.group == controllers.KUEUE_GROUP:
+            return controllers.WORKLOAD
+        return self._holds.get(controllers.name_of(target))
+
+    # -----------------------------------------------------------------------------------------
+
+    async def _evict(self, claim: PodClaim, order: Order) -> None:
+        pod = await self._get_pod(claim.namespace, claim.pod.name)
+        if pod is None:
+            raise RefusedAction("gone", f"{claim.pod.title} is gone")
+        if pod.uid != claim.pod.uid:
+            raise _changed(claim)
+        if pod.deletion is not None:
+            return
+        if not pod.living:
+            raise RefusedAction("gone", f"{pod.title} has ended by itself ({pod.phase})")
+        ask = self._client.evict
+        if order.deed is Deed.TERMINATE and not self._settings.respect_disruption_budgets:
+            ask = self._client.delete
+        try:
+            await ask(claim.namespace, claim.pod, grace=order.grace)
+        except RefusedAction as error:
+            if error.reason == "conflict":
+                raise _changed(claim) from error
+            raise
+        await self._record(claim, order, "told to go")
+
+    async def _hold(self, claim: PodClaim, order: Order) -> None:
+        """Tell the controller, if it is the same one and its pods are those that were meant."""
+        target = claim.target
+        if target is None:
+            raise RefusedAction("bad_claim", "the claim names no controller")
+        kind = await self._target_kind(claim, target)
+        for _ in range(TRIES):
+            found = await self._client.get(kind, claim.namespace, target.name)
+            if found is None:
+                raise RefusedAction("gone", f"{target.title} is gone")
+            if kubernetes.value_at(found, "metadata.uid") != target.uid:
+                raise _changed(claim)
+            if self._is_held(claim, target, found):
+                return
+            await self._check_members(claim, target, found)
+            patch = self._patch(claim, target, order)
+            patch.setdefault("metadata", {}).update(
+                uid=target.uid,
+                resourceVersion=kubernetes.value_at(found, "metadata.resourceVersion"),
+            )
+            try:
+                done = await self._client.patch(kind, claim.namespace, target.name, body=patch)
+            except RefusedAction as error:
+                if error.reason == "conflict":
+                    continue
+                raise
+            if not self._is_held(claim, target, done):
+                raise RefusedAction(
+                    "unsupported",
+                    f"the API server took the change of {target.title} and dropped it: its version "
+                    "does not know how to suspend it",
+                )
+            before = kubernetes.value_at(found, "spec.replicas")
+            had = f", which had {before} replicas" if claim.act is Act.SCALE else ""
+            await self._record(claim, order, f"told to go through {target.title}{had}")
+            return
+        raise ServiceUnavailable(f"{target.title} changes so often that it could not be told")
+
+    async def _check_members(self, claim: PodClaim, target: Reference, found: Json) -> None:
+        """Only pods that were meant may end, and none that has begun since."""
+        owners = Owners(self._client, claim.namespace, self._holds)
+        pods = await owners.pods()
+        own = next((pod for pod in pods if pod.uid == claim.pod.uid), None)
+        ended = own is None or not own.living
+        if ended and any(kubernetes.condition(found, word) == "True" for word in _FINAL):
+            raise RefusedAction("gone", f"{target.title} has ended by itself")
+        members = await owners.members(claim.root_uid, pods)
+        new = [
+            pod
+            for pod in members
+            # A trainer that was asked to leave may be gone before this: its successor that has not
+            # begun is kept from it. One that runs is another attempt, of which nobody was told.
+            if pod.living
+            and pod.deletion is None
+            and not claim.known(pod.uid)
+            and not (ended and pod.phase == "Pending")
+        ]
+        if new:
+            raise RefusedAction(
+                "target_changed", f"{target.title} has got {_named(new)} since it was decided"
+            )
+
+    def _is_held(self, claim: PodClaim, target: Reference, found: Json) -> bool:
+        if claim.act is Act.SCALE:
+            # A count of zero is left out where a server omits empty fields.
+            return kubernetes.value_at(found, "spec.replicas") in (0, None)
+        hold = self._hold_of(target)
+        if hold is None:
+            raise RefusedAction("unknown_controller", f"how to end {target.title} is not known")
+        return hold.holds(found)
+
+    def _patch(self, claim: PodClaim, target: Reference, order: Order) -> dict[str, Any]:
+        if claim.act is Act.SCALE:
+            return {"spec": {"replicas": 0}}
+        hold = self._hold_of(target)
+        if hold is None:
+            raise RefusedAction("unknown_controller", f"how to end {target.title} is not known")
+        patch = hold.patch(self._now())
+        notes = patch.setdefault("metadata", {}).setdefault("annotations", {})
+        notes[DECISION_ANNOTATION] = order.decision_id
+        notes[REASON_ANNOTATION] = order.reason[:_MAX_REASON]
+        return patch
+
+    async def _target_kind(self, claim: PodClaim, target: Reference) -> Kind:
+        if target.group == controllers.KUEUE_GROUP:
+            return Kind(target.api_version, "workloads")
+        kind = await self._client.kind(target)
+        return Kind(kind.api_version, f"{kind.plural}/scale") if claim.act is Act.SCALE else kind
+
+    async def _record(self, claim: PodClaim, order: Order, deed: str) -> None:
+        """Tell whoever looks at the pod; that this fails is no reason not to act."""
+        now = self._now()
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": "gpuwarden-", "namespace": claim.namespace},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": claim.namespace,
+                "name": claim.pod.name,
+                "uid": claim.pod.uid,
+            },
+            "type": "Warning",
+            "reason": f"Gpuwarden{order.deed.value.capitalize()}",
+            "message": f"{deed}: {order.reason} (decision {order.decision_id})"[:_MAX_REASON],
+            "source": {"component": "gpuwarden"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            await self._client.create(EVENTS, claim.namespace, body)
+        except (RefusedAction, TemporaryError) as error:
+            log.warning("no event was written", pod=claim.pod.title, error=str(error))
+
+    def _now(self) -> str:
+        moment = dt.datetime.fromtimestamp(int(self._clock.wall()), dt.UTC)
+        return moment.isoformat().replace("+00:00", "Z")
+
+    # -----------------------------------------------------------------------------------------
+
+    async def _state(self, claim: PodClaim, order: Order) -> State:
+        pod = await self._get_pod(claim.namespace, claim.pod.name)
+        same = pod if pod is not None and pod.uid == claim.pod.uid else None
+        node = (same.node if same is not None else "") or next(iter(order.claim.nodes), "")
+        if await self._is_lost(node) or (same is not None and same.reason == "NodeLost"):
+            # The API may forget a pod whose node does not answer; its processes run on.
+            return State(
+                Standing.ENDING if same is None or same.deletion else Standing.RUNNING,
+                word=same.phase if same is not None else "removed",
+                obstacle="node_lost",
+                detail={"node": node},
+            )
+        if same is None or not same.living:
+            return await self._over(claim, order, same)
+        if same.deletion is None:
+            told = claim.act is not Act.EVICT and await self._told(claim)
+            return State(Standing.ENDING if told else Standing.RUNNING, word=same.phase)
+        late = self._clock.wall() - same.deletion
+        obstacle = ""
+        if late > OVERDUE_SECONDS:
+            obstacle = "blocked_by_finalizer" if same.finalizers else "overdue"
+        return State(
+            Standing.ENDING,
+            word="Terminating",
+            obstacle=obstacle,
+            detail={
+                "finalizers": ", ".join(same.finalizers),
+                "late_seconds": max(0.0, round(late, 1)),
+                "node": node,
+            },
+        )
+
+    async def _over(self, claim: PodClaim, order: Order, pod: Pod | None) -> State:
+        """The pod's containers have ended: whether another one has come, or will."""
+        word = pod.phase if pod is not None else "deleted"
+        owners = Owners(self._client, claim.namespace, self._holds)
+        root = claim.root_uid or (claim.target.uid if claim.target is not None else "")
+        successor = ""
+        if root:
+            members = await owners.members(root, await owners.pods())
+            new = [item for item in members if item.living and not claim.known(item.uid)]
+            successor = f"{new[0].title} ({new[0].uid})" if new else ""
+        if not successor and order.deed is Deed.REQUEUE and claim.target is not None:
+            kind = await self._client.kind(claim.target)
+            found = await self._client.get(kind, claim.namespace, claim.target.name)
+            if found is not None and kubernetes.value_at(found, "metadata.uid") == claim.target.uid:
+                successor = claim.target.title
+        if successor:
+            return State(Standing.RETURNED, word=word, successor=successor)
+        return State(Standing.ENDED, word=word)
+
+    async def _told(self, claim: PodClaim) -> bool:
+        if claim.target is None:
+            return False
+        kind = await self._target_kind(claim, claim.target)
+        found = await self._client.get(kind, claim.namespace, claim.target.name)
+        if found is None or kubernetes.value_at(found, "metadata.uid") != claim.target.uid:
+            return False
+        return self._is_held(claim, claim.target, found)
+
+    async def _is_lost(self, name: str) -> bool:
+        """Whether a pod's node is there and is silent; one that was taken away is not lost."""
+        if not name:
+            return False
+        with suppress(RefusedAction):
+            node = await self._client.get(NODES, None, name)
+            return node is not None and not kubernetes.is_ready(node)
+        # Without the right to read nodes, only what a pod itself says of its node is known.
+        return False
+
+
+def _claim(claim: PodClaim, pod: Pod, others: Sequence[Pod]) -> Claim:
+    controlled = claim.act is not Act.EVICT
+    also = ""
+    if claim.target is not None and controlled and others:
+        also = f"{len(others)} more of {claim.target.title}: {_named(others)}"
+    return Claim(
+        platform=Kubernetes.name,
+        identity=claim.encode(),
+        nodes=(pod.node,) if pod.node else (),
+        # A controller deletes its pods with the grace that is written in them.
+        grace=float(pod.grace) if controlled else None,
+        also=also,
+        returns=pod.owner is not None or pod.restarts,
+    )
+
+
+def _changed(claim: PodClaim) -> RefusedAction:
+    return RefusedAction(
+        "target_changed", f"{claim.namespace}/{claim.pod.name} is not the pod that was meant"
+    )
+
+
+def _named(pods: Sequence[Pod]) -> str:
+    names = [pod.title for pod in pods]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _node_name(instance: str) -> str:
+    """What a node may be called by its scrape target, or an empty string for an address."""
+    with suppress(RefusedAction, ValueError):
+        host = host_of(instance)
+        with suppress(ValueError):
+            ipaddress.ip_address(host.strip("[]"))
+            return ""
+        return kubernetes.checked_name(host)
+    return ""

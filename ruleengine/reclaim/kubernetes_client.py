@@ -1,0 +1,408 @@
+"""The few calls to a Kubernetes API server that ending a pod needs.
+
+lightkube reads the kubeconfig or the pod's service account and makes the connection: TLS, tokens
+and their rotation, client certificates, exec plugins. The calls are made here, because its own
+`delete` knows no preconditions, and a deletion without the uid may hit another pod of the name.
+Objects are plain JSON, so that any controller can be read. Every answer has a time and a size; an
+error of the API becomes one of ours, with what to do about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+import yaml
+
+from gpuwarden.errors import InvalidInput, MissingExtra, RefusedAction, ServiceUnavailable
+from gpuwarden.platforms.kubernetes import checked_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from gpuwarden.platforms.kubernetes import Json, Reference
+
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
+PAGE = 500
+MAX_PAGES = 200
+AGENT = "gpuwarden"
+"""As which changes are recorded (`fieldManager`)."""
+_MAX_MESSAGE = 500
+_POLICY = ("policy/v1", "policy/v1beta1")
+
+_PLURALS = {
+    ("v1", "Pod"): "pods",
+    ("v1", "Node"): "nodes",
+    ("v1", "Event"): "events",
+    ("batch/v1", "Job"): "jobs",
+    ("batch/v1", "CronJob"): "cronjobs",
+    ("apps/v1", "ReplicaSet"): "replicasets",
+    ("apps/v1", "Deployment"): "deployments",
+    ("apps/v1", "StatefulSet"): "statefulsets",
+    ("apps/v1", "DaemonSet"): "daemonsets",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Where objects of a kind are found.
+
+    Attributes:
+        api_version: such as `batch/v1`.
+        plural: such as `jobs`, with a sub-resource after a slash.
+    """
+
+    api_version: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str | None = None) -> str:
+        """Address below the server's.
+
+        Args:
+            namespace: or None for all, or for objects that have none.
+            name: of one object, or None for the list.
+        """
+        plural, _, part = self.plural.partition("/")
+        parts = ["apis" if "/" in self.api_version else "api", self.api_version]
+        if namespace is not None:
+            parts += ["namespaces", quote(namespace, safe="")]
+        parts.append(plural)
+        if name is not None:
+            parts += [quote(name, safe=""), *([part] if part else [])]
+        return "/".join(parts)
+
+
+PODS = Kind("v1", "pods")
+NODES = Kind("v1", "nodes")
+EVENTS = Kind("v1", "events")
+
+
+class KubernetesClient:
+    """An API server.
+
+    Args:
+        http: a client of httpx2 as lightkube makes it, with the server's address.
+        timeout: seconds for one request with its answer.
+    """
+
+    def __init__(self, http: Any, timeout: float) -> None:
+        self._http = http
+        self._errors = (
+            OSError,
+            importlib.import_module("httpx2").HTTPError,
+            # A token's file that is gone, or an exec plugin that fails, shows in the first request.
+            importlib.import_module("lightkube.core.exceptions").ConfigError,
+        )
+        self._timeout = timeout
+        self._plurals: dict[tuple[str, str], str] = dict(_PLURALS)
+        self._policy: str | None = None
+
+    @classmethod
+    def connect(cls, kubeconfig: Path | None, context: str | None, *, timeout: float) -> Self:
+        """Read who we are; nothing is asked yet.
+
+        Args:
+            kubeconfig: the file, or None for the service account of the pod that this runs in.
+            context: of the file, or None for its current one.
+            timeout: seconds for one request.
+
+        Raises:
+            MissingExtra: lightkube is not installed.
+            InvalidInput: the kubeconfig cannot be used, or this is no pod.
+        """
+        try:
+            config = importlib.import_module("lightkube.config.kubeconfig")
+            adapter = importlib.import_module("lightkube.config.client_adapter")
+            errors = importlib.import_module("lightkube.core.exceptions")
+        except ModuleNotFoundError as error:
+            raise MissingExtra("engine", error.name or "lightkube", "kubernetes") from error
+        try:
+            if kubeconfig is None:
+                known = config.KubeConfig.from_service_account()
+            else:
+                known = config.KubeConfig.from_file(str(kubeconfig))
+            single = known.get(context_name=context) if context else known.get()
+            if single is None or single.user is None:
+                raise InvalidInput(f"kubernetes: {kubeconfig} names no user for its context")
+            # Proxies must not see what is ended.
+            http = adapter.AsyncClient(
+                single, adapter.ConnectionParams(timeout=timeout, trust_env=False)
+            )
+        except errors.ConfigError as error:
+            where = f"kubernetes.kubeconfig: {kubeconfig}" if kubeconfig else "kubernetes"
+            hint = "" if kubeconfig else "; outside a pod, name a kubeconfig"
+            raise InvalidInput(f"{where}: {error}{hint}") from error
+        except (yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidInput(f"kubernetes.kubeconfig: {kubeconfig}: {error}") from error
+        return cls(http, timeout)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def kind(self, owner: Reference) -> Kind:
+        """Where an object's kind is found; asked once for each that is not built in.
+
+        Raises:
+            RefusedAction: `unknown_kind`: the server has no such kind.
+            ServiceUnavailable: not known.
+        """
+        key = (owner.api_version, owner.kind)
+        if key not in self._plurals:
+            root = "apis" if "/" in owner.api_version else "api"
+            try:
+                found = await self._ask("GET", f"{root}/{owner.api_version}")
+            except RefusedAction as error:
+                if error.reason != "gone":
+                    raise
+                raise RefusedAction(
+                    "unknown_kind", f"the API server has no {owner.api_version}"
+                ) from error
+            for item in _items(found, "resources"):
+                name, kind = item.get("name"), item.get("kind")
+                if isinstance(name, str) and isinstance(kind, str) and "/" not in name:
+                    self._plurals.setdefault((owner.api_version, kind), checked_name(name))
+        if key not in self._plurals:
+            raise RefusedAction(
+                "unknown_kind", f"the API server has no {owner.kind} in {owner.api_version}"
+            )
+        return Kind(owner.api_version, self._plurals[key])
+
+    async def has_group(self, group: str) -> str | None:
+        """The version of an API group that the server prefers, or None where it has no such group.
+
+        Raises:
+            ServiceUnavailable: not known.
+        """
+        try:
+            found = await self._ask("GET", f"apis/{checked_name(group)}")
+        except RefusedAction as error:
+            if error.reason != "gone":
+                raise
+            return None
+        preferred = found.get("preferredVersion")
+        version = preferred.get("groupVersion") if isinstance(preferred, dict) else None
+        return version if isinstance(version, str) else None
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json | None:
+        """An object, or None where there is none of that name.
+
+        Raises:
+            RefusedAction: `forbidden`.
+            ServiceUnavailable: not known.
+        """
+        try:
+            return await self._ask("GET", kind.path(namespace, checked_name(name)))
+        except RefusedAction as error:
+            if error.reason != "gone":
+                raise
+            return None
+
+    async def list(
+        self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> list[Json]:
+        """All objects of a kind, page by page.
+
+        Args:
+            kind: of them.
+            namespace: or None for all.
+            labels: selector, or an empty string.
+            fields: selector, or an empty string.
+
+        Raises:
+            RefusedAction: `forbidden`.
+            ServiceUnavailable: not known, or there are too many.
+        """
+        found: list[Json] = []
+        words = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields}
+        token = ""
+        for restart in (False, True):
+            try:
+                for _ in range(MAX_PAGES):
+                    page = await self._ask(
+                        "GET", kind.path(namespace), params={**words, "continue": token}
+                    )
+                    found += _items(page, "items")
+                    metadata = page.get("metadata")
+                    token = (
+                        str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""
+                    )
+                    if not token:
+                        return found
+            except RefusedAction as error:
+                # A list that took too long has expired (410), and begins again, once.
+                if error.reason != "gone" or restart or not token:
+                    raise
+                found, token = [], ""
+            else:
+                break
+        raise ServiceUnavailable(f"more than {PAGE * MAX_PAGES} {kind.plural}")
+
+    async def create(self, kind: Kind, namespace: str, body: Json) -> Json:
+        """Make an object.
+
+        Raises:
+            RefusedAction: it will not be made.
+            ServiceUnavailable: not known whether it was.
+        """
+        return await self._ask(
+            "POST", kind.path(namespace), params={"fieldManager": AGENT}, body=body
+        )
+
+    async def patch(self, kind: Kind, namespace: str, name: str, *, body: Json) -> Json:
+        """Change an object by a merge patch; `metadata` of it may say which version is meant.
+
+        Raises:
+            RefusedAction: `conflict` where it is another version or object by now.
+            ServiceUnavailable: not known whether it was changed.
+        """
+        return await self._ask(
+            "PATCH",
+            kind.path(namespace, checked_name(name)),
+            params={"fieldManager": AGENT},
+            body=body,
+            content_type="application/merge-patch+json",
+        )
+
+    async def delete(self, namespace: str, pod: Reference, *, grace: float) -> None:
+        """Delete a pod, and no other of its name.
+
+        Args:
+            namespace: of it.
+            pod: which.
+            grace: seconds between SIGTERM and SIGKILL; at least one, for zero would leave its
+                processes running.
+
+        Raises:
+            RefusedAction: `gone`, `conflict` (another pod by now), `forbidden`.
+            ServiceUnavailable: not known whether it was deleted.
+        """
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", **_options(pod, grace)}
+        await self._ask("DELETE", PODS.path(namespace, checked_name(pod.name)), body=body)
+
+    async def evict(self, namespace: str, pod: Reference, *, grace: float) -> None:
+        """Delete a pod, and no other of its name, if its disruption budgets allow it.
+
+        Args:
+            namespace: of it.
+            pod: which.
+            grace: seconds between SIGTERM and SIGKILL, at least one.
+
+        Raises:
+            RefusedAction: `disruption_budget`, `gone`, `conflict`, `forbidden`.
+            ServiceUnavailable: not known whether it was deleted.
+        """
+        body = {
+            "apiVersion": await self._eviction_version(),
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": namespace},
+            "deleteOptions": _options(pod, grace),
+        }
+        path = Kind("v1", "pods/eviction").path(namespace, checked_name(pod.name))
+        await self._ask("POST", path, body=body)
+
+    async def _eviction_version(self) -> str:
+        """The policy API that the server has: v1 since 1.22, v1beta1 until 1.24."""
+        if self._policy is None:
+            found = await self._ask("GET", "apis/policy")
+            served = {item.get("groupVersion") for item in _items(found, "versions")}
+            self._policy = next((name for name in _POLICY if name in served), _POLICY[0])
+        return self._policy
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        """Send a request and read its whole answer, within a time and a size."""
+        content, answer = None if body is None else json.dumps(body).encode(), bytearray()
+        headers = {"Accept": "application/json"}
+        if content is not None:
+            headers["Content-Type"] = content_type
+        words = {name: value for name, value in (params or {}).items() if value}
+        try:
+            async with (
+                asyncio.timeout(self._timeout),
+                self._http.stream(
+                    method, path, params=words, content=content, headers=headers
+                ) as response,
+            ):
+                async for chunk in response.aiter_bytes():
+                    answer += chunk
+                    if len(answer) > MAX_ANSWER_BYTES:
+                        raise ServiceUnavailable(
+                            f"the API server's answer is larger than {MAX_ANSWER_BYTES} bytes"
+                        )
+        except TimeoutError as error:
+            raise ServiceUnavailable(
+                f"the API server did not answer within {self._timeout:g} s; see kubernetes.timeout"
+            ) from error
+        except self._errors as error:
+            text = str(error) or type(error).__name__
+            raise ServiceUnavailable(f"the API server does not answer: {text}") from error
+        return _read(response.status_code, bytes(answer))
+
+
+def _read(status: int, content: bytes) -> Json:
+    """An answer, or the error that it stands for."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if 200 <= status < 300 and isinstance(found, dict):
+        return found
+    said = found if isinstance(found, dict) else {}
+    message = " ".join(str(said.get("message") or f"HTTP {status}").split())[:_MAX_MESSAGE]
+    match status:
+        case 404 | 410:
+            raise RefusedAction("gone", message)
+        case 409:
+            raise RefusedAction("conflict", message)
+        case 403:
+            raise RefusedAction(
+                "forbidden",
+                f"{message}; add this to the engine's role, see deploy/kubernetes/engine-rbac.yaml",
+            )
+        case 429 if _is_budget(said):
+            raise RefusedAction("disruption_budget", message)
+        case 400 | 405 | 415 | 422:
+            raise RefusedAction("invalid", f"the API server refused it: {message}")
+        case 401:
+            raise ServiceUnavailable(
+                "the API server does not know the engine's credentials (HTTP 401)"
+            )
+        case _:
+            raise ServiceUnavailable(f"the API server answered HTTP {status}: {message}")
+
+
+def _is_budget(said: Json) -> bool:
+    """Whether a 429 speaks of a disruption budget, and not of too many requests."""
+    details = said.get("details")
+    causes = _items(details, "causes") if isinstance(details, dict) else []
+    return any(cause.get("reason") == "DisruptionBudget" for cause in causes)
+
+
+def _options(pod: Reference, grace: float) -> dict[str, Any]:
+    return {
+        "gracePeriodSeconds": max(1, math.ceil(grace)),
+        "preconditions": {"uid": pod.uid},
+    }
+
+
+def _items(found: Json, name: str) -> list[Json]:
+    items = found.get(name)
+    if items is None:
+        return []
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ServiceUnavailable(f"the API server's answer has no list of {name}")
+    return items
