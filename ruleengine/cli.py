@@ -12,6 +12,7 @@ import click
 from rich.table import Table
 
 from gpuwarden import logs
+from gpuwarden.ruleengine.alerting_cli import alerting
 from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.settings import Settings
 
 __all__ = [
+    "alerting",
     "appeal",
     "directory",
     "enforcement",

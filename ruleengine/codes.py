@@ -66,6 +66,16 @@ CODES: dict[str, str] = {
     "GW411": "Warning, a directory: the user has left, and nobody stands in.",
     "GW412": "Warning, a directory: the team is not among its teams.",
     "GW413": "Warning, a directory: no address for operators.",
+    "GW500": "Routes: the file is not one that Alertmanager would take.",
+    "GW501": "Routes: what precedes an action, or a page, may be muted; a warning for mild levels.",
+    "GW502": "Routes: what precedes an action, or a page, could be silenced by another alert.",
+    "GW503": "Routes: a notice may wait too long for its group; a warning for mild levels.",
+    "GW504": "Routes: what precedes an action goes where no proof is made.",
+    "GW505": "Routes: a receiver leaves notices out of large groups.",
+    "GW506": "Routes: a receiver names a channel that engine.yaml does not configure.",
+    "GW507": "Routes: a receiver calls the engine without credentials.",
+    "GW508": "Routes: a page reaches nobody.",
+    "GW509": "Warning, routes: the Watchdog has no receiver of its own, or is seldom sent.",
 }
 """Code -> meaning. GW1xx is about form, GW2xx about meaning, GW3xx are warnings, GW4xx about the
-directory."""
+directory, GW5xx about Alertmanager's routes."""

@@ -248,6 +248,12 @@ class EngineSettings(Strict):
         return self
 
     @property
+    def channels(self) -> tuple[str, ...]:
+        """Names of the channels that are configured, as receivers name them."""
+        known = (("email", self.smtp), ("slack", self.slack))
+        return tuple(name for name, chosen in known if chosen is not None)
+
+    @property
     def settle_after(self) -> float:
         """`settle` or its default, in seconds."""
         if self.settle is not None:

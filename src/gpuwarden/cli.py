@@ -78,6 +78,12 @@ _COMPONENTS = {
     "nodes": _Component(
         "gpuwarden.ruleengine.cli", "nodes", "ruleengine", "Say which nodes there are."
     ),
+    "alerting": _Component(
+        "gpuwarden.ruleengine.cli",
+        "alerting",
+        "ruleengine",
+        "Check that notices reach people.",
+    ),
     "directory": _Component(
         "gpuwarden.ruleengine.cli",
         "directory",

@@ -65,6 +65,8 @@ def manager(
         ("group_wait: 30s", "group_wait: 0s"),
         ("group_wait: 10s", "group_wait: 0s"),
         ("group_interval: 30s", "group_interval: 1s"),
+        # it is always night
+        ("end_time: '07:00'", "end_time: '24:00'"),
     ):
         assert old in text
         text = text.replace(old, new)
@@ -161,6 +163,20 @@ def test_a_team_reads_along(manager: Server, sinks: tuple[Server, int]) -> None:
     post(manager, **JOB | {"team": "vision"}, job_id="vision-job", level="severe")
     targets = {message["to"] for message in arrived(sinks, "vision-job", 2)}
     assert targets == {"/v1/notify/slack+email", "/v1/notify/slack?channel=%23vision-gpu"}
+
+
+def test_off_hours_mute_the_mild_word_of_a_rule_that_ends_nothing(
+    manager: Server, sinks: tuple[Server, int]
+) -> None:
+    """At night it is kept back; what precedes an action arrives at any hour, mild or not."""
+    post(manager, **JOB | {"mode": "warn"}, job_id="by-day", level="light")
+    for level in ("light", "moderate", "severe"):
+        post(manager, **JOB, job_id=f"any-hour-{level}", level=level)
+    # The muted one was first; when the others have arrived, it had its turn.
+    arrived(sinks, "any-hour-", 3)
+    post(manager, **JOB | {"mode": "warn"}, job_id="by-night", level="moderate")
+    arrived(sinks, "by-night")
+    assert not [m for m in sinks[0].json("/messages") if "by-day" in m["text"] + m["subject"]]
 
 
 def test_a_higher_level_silences_the_lower(manager: Server) -> None:
