@@ -218,6 +218,29 @@ class StageMark(Shape):
     """The rule's mode kept it from acting."""
 
 
+class Act(Shape):
+    """What a stage has done to the job; the last try."""
+
+    stage: str
+    do: Literal["checkpoint", "yield", "requeue", "terminate"]
+    decision: str | None
+    at: Time
+    state: Literal[
+        "authorised",
+        "acting",
+        "verified",
+        "done",
+        "incomplete",
+        "failed",
+        "refused",
+        "lapsed",
+        "unheeded",
+        "undeliverable",
+        "withdrawn",
+        "skipped",
+    ]
+
+
 class Notice(Shape):
     """A message that one recipient must have."""
 
@@ -251,11 +274,12 @@ class Case(Shape):
     notified_at: Time | None
     for_met_for: Seconds
     not_before: Time | None
-    """The earliest end."""
+    """When its cards may be taken at the earliest."""
     kept: Seconds
     decision: str | None
     cause: Cause | None
     stages: list[StageMark]
+    acts: list[Act]
     notices: list[Notice]
     keeps: list[CaseKeep]
 

@@ -9,6 +9,7 @@ from gpuwarden.ruleengine import cases, messages
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.enforcement import evidence_record
 from gpuwarden.ruleengine.forecasts import forecasts
+from gpuwarden.ruleengine.model import Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,6 +185,16 @@ def _case(engine: Engine, rule: Rule, stored: StoredCase) -> dict[str, Any]:
             }
             for mark in case.marks
         ],
+        "acts": [
+            {
+                "stage": act.key,
+                "do": act.do,
+                "decision": act.decision_id or None,
+                "at": rfc3339(act.at),
+                "state": act.state.value,
+            }
+            for act in case.acts
+        ],
         "notices": [
             {
                 "stage": notice.stage,
@@ -283,6 +294,12 @@ def decided(decision: dict[str, Any]) -> str:
     """What became of a decision that stands, in one sentence; empty for one that does not."""
     rule, at = decision["rule"], decision["finished_at"] or decision["created_at"]
     why = decision["reason"] or decision["state"]
+    if decision["action"] == Action.CHECKPOINT:
+        return ""  # it was only asked to save
+    if decision["action"] == Action.YIELD:
+        asked = f"This job is asked by the rule {rule} to leave after its epoch, since {at}."
+        left = f"This job left at {at}, as the rule {rule} asked it to; it is queued again."
+        return {"verified": left, "authorised": asked, "acting": asked}.get(decision["state"], "")
     return {
         "verified": f"This job was ended by the rule {rule} at {at}; it has left the GPU.",
         "authorised": f"This job is being ended by the rule {rule} since {at}.",

@@ -271,10 +271,17 @@ class Verdict:
 
     @property
     def whole_evidence(self) -> tuple[Evidence, ...]:
-        """That of the rule and of all its stages, in their order."""
+        """That of the rule and of all its stages, in their order; what stages share, once."""
         if not self.grades:
             return self.evidence
-        return (*self.evidence, *(item for grade in self.grades for item in grade.evidence))
+        found = list(self.evidence)
+        found += [
+            item
+            for index, grade in enumerate(self.grades)
+            for item in grade.evidence
+            if not any(item in earlier.evidence for earlier in self.grades[:index])
+        ]
+        return tuple(found)
 
     @property
     def unknown_reasons(self) -> tuple[str, ...]:

@@ -107,7 +107,10 @@ def show(job_id: str, token_file: Path | None, *, url: str, output: str) -> None
 def breaks(document: dict[str, Any]) -> bool:
     """Whether a job's document says that it breaks a rule, or was ended by one."""
     found = any(rule["case"] and rule["case"]["detected_at"] for rule in document["rules"])
-    return found or any(item["state"] in ENDED_BY_US for item in document["decisions"])
+    return found or any(
+        item["state"] in ENDED_BY_US and item["action"] != "checkpoint"
+        for item in document["decisions"]
+    )
 
 
 def _found(word: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -275,6 +278,9 @@ def _show_case(console: Console, case: dict[str, Any]) -> None:
     console.print(f"  case: {case['state']}, since {_local(case['opened_at'])}")
     for line in cause_lines(case["cause"]) if case["cause"] else ():
         console.print(f"  {line[0].lower()}{line[1:]}")
+    # An engine of before the softer stages does not tell of them.
+    for act in case.get("acts", ()):
+        console.print(f"  {act['do']} by {act['stage']} at {_local(act['at'])}: {act['state']}")
     for notice in case["notices"]:
         said = notice["proof"] or notice["error"] or "not tried yet"
         text = f"  notice by {notice['channel']} to {notice['recipient']}: {notice['state']}"

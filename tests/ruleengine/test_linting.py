@@ -30,6 +30,14 @@ HOT = {"signal": "card_temperature", "agg": "min", "window": "1m", "above": "88C
 
 LOG = {"level": "light", "after": "0s", "do": "log"}
 NOTIFY = {"level": "moderate", "after": "5m", "do": "notify"}
+CHECKPOINT = {"level": "moderate", "after": "8m", "do": "checkpoint"}
+YIELD = {
+    "level": "severe",
+    "after": "15m",
+    "do": "yield",
+    "notice_delivered_for": "10m",
+    "grace": "10m",
+}
 TERMINATE = {
     "level": "severe",
     "after": "15m",

@@ -78,6 +78,38 @@ def test_a_terminating_stage_is_severe_and_whole(change: dict[str, Any], code: s
     assert _codes(Stage, TERMINATE | change) == [code]
 
 
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, "GW203"),  # max_work_lost: it saves before it leaves
+        ({"max_work_lost": None, "grace": None}, "GW201"),
+        ({"max_work_lost": None, "notice_delivered_for": None}, "GW201"),
+        ({"max_work_lost": None, "level": "moderate"}, "GW202"),
+    ],
+)
+def test_a_stage_that_asks_to_leave_is_severe_and_whole(change: dict[str, Any], code: str) -> None:
+    """It has a notice and a time to leave; what would be lost is no matter."""
+    data = {k: v for k, v in (TERMINATE | {"do": "yield"} | change).items() if v is not None}
+    assert _codes(Stage, data) == [code]
+
+
+@pytest.mark.parametrize("name", ["notice_delivered_for", "grace", "max_work_lost"])
+def test_a_requeue_says_as_much_as_an_end(name: str) -> None:
+    """For the attempt it is one."""
+    stage = {key: value for key, value in (TERMINATE | {"do": "requeue"}).items() if key != name}
+    assert _codes(Stage, stage) == ["GW201"]
+
+
+def test_a_request_to_save_needs_nothing_and_is_never_light() -> None:
+    """How long it may take can be given; a notice or a loss has no meaning."""
+    data = {"level": "moderate", "after": "5m", "do": "checkpoint"}
+    assert Stage.model_validate(data | {"grace": "2m"}).grace == 120
+    assert Stage.model_validate(data).grace is None
+    assert _codes(Stage, data | {"level": "light"}) == ["GW202"]
+    assert _codes(Stage, data | {"notice_delivered_for": "5m"}) == ["GW203"]
+    assert _codes(Stage, data | {"max_work_lost": "5m"}) == ["GW203"]
+
+
 def test_fields_of_terminate_belong_to_terminate() -> None:
     """A grace beside notify would promise something that never happens."""
     data = {"level": "light", "after": "0s", "do": "log", "grace": "5s"}
