@@ -55,6 +55,10 @@ class SlurmCommands:
         if config is not None:
             self._environment["SLURM_CONF"] = str(config)
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a command."""
+        return name in self._programs
+
     async def run(self, name: str, *words: str) -> Answer:
         """Run a command to its end.
 

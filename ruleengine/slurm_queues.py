@@ -45,9 +45,18 @@ class SlurmQueue:
         if not fits:
             return waiting_only(await self.pending())
         cluster = await self._name()
-        pending, nodes, running = await asyncio.gather(
-            self.pending(), self._nodes(), self._running()
+        # Of those that are asked at once none may go on where one fails.
+        asked = (
+            asyncio.create_task(self.pending()),
+            asyncio.create_task(self._nodes()),
+            asyncio.create_task(self._running()),
         )
+        try:
+            pending, nodes, running = await asyncio.gather(*asked)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
         return demand_of(pending, nodes, running, cluster=cluster)
 
     async def pending(self) -> tuple[PendingJob, ...]:

@@ -52,7 +52,8 @@ class SlurmCluster:
         environment: for commands that are to talk to it; only SLURM_CONF is added.
         version: (major, minor), such as (22, 5).
         devices: the stand-in device files, in the order of gres.conf.
-        node: name of its only node.
+        node: name of its only node, or of the first.
+        others: names of the others, of the same make; only the first is told cards apart by tests.
     """
 
     folder: Path
@@ -61,6 +62,7 @@ class SlurmCluster:
     version: tuple[int, int]
     devices: tuple[Path, ...]
     node: str = NODE
+    others: tuple[str, ...] = ()
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -122,12 +124,14 @@ class SlurmCluster:
                 self._spawn(name, binary(("slurmctld",)), "-D")
                 self._until(name, lambda: "UP" in self.run("scontrol", "ping"))
             case "slurmd":
-                self._spawn(name, binary(("slurmd",)), "-D", "-N", self.node)
+                for node in (self.node, *self.others):
+                    known = name if node == self.node else f"{name}-{node}"
+                    self._spawn(known, binary(("slurmd",)), "-D", "-N", node)
                 self._until(
                     name,
-                    lambda: (
-                        self.run("sinfo", "--noheader", "-o", "%T").split()[0]
-                        in ("idle", "mixed", "allocated")
+                    lambda: all(
+                        state in ("idle", "mixed", "allocated")
+                        for state in self.run("sinfo", "--noheader", "-N", "-o", "%T").split()
                     ),
                 )
             case _:
@@ -231,9 +235,10 @@ def slurm(
     minors: Sequence[int] | None = None,
     settings: Sequence[str] = (),
     node: str = NODE,
+    others: Sequence[str] = (),
     cgroups: bool = False,
 ) -> Iterator[SlurmCluster]:
-    """A Slurm of one node, as the user who runs the test.
+    """A Slurm of one node or several on this machine, as the user who runs the test.
 
     Args:
         folder: where everything goes; a short path, for it holds a socket.
@@ -242,6 +247,7 @@ def slurm(
             where it is not given.
         settings: further lines of slurm.conf.
         node: name of its node; one of its own where it makes cgroups, whose names hold it.
+        others: names of further nodes, with as many cards each.
         cgroups: whether jobs get cgroups (v1, in `FREEZER`), as on a real node.
 
     Raises:
@@ -253,13 +259,22 @@ def slurm(
     folder.chmod(0o755)
     (folder / "munge").chmod(0o755)
     devices = _devices(folder / "dev", tuple(minors) if minors is not None else range(gpus))
-    _configure(folder, devices, version=version, settings=settings, node=node, cgroups=cgroups)
+    _configure(
+        folder,
+        devices,
+        version=version,
+        settings=settings,
+        nodes=(node, *others),
+        cgroups=cgroups,
+    )
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SRUN_"))
     } | {"SLURM_CONF": str(folder / "etc/slurm.conf")}
-    cluster = SlurmCluster(folder, len(devices), environment, version, devices, node)
+    cluster = SlurmCluster(
+        folder, len(devices), environment, version, devices, node=node, others=tuple(others)
+    )
     try:
         _munge(cluster)
         cluster.start("slurmctld")
@@ -305,7 +320,7 @@ def _configure(
     *,
     version: tuple[int, int],
     settings: Sequence[str],
-    node: str,
+    nodes: Sequence[str],
     cgroups: bool,
 ) -> None:
     user = pwd.getpwuid(os.geteuid()).pw_name
@@ -317,25 +332,25 @@ def _configure(
     elif version >= (23, 11):
         # Later versions want a cgroup file system unless they are told that there is none.
         (folder / "etc/cgroup.conf").write_text("CgroupPlugin=disabled\n")
-    gres = [f"NodeName={node} Name=gpu Type=a100 File={path}" for path in devices]
+    gres = [f"NodeName={node} Name=gpu Type=a100 File={path}" for node in nodes for path in devices]
     (folder / "etc/gres.conf").write_text("\n".join([*gres, ""]))
-    controller, daemon = free_port(), free_port()
+    controller = free_port()
     cards = f"gpu:a100:{len(devices)}"
     cores = "CPUs=8 RealMemory=1000"
     lines = [
         f"ClusterName={CLUSTER}",
         f"SlurmctldHost={host}(127.0.0.1)",
         f"SlurmctldPort={controller}",
-        f"SlurmdPort={daemon}",
         f"SlurmUser={user}",
         f"SlurmdUser={user}",
         "AuthType=auth/munge",
         # A requeued job waits until its credential has expired; two minutes where nothing is said.
         f"AuthInfo=socket={folder / 'munge/sock'},cred_expire=5",
         f"StateSaveLocation={folder / 'state'}",
-        f"SlurmdSpoolDir={folder / 'spool'}",
+        # %n is the node's name.
+        f"SlurmdSpoolDir={folder / 'spool/%n'}",
         f"SlurmctldPidFile={folder / 'slurmctld.pid'}",
-        f"SlurmdPidFile={folder / 'slurmd.pid'}",
+        f"SlurmdPidFile={folder / 'slurmd-%n.pid'}",
         "MailProg=/bin/true",
         f"ProctrackType=proctrack/{'cgroup' if cgroups else 'linuxproc'}",
         "TaskPlugin=task/none",
@@ -355,7 +370,11 @@ def _configure(
         "JobAcctGatherType=jobacct_gather/linux",
         "AccountingStorageType=accounting_storage/none",
         "GresTypes=gpu",
-        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 {cores} Gres={cards}",
+        *(
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} "
+            f"{cores} Gres={cards}"
+            for node in nodes
+        ),
         "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
         *settings,
     ]

@@ -27,7 +27,18 @@ _UNSET_TASKS = (2**32 - 2, 2**32 - 1)
 """NO_VAL and INFINITE, by which Slurm 22.05 says that there is no number."""
 _MAX_GPUS = 4096
 
-PENDING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"})
+PENDING: Final = frozenset(
+    {
+        "PENDING",
+        "CONFIGURING",
+        "REQUEUED",
+        "REQUEUE_HOLD",
+        "REQUEUE_FED",
+        "RESV_DEL_HOLD",
+        "SPECIAL_EXIT",
+    }
+)
+"""In one of these it has no nodes, and may get some; SPECIAL_EXIT is held, by RequeueExitHold."""
 HOLDING: Final = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"}
 )

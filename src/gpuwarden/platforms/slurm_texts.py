@@ -15,7 +15,7 @@ from gpuwarden.platforms import hostlists
 from gpuwarden.platforms.slurm import MAX_JOB_ID, SlurmJob, decode_tres, gpu_indexes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 LIST_FIELDS: Final = (
     "JobID",
@@ -71,11 +71,16 @@ def decode_list(text: str, mark: str) -> tuple[SlurmJob, ...]:
     jobs = []
     for at in range(0, len(values), len(LIST_FIELDS)):
         row = dict(zip(LIST_FIELDS, values[at : at + len(LIST_FIELDS)], strict=True))
-        jobs.append(_listed(row))
+        jobs.append(listed_job(row))
     return tuple(jobs)
 
 
-def _listed(row: dict[str, str]) -> SlurmJob:
+def listed_job(row: Mapping[str, str]) -> SlurmJob:
+    """A job of `LIST_FIELDS`, which may have more beside it.
+
+    Raises:
+        ServiceUnavailable: it is none.
+    """
     job_id = _number(row["JobID"])
     if job_id is None or not 0 < job_id <= MAX_JOB_ID:
         raise ServiceUnavailable("squeue answered with a job that has no number")
@@ -193,6 +198,7 @@ def _places(text: str, job: SlurmJob) -> list[str]:
 # The cluster and its nodes
 
 _SETTING = re.compile(r"^(?P<name>\w+)\s*=\s*(?P<value>.*?)\s*$", re.MULTILINE)
+_SECONDS = re.compile(r"[0-9]{1,6}")
 _VERSION = re.compile(r"\b(?P<major>[0-9]{2})\.(?P<minor>[0-9]{1,2})\b")
 _CLUSTER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NODE = re.compile(r"(?:^|\s)(?P<key>NodeName|NodeHostName)=(?P<value>\S+)")
@@ -208,10 +214,14 @@ class ClusterConfig:
     Attributes:
         name: the cluster's.
         accounts_for_gpus: whether `tres` of its jobs tells of their cards.
+        kill_wait: seconds between SIGTERM and SIGKILL of a job that is ended, or None.
+        requeues_by_exit: whether a job that ends by itself may be started again for its status.
     """
 
     name: str
     accounts_for_gpus: bool = False
+    kill_wait: float | None = None
+    requeues_by_exit: bool = False
 
 
 def decode_config(text: str) -> ClusterConfig:
@@ -228,7 +238,13 @@ def decode_config(text: str) -> ClusterConfig:
     if not _CLUSTER.fullmatch(name):
         raise ServiceUnavailable("`scontrol show config` names no cluster")
     tracked = settings.get("AccountingStorageTRES", "").split(",")
-    return ClusterConfig(name, accounts_for_gpus="gres/gpu" in tracked)
+    wait = _SECONDS.match(settings.get("KillWait", ""))
+    return ClusterConfig(
+        name,
+        accounts_for_gpus="gres/gpu" in tracked,
+        kill_wait=None if wait is None else float(wait[0]),
+        requeues_by_exit=settings.get("RequeueExit", "(null)") not in ("(null)", ""),
+    )
 
 
 def decode_version(text: str) -> tuple[int, int]:
