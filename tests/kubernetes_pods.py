@@ -211,7 +211,7 @@ class Kubelet:
                 self._tend(self.pods[uid], metadata)
         for uid, gone in self.pods.items():
             # An object that was removed by force: a kubelet ends what it no longer knows.
-            if uid not in seen and not gone.killed:
+            if uid not in seen and gone.pids():
                 gone.killed = True
                 gone.kill()
 

@@ -60,13 +60,26 @@ class Fault:
     body: Json | None = None
 
 
+@dataclass(frozen=True)
+class User:
+    """Somebody with a token.
+
+    Attributes:
+        name: in refusals.
+        grants: what they may do; everything if None.
+    """
+
+    name: str
+    grants: tuple[Grant, ...] | None = None
+
+
 @dataclass
 class Cluster:
     """A fake cluster."""
 
     folder: Path
     store: Store = field(default_factory=Store)
-    grants: tuple[Grant, ...] | None = None
+    users: dict[str, User] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
     token: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -160,7 +173,8 @@ def kubernetes(folder: Path, *, grants: tuple[Grant, ...] | None = None) -> Iter
         folder: for its kubeconfig.
         grants: what its user may do; everything if None.
     """
-    cluster = Cluster(folder, grants=grants)
+    cluster = Cluster(folder)
+    cluster.users[cluster.token] = User("engine", grants)
 
     busy = threading.local()
 
@@ -229,7 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(fault.status, fault.body or _plain(fault.status))
             return
         try:
-            self._authenticate()
+            self._user()
             status, answer = self._answer(url.path, parse_qs(url.query), raw)
         except Refusal as refusal:
             status, answer = refusal.code, refusal.status
@@ -239,9 +253,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(status, answer)
 
-    def _authenticate(self) -> None:
-        if self.headers.get("Authorization") != f"Bearer {self.server.cluster.token}":
+    def _user(self) -> User:
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if token not in self.server.cluster.users:
             raise Refusal(401, "Unauthorized", "Unauthorized")
+        return self.server.cluster.users[token]
 
     def _fault(self, path: str) -> Fault | None:
         for fault in self.server.cluster.faults:
@@ -298,27 +314,29 @@ class _Handler(BaseHTTPRequestHandler):
         store = self.server.cluster.store
         if part == "scale":
             return store.scale(resource, str(namespace), name, body=body)
+        if part == "status":
+            body = {"status": body["status"]}
         return store.patch(resource, namespace, name, body=body)
 
     def _authorise(
         self, resource: Resource, namespace: str | None, *, name: str | None, part: str | None
     ) -> None:
-        grants = self.server.cluster.grants
-        if grants is None:
+        user = self._user()
+        if user.grants is None:
             return
         verb = {"GET": "get" if name else "list", "POST": "create"}.get(
             self.command, self.command.lower()
         )
         what = f"{resource.plural}/{part}" if part else resource.plural
-        if any(grant.allows(verb, resource.group, what, namespace) for grant in grants):
+        if any(grant.allows(verb, resource.group, what, namespace) for grant in user.grants):
             return
         title = f' "{name}"' if name else ""
         where = f' in the namespace "{namespace}"' if namespace else " at the cluster scope"
         raise Refusal(
             403,
             "Forbidden",
-            f'{resource.plural}{title} is forbidden: User "engine" cannot {verb} resource "{what}" '
-            f'in API group "{resource.group}"{where}',
+            f'{resource.title()}{title} is forbidden: User "{user.name}" cannot {verb} resource '
+            f'"{what}" in API group "{resource.group}"{where}',
         )
 
 

@@ -43,6 +43,11 @@ class Resource:
         """Empty for the core."""
         return self.api_version.rpartition("/")[0]
 
+    def title(self, part: str = "") -> str:
+        """As messages have it: `deployments.apps`, `deployments/scale.apps`."""
+        plural = f"{self.plural}/{part}" if part else self.plural
+        return f"{plural}.{self.group}" if self.group else plural
+
 
 BUILT_IN = (
     Resource("v1", "pods", "Pod"),
@@ -54,6 +59,7 @@ BUILT_IN = (
     Resource("apps/v1", "deployments", "Deployment"),
     Resource("apps/v1", "statefulsets", "StatefulSet"),
     Resource("apps/v1", "daemonsets", "DaemonSet"),
+    Resource("apps/v1", "controllerrevisions", "ControllerRevision"),
     Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget"),
 )
 CUSTOM = (
@@ -184,7 +190,7 @@ class Store:
         key = (resource, namespace, metadata["name"])
         with self.lock:
             if key in self.objects:
-                raise Refusal(409, "AlreadyExists", f'{resource.plural} "{key[2]}" already exists')
+                raise Refusal(409, "AlreadyExists", f'{resource.title()} "{key[2]}" already exists')
             self._write(key, found)
         self.changed()
         return copy.deepcopy(found)
@@ -208,7 +214,7 @@ class Store:
         with self.lock:
             before = self._live((resource, namespace, name))
             if body is not None:
-                self._check_locks(resource, before, body.get("metadata", {}))
+                self._check_locks(resource, before, body.get("metadata", {}), part="scale")
                 self.patch(
                     resource,
                     namespace,
@@ -257,7 +263,7 @@ class Store:
                 raise Refusal(
                     409,
                     "Conflict",
-                    f'Operation cannot be fulfilled on {resource.plural} "{name}": the UID in the '
+                    f'Operation cannot be fulfilled on {resource.kind} "{name}": the UID in the '
                     f"precondition ({wanted}) does not match the UID in record "
                     f"({metadata['uid']}). The object might have been deleted and then recreated",
                 )
@@ -270,8 +276,10 @@ class Store:
                     grace = options.get("gracePeriodSeconds", grace)
             deadline = self.now() + grace
             if "deletionTimestamp" in metadata:
-                deadline = min(deadline, dt.datetime.fromisoformat(
-                    metadata["deletionTimestamp"]).timestamp())  # fmt: skip
+                # A grace is only ever shortened.
+                before = dt.datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()
+                grace = min(grace, metadata["deletionGracePeriodSeconds"])
+                deadline = min(deadline, before)
             metadata["deletionTimestamp"] = self._stamp(deadline)
             metadata["deletionGracePeriodSeconds"] = grace
             self._write(key, found)
@@ -288,7 +296,11 @@ class Store:
         with self.lock:
             pod = self._live((resource, namespace, name))
             labels = pod["metadata"].get("labels", {})
-            for budget in self.list(self.of_kind("PodDisruptionBudget"), namespace):
+            budgets = self.list(self.of_kind("PodDisruptionBudget"), namespace)
+            wanted = body.get("deleteOptions", {}).get("preconditions", {}).get("uid")
+            if pod["status"]["phase"] != "Running" or wanted not in (None, pod["metadata"]["uid"]):
+                budgets = []  # what does not run is not missed, and another pod is not evicted
+            for budget in budgets:
                 wanted = budget["spec"].get("selector", {}).get("matchLabels", {})
                 if not wanted.items() <= labels.items():
                     continue
@@ -305,6 +317,9 @@ class Store:
                             }
                         ],
                     )
+                allowed = budget["status"]["disruptionsAllowed"] - 1
+                name_ = budget["metadata"]["name"]
+                self.status("PodDisruptionBudget", namespace, name_, disruptionsAllowed=allowed)
             self.delete(resource, namespace, name, options=body.get("deleteOptions"))
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
                 "code": 201}  # fmt: skip
@@ -323,7 +338,7 @@ class Store:
 
     def _live(self, key: Key) -> Json:
         if key not in self.objects:
-            raise Refusal(404, "NotFound", f'{key[0].plural} "{key[2]}" not found')
+            raise Refusal(404, "NotFound", f'{key[0].title()} "{key[2]}" not found')
         return self.objects[key]
 
     def _write(self, key: Key, found: Json) -> None:
@@ -341,23 +356,33 @@ class Store:
         ):
             del self.objects[key]
 
-    def _check_locks(self, resource: Resource, before: Json, wanted: Mapping[str, str]) -> None:
-        name = before["metadata"]["name"]
-        version = wanted.get("resourceVersion")
+    def _check_locks(
+        self, resource: Resource, before: Json, wanted: Mapping[str, str], *, part: str = ""
+    ) -> None:
+        name, own = before["metadata"]["name"], before["metadata"]["uid"]
+        version, uid = wanted.get("resourceVersion"), wanted.get("uid", own)
+        refused = "Operation cannot be fulfilled on"
+        if part and uid != own:
+            raise Refusal(
+                409,
+                "Conflict",
+                f'{refused} {resource.title(part)} "{name}": Precondition failed: UID in '
+                f"precondition: {uid}, UID in object meta: {own}",
+            )
         if version is not None and version != before["metadata"]["resourceVersion"]:
             raise Refusal(
                 409,
                 "Conflict",
-                f'Operation cannot be fulfilled on {resource.plural} "{name}": the object has been '
-                "modified; please apply your changes to the latest version and try again",
+                f'{refused} {resource.title()} "{name}": the object has been modified; please '
+                "apply your changes to the latest version and try again",
             )
-        uid, own = wanted.get("uid"), before["metadata"]["uid"]
-        if uid is not None and uid != own:
+        if uid != own:
+            kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
             raise Refusal(
-                409,
-                "Conflict",
-                f'Operation cannot be fulfilled on {resource.plural} "{name}": Precondition '
-                f"failed: UID in precondition: {uid}, UID in object meta: {own}",
+                422,
+                "Invalid",
+                f'{kind} "{name}" is invalid: metadata.uid: Invalid value: "{uid}": field is '
+                "immutable",
             )
 
     @staticmethod

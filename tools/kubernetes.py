@@ -76,8 +76,8 @@ def check_release() -> None:
     if found is None or found[1] != RELEASE:
         raise BuildFailed(
             f"this needs Debian 12 ({RELEASE}), this is {found[1] if found else 'something else'}: "
-            "later releases have no source of kube-apiserver. Run it in a Debian 12 container, or "
-            "name a cluster of your own in GPUWARDEN_TEST_KUBECONFIG"
+            "later releases have no source of kube-apiserver. Run it in a Debian 12 container; "
+            "tests/kubernetes_answers holds what such a server answered"
         )
     missing = [name for name in ("apt-get", "dpkg-deb") if shutil.which(name) is None]
     if missing:

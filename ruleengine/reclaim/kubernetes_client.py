@@ -244,7 +244,7 @@ class KubernetesClient:
                 break
         raise ServiceUnavailable(f"more than {PAGE * MAX_PAGES} {kind.plural}")
 
-    async def create(self, kind: Kind, namespace: str, body: Json) -> Json:
+    async def create(self, kind: Kind, namespace: str | None, body: Json) -> Json:
         """Make an object.
 
         Raises:
