@@ -31,6 +31,7 @@ from gpuwarden.ruleengine.pages.rendering import Pages
 from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json, refused
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.sign_ins import SHARED, SignIns, Token
+from gpuwarden.ruleengine.texts.speeches import LANGUAGES
 from gpuwarden.ruleengine.trial_routes import TrialRoutes
 
 if TYPE_CHECKING:
@@ -194,9 +195,13 @@ class EngineApp:
             body=TypeAdapter(dict[str, object]),
             least=None,
             opened_by="Takes the token of web.token_file.",
-            parameters={"channel": ("string", "A Slack channel in the place of the owner.")},
+            parameters={
+                "channel": ("string", "A Slack channel in the place of the owner."),
+                "language": ("string", "What that channel reads, en or zh."),
+            },
             refusals={
-                400: "The body is not Alertmanager's, or the channel is none of Slack.",
+                400: "The body is not Alertmanager's, the channel is none of Slack, or the "
+                "language is not known.",
                 404: "A channel is not configured.",
                 413: "The body is too large.",
                 422: "No server took a part of it, and none will.",
@@ -219,10 +224,16 @@ class EngineApp:
         target = request.query_params.get("channel")
         if target is not None and _SLACK_TARGET.fullmatch(target) is None:
             raise Refusal(400, "bad_channel", "channel is neither a Slack id nor #name")
+        language = request.query_params.get("language")
+        if language is not None and language not in LANGUAGES:
+            raise Refusal(400, "bad_language", f"language is none of {', '.join(LANGUAGES)}")
         body = await read_json(request, MAX_NOTIFY_BYTES)
         try:
             receipt = await self._last_hop.receive(
-                body, list(dict.fromkeys(names)), channel_target=target
+                body,
+                list(dict.fromkeys(names)),
+                channel_target=target,
+                language=next((known for known in LANGUAGES if known == language), None),
             )
         except MalformedMessage as error:
             raise Refusal(400, "malformed", str(error)) from error

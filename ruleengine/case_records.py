@@ -122,7 +122,7 @@ class Case:
         decision_id: the decision on its cards in flight or done; None again once it was refused,
             lapsed, withdrawn or not heeded.
         acts: what was done to the job, one entry for each stage, the latest last.
-        cause, because, remedy: the probable cause as last diagnosed.
+        cause, because, remedy, figures: the probable cause as last diagnosed.
     """
 
     rule_id: str
@@ -150,6 +150,7 @@ class Case:
     cause: str = ""
     because: str = ""
     remedy: str = ""
+    figures: tuple[tuple[str, float | str], ...] = ()
     grades: tuple[GradeClock, ...] = ()
     acts: tuple[Act, ...] = ()
 
@@ -203,6 +204,7 @@ class Case:
         data = {name: value for name, value in data.items() if name in known}
         data["state"] = CaseState(data["state"])
         data["marks"] = tuple(StageMark(**mark) for mark in data.get("marks", ()))
+        data["figures"] = tuple((name, value) for name, value in data.get("figures", ()))
         data["grades"] = tuple(GradeClock(**clock) for clock in data.get("grades", ()))
         data["promises"] = tuple(Promise(**promise) for promise in promises)
         data["acts"] = tuple(

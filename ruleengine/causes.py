@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwarden.ruleengine import quantities, signals
+from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.measures import averages
 from gpuwarden.ruleengine.profiles import expectation
-from gpuwarden.ruleengine.quantities import Deviation, Direction, Unit
+from gpuwarden.ruleengine.quantities import Deviation, Direction
+from gpuwarden.ruleengine.texts import causes as texts
+from gpuwarden.ruleengine.texts.speeches import speech
 from gpuwarden.ruleengine.verdicts import Cause
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.model import Profile
     from gpuwarden.ruleengine.profiles import Expected
     from gpuwarden.ruleengine.verdicts import JobFacts, RunFacts, Verdict
+
+_Figures = dict[str, float | str]
 
 DATA_LOADING = "data-loading"
 HYPERPARAMETERS = "hyperparameters"
@@ -55,6 +59,7 @@ class _Facts:
     wait: float | None
     cores: float | None
     blocked: float | None
+    workers: float | None
     throttling: tuple[str, ...]
 
     @property
@@ -122,6 +127,7 @@ def _facts(job: JobFacts, expected: Mapping[str, Expected]) -> _Facts:
         wait=_of_job(job, "data_wait_share"),
         cores=_of_job(job, "job_cpu_cores"),
         blocked=_of_job(job, "job_io_wait"),
+        workers=_of_job(job, "job_loader_workers"),
         throttling=tuple(
             sorted(
                 {reason for gpu in job.gpus for reason in gpu.throttle} & signals.HARMFUL_THROTTLING
@@ -147,15 +153,20 @@ def _hyperparameters(facts: _Facts) -> Cause | None:
         return None
     if not expected.exceeded(facts.memory, FULL):
         return None
-    because = (
-        f"{quantities.render(facts.memory, Unit.BYTES)} of GPU memory are held, where "
-        f"{expected.amount} are expected of {expected.basis}{_throughput(facts)}"
-    )
-    return Cause(
+    declared = {
+        name: float(value)
+        for name, value in (("batch", run.batch), ("imgsz", run.imgsz))
+        if value is not None
+    }
+    return _cause(
         HYPERPARAMETERS,
-        because,
-        f"declare what really runs, or set batch={run.batch} and imgsz={run.imgsz}; "
-        "look for tensors that are kept from step to step",
+        {
+            "memory": facts.memory,
+            **_band("expected_memory", expected),
+            "basis": expected.basis,
+            **declared,
+            **_throughput(facts),
+        },
     )
 
 
@@ -163,72 +174,56 @@ def _data_loading(facts: _Facts) -> Cause | None:
     if facts.slow is False:
         return None
     if facts.wait is not None and facts.wait >= WAIT_SHARE:
-        because = (
-            f"the training loop waits for data in {quantities.render(facts.wait, Unit.RATIO)} of "
-            f"its time{_throughput(facts)}{_cpu(facts)}"
-        )
+        figures: _Figures = {"wait": facts.wait}
     elif facts.slow and facts.wait is None and (facts.blocked or 0.0) >= BLOCKED_PROCESSES:
-        because = (
-            f"{quantities.render(facts.blocked or 0.0, Unit.COUNT)} processes are blocked on I/O "
-            f"on average{_throughput(facts)}{_cpu(facts)}"
-        )
+        figures = {"blocked": facts.blocked or 0.0}
     else:
         return None
-    return Cause(
-        DATA_LOADING,
-        because,
-        "raise workers=, use cache=ram or cache=disk, or move the data set to local storage",
-    )
+    if facts.workers is not None:
+        figures["workers"] = float(round(facts.workers))
+    return _cause(DATA_LOADING, {**figures, **_throughput(facts), **_cpu(facts)})
 
 
 def _idle(facts: _Facts) -> Cause | None:
     if facts.utilization is None or facts.utilization > IDLE_UTILIZATION or facts.throughput:
         return None
-    memory = (
-        f"{quantities.render(facts.memory, Unit.BYTES)} of GPU memory are held"
-        if facts.memory
-        else "the GPU is held"
-    )
-    because = (
-        f"{memory} and the GPU is used {quantities.render(facts.utilization, Unit.RATIO)}"
-        f"{_cpu(facts)}"
-    )
-    return Cause(
-        IDLE, because, "end the process or shut the notebook's kernel down to free the GPU"
-    )
+    memory: _Figures = {"memory": facts.memory} if facts.memory else {}
+    return _cause(IDLE, {**memory, "utilization": facts.utilization, **_cpu(facts)})
 
 
 def _hardware(facts: _Facts) -> Cause | None:
     if not facts.throttling or facts.slow is False:
         return None
-    return Cause(
-        HARDWARE,
-        f"the GPU's clocks are lowered ({', '.join(facts.throttling)}){_throughput(facts)}",
-        "nothing in the training needs to change: the operators should look at cooling and power",
-    )
+    return _cause(HARDWARE, {"reasons": ", ".join(facts.throttling), **_throughput(facts)})
 
 
 def _model(facts: _Facts) -> Cause | None:
     if not facts.slow or facts.lowest_utilization is None or facts.lowest_utilization < BUSY:
         return None
+    return _cause(MODEL, {"utilization": facts.lowest_utilization, **_throughput(facts)})
+
+
+def _cause(name: str, figures: _Figures) -> Cause:
+    known, english = tuple(figures.items()), speech("en")
     return Cause(
-        MODEL,
-        f"the GPU is busy {quantities.render(facts.lowest_utilization, Unit.RATIO)} of the time"
-        f"{_throughput(facts)}",
-        "compare the model with its profile: changed layers, amp=False or debugging hooks cost "
-        "this much",
+        name, texts.because(name, known, english), texts.remedy(name, known, english), known
     )
 
 
-def _throughput(facts: _Facts) -> str:
+def _throughput(facts: _Facts) -> _Figures:
     if facts.throughput is None:
-        return ""
-    text = f"; {quantities.render(facts.throughput, Unit.IMAGES_PER_SECOND)}"
+        return {}
     expected = facts.expected.get("throughput")
-    return text if expected is None else f"{text} of {expected.amount} expected"
+    band = {} if expected is None else _band("expected_throughput", expected)
+    return {"throughput": facts.throughput, **band}
 
 
-def _cpu(facts: _Facts) -> str:
-    if facts.cores is None:
-        return ""
-    return f"; it uses {quantities.render(facts.cores, signals.SIGNALS['job_cpu_cores'].unit)}"
+def _band(name: str, expected: Expected) -> _Figures:
+    """What is expected; of an estimate, both of its ends."""
+    if not expected.estimated:
+        return {name: expected.value}
+    return {name: expected.low, f"{name}_high": expected.high}
+
+
+def _cpu(facts: _Facts) -> _Figures:
+    return {} if facts.cores is None else {"cores": facts.cores}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import ssl
@@ -16,13 +17,14 @@ import httpx
 
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.ruleengine.exchanges import exchange
-from gpuwarden.ruleengine.messages import local_time
+from gpuwarden.ruleengine.layouts import mail_template, slack_blocks, slack_text
+from gpuwarden.ruleengine.texts.speeches import PHRASES, local_time
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuwarden.clock import Clock
-    from gpuwarden.ruleengine.messages import Message
+    from gpuwarden.ruleengine.layouts import Message
     from gpuwarden.ruleengine.settings import SlackSettings, SmtpSettings
 
 _MAIL = SMTP.clone(cte_type="7bit")  # no server needs 8BITMIME for it
@@ -97,7 +99,13 @@ class SlackChannel:
 
     async def send(self, recipient: str, message: Message) -> str:
         """See Channel. HTTP 200 alone proves nothing: `ok` and the message's `ts` do."""
-        body = {"channel": recipient, "text": message.slack(), "unfurl_links": False}
+        body = {
+            "channel": recipient,
+            "text": slack_text(message),
+            "blocks": slack_blocks(message),
+            "unfurl_links": False,
+            "unfurl_media": False,
+        }
         try:
             reply = await exchange(
                 self._client,
@@ -141,6 +149,8 @@ class EmailChannel:
         self._settings = settings
         self._password = password
         self._clock = clock
+        self._domain = settings.sender.rpartition("@")[2]
+        mail_template()
         self._tls: ssl.SSLContext | None = None
         if settings.tls != "none":
             self._tls = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
@@ -148,18 +158,33 @@ class EmailChannel:
     async def aclose(self) -> None:
         """Nothing is kept open between messages."""
 
+    def mail(self, recipient: str, message: Message) -> EmailMessage:
+        """A message as mail: plain text, and the same as HTML."""
+        mail = EmailMessage(_MAIL)
+        mail["Subject"] = f"[gpuwarden] {message.subject}"
+        mail["From"] = self._settings.sender
+        mail["To"] = recipient
+        mail["Date"] = format_datetime(local_time(self._clock.wall(), "UTC"))
+        mail["Message-ID"] = make_msgid(domain=self._domain)
+        if message.thread:
+            # The first of a job's mails is never sent: all refer to it, and so stand together.
+            word = hashlib.sha256(message.thread.encode()).hexdigest()[:32]
+            root = f"<job-{word}@{self._domain}>"
+            mail["In-Reply-To"] = root
+            mail["References"] = root
+        mail["List-Id"] = f"gpuwarden notices <gpuwarden-notices.{self._domain}>"
+        # Both keep vacation responders from answering; the second is for Exchange.
+        mail["Auto-Submitted"] = "auto-generated"
+        mail["X-Auto-Response-Suppress"] = "All"
+        mail["Content-Language"] = "zh-CN" if message.language == "zh" else "en"
+        mail.set_content(f"{message.plain()}\n-- \n{PHRASES[message.language].footer}\n")
+        mail.add_alternative(message.html(), subtype="html")
+        return mail
+
     async def send(self, recipient: str, message: Message) -> str:
         """See Channel."""
         settings = self._settings
-        mail = EmailMessage(_MAIL)
-        mail["Subject"] = f"[gpuwarden] {message.subject}"
-        mail["From"] = settings.sender
-        mail["To"] = recipient
-        mail["Date"] = format_datetime(local_time(self._clock.wall(), "UTC"))
-        mail["Message-ID"] = make_msgid(domain=settings.sender.rpartition("@")[2])
-        # Keeps vacation responders from answering.
-        mail["Auto-Submitted"] = "auto-generated"
-        mail.set_content(message.plain())
+        mail = self.mail(recipient, message)
         try:
             async with asyncio.timeout(settings.timeout):
                 errors, reply = await aiosmtplib.send(

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from gpuwarden.ruleengine.bots import GROUP
 from gpuwarden.ruleengine.channels import Undelivered
-from gpuwarden.ruleengine.messages import Message
+from gpuwarden.ruleengine.layouts import Message
 from gpuwarden.ruleengine.recipients import NO_ADDRESS, Recipients, recipients
 from gpuwarden.ruleengine.records import DeliveryKey
 
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpuwarden.clock import Clock
+    from gpuwarden.ruleengine.bot_settings import BotSettings
     from gpuwarden.ruleengine.channels import Channel
-    from gpuwarden.ruleengine.directories import Directory
+    from gpuwarden.ruleengine.directories import Directory, User
     from gpuwarden.ruleengine.ledger import Ledger
+    from gpuwarden.ruleengine.texts.speeches import Language
 
 MAX_ALERTS = 1000
 """More alerts than this in one message are not from our Alertmanager."""
@@ -63,7 +66,14 @@ class _Firing:
     fingerprint: str
     starts_at: str
     labels: Mapping[str, str]
-    message: Message
+    annotations: Mapping[str, object]
+    url: str
+
+    def message(self, language: Language | None, *, private: bool) -> Message:
+        """What is sent of it to a reader."""
+        return Message.of(
+            self.annotations, self.url, labels=self.labels, language=language, private=private
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +89,10 @@ class LastHop:
 
     Args:
         ledger: where recipients and proofs are written.
-        channels: by name: email, slack.
+        channels: by name: email, slack, and each bot's.
         directory: the one in force at the time of the call.
         clock: for the record.
+        bots: which of the channels are bots in groups, by name.
     """
 
     def __init__(
@@ -91,7 +102,9 @@ class LastHop:
         *,
         directory: Callable[[], Directory],
         clock: Clock,
+        bots: Mapping[str, BotSettings] | None = None,
     ) -> None:
+        self._bots = bots or {}
         self._ledger = ledger
         self._channels = channels
         self._directory = directory
@@ -105,7 +118,12 @@ class LastHop:
         return tuple(self._channels)
 
     async def receive(
-        self, body: object, channels: Sequence[str], *, channel_target: str | None = None
+        self,
+        body: object,
+        channels: Sequence[str],
+        *,
+        channel_target: str | None = None,
+        language: Language | None = None,
     ) -> Receipt:
         """Deliver one message of Alertmanager's webhook (version 4).
 
@@ -113,6 +131,7 @@ class LastHop:
             body: the decoded JSON.
             channels: names of configured channels, as the address names them.
             channel_target: a Slack channel that is told instead of the owner, or None.
+            language: what that channel reads, or None: what the directory says.
 
         Raises:
             MalformedMessage: it is not such a message.
@@ -120,7 +139,12 @@ class LastHop:
         deliveries: list[_Delivery] = []
         failed: list[str] = []
         for firing in _firing(body, self._clock.wall()):
-            found, missing = self._deliveries(firing, channels, channel_target)
+            if channel_target and not _for_operators(firing.labels):
+                reads = language or self._directory().language
+                message = firing.message(reads, private=False)
+                found, missing = [self._delivery(firing, "slack", channel_target, message)], ""
+            else:
+                found, missing = self._deliveries(firing, channels)
             if missing:
                 failed.append(f"{firing.labels.get('alertname', '?')}: {missing}")
             deliveries += found
@@ -137,31 +161,35 @@ class LastHop:
             retry=any(not error.permanent for _, error in undelivered),
         )
 
-    def _deliveries(
-        self, firing: _Firing, channels: Sequence[str], channel_target: str | None
-    ) -> tuple[list[_Delivery], str]:
+    def _deliveries(self, firing: _Firing, channels: Sequence[str]) -> tuple[list[_Delivery], str]:
         """Who gets this alert, written down as required before anything is sent.
 
         Returns:
             The messages, and why nobody who counts gets one, or an empty string.
         """
         directory, labels = self._directory(), firing.labels
-        if labels.get("level") == "page" or labels.get("target") == "gpu":
-            everyone = [(c, to) for c in channels for to in directory.operators.addresses(c)]
-            found = [self._delivery(firing, *to, case_id=None) for to in everyone]
+        groups = [channel for channel in channels if channel in self._bots]
+        if _for_operators(labels):
+            message = firing.message(directory.operators_language, private=False)
+            own = [(c, to) for c in channels for to in directory.operators.addresses(c)]
+            found = [self._delivery(firing, *to, message) for to in own]
+            found += self._along(firing, groups, None)
             return found, "" if found else NO_ADDRESS
-        if channel_target:
-            return [self._delivery(firing, "slack", channel_target, case_id=None)], ""
         user, case_id = labels.get("user", ""), None
         stored = self._ledger.open_case(labels.get("rule", ""), labels.get("job_id", ""))
         if stored is not None and labels.get("stage"):
             # What the ledger knows outranks what came over the network.
             user, case_id = stored.case.user, stored.id
-        told = recipients(directory, user, channels, now=self._clock.wall())
+        # In a group the owner is told only where the operator says so, and is mentioned by name.
+        proving = [c for c in channels if c not in self._bots or self._bots[c].proves]
+        if not proving:
+            return self._along(firing, groups, directory.user(user)), ""
+        kinds = {name: bot.kind for name, bot in self._bots.items()}
+        told = recipients(directory, user, proving, now=self._clock.wall(), kinds=kinds)
         if case_id is not None:
-            self._require(firing, told, channels, user=user, case_id=case_id)
+            self._require(firing, told, proving, user=user, case_id=case_id)
         elif not told.required:
-            for channel in channels:
+            for channel in proving:
                 self._failed(firing, channel, _nobody(user), error=told.why_not, case_id=None)
         if told.why_not:
             log.warning(
@@ -171,9 +199,31 @@ class LastHop:
                 why=told.why_not,
                 deputy=told.deputy,
             )
-        found = [self._delivery(firing, *to, case_id=case_id) for to in told.required]
-        found += [self._delivery(firing, *to, case_id=None) for to in told.informed]
+        reached = {channel for channel, _ in told.required}
+        others = [group for group in groups if group not in reached]
+        found = [
+            *self._to(firing, told, directory.user(told.deputy or user), case_id=case_id),
+            *self._along(firing, others, directory.user(user)),
+        ]
         return found, "" if told.required else told.why_not
+
+    def _to(
+        self, firing: _Firing, told: Recipients, person: User, *, case_id: int | None
+    ) -> list[_Delivery]:
+        """The message for who must have it, and for who is told as well."""
+        directory = self._directory()
+        reads = directory.language_of(person)
+        found = [
+            self._delivery(
+                firing,
+                *to,
+                firing.message(self._reads(to[0]) or reads, private=to[0] not in self._bots),
+                case_id=case_id,
+            )
+            for to in told.required
+        ]
+        shared = firing.message(directory.language, private=False)
+        return found + [self._delivery(firing, *to, shared) for to in told.informed]
 
     def _require(
         self,
@@ -203,12 +253,38 @@ class LastHop:
             time=self._clock.wall(),
         )
 
+    def _along(
+        self, firing: _Firing, groups: Sequence[str], person: User | None
+    ) -> list[_Delivery]:
+        """What groups read along: it proves nothing to anybody, and mentions whom it is about."""
+        directory = self._directory()
+        otherwise = directory.operators_language if person is None else directory.language
+        return [
+            self._delivery(
+                firing,
+                group,
+                (None if person is None else person.address(self._bots[group].kind)) or GROUP,
+                firing.message(self._reads(group) or otherwise, private=False),
+            )
+            for group in groups
+        ]
+
+    def _reads(self, channel: str) -> Language | None:
+        """The language of a group, where engine.yaml names one."""
+        bot = self._bots.get(channel)
+        return None if bot is None else bot.language
+
     def _delivery(
-        self, firing: _Firing, channel: str, recipient: str, *, case_id: int | None
+        self,
+        firing: _Firing,
+        channel: str,
+        recipient: str,
+        message: Message,
+        *,
+        case_id: int | None = None,
     ) -> _Delivery:
-        return _Delivery(
-            self._key(firing, channel, recipient), case_id, _stage(firing.labels), firing.message
-        )
+        key = self._key(firing, channel, recipient)
+        return _Delivery(key, case_id, _stage(firing.labels), message)
 
     def _key(self, firing: _Firing, channel: str, recipient: str) -> DeliveryKey:
         return DeliveryKey(firing.fingerprint, firing.starts_at, "firing", channel, recipient)
@@ -260,6 +336,10 @@ def _nobody(user: str) -> str:
     return f"{user or 'unknown user'} (no address)"
 
 
+def _for_operators(labels: Mapping[str, str]) -> bool:
+    return labels.get("level") == "page" or labels.get("target") == "gpu"
+
+
 def _stage(labels: Mapping[str, str]) -> str:
     return f"{labels.get('stage', labels.get('level', ''))}:{labels.get('mode', '')}"
 
@@ -292,6 +372,6 @@ def _firing(body: object, now: float) -> list[_Firing]:
         if not isinstance(fingerprint, str) or not isinstance(starts_at, str):
             raise MalformedMessage("an alert lacks fingerprint or startsAt")
         texts = {str(name): str(value) for name, value in labels.items()}
-        message = Message.of(notes, str(alert.get("generatorURL", "")))
-        found.append(_Firing(fingerprint, starts_at, texts, message))
+        url = str(alert.get("generatorURL", ""))
+        found.append(_Firing(fingerprint, starts_at, texts, notes, url))
     return found

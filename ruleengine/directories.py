@@ -25,9 +25,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.ruleengine.fields import Strict, as_tuple, known_zone, some_tuple
+from gpuwarden.ruleengine.texts.speeches import Language
 
 CHANNELS = ("email", "slack")
-"""Through which people can be told."""
+"""Through which people can be told by a message of their own."""
+ADDRESSES = (*CHANNELS, "wecom", "dingtalk", "feishu")
+"""Kinds of addresses, those by which bots mention somebody included."""
 
 _ADDRESS = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}@[A-Za-z0-9.-]{1,255}")
 
@@ -54,6 +57,14 @@ SlackTarget = Annotated[
     str, StringConstraints(pattern=r"^([UWCGD][A-Z0-9]{5,20}|#[a-z0-9._-]{1,80})$")
 ]
 """A member id such as U012ABCDEF (profile > Copy member ID), a channel id, or #channel."""
+WecomTarget = Annotated[
+    str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@-]{0,63}|\+?[0-9]{5,15})$")
+]
+"""A member's user id in WeCom, or the mobile number of the account."""
+DingtalkTarget = Annotated[str, StringConstraints(pattern=r"^\+?[0-9][0-9-]{4,18}$")]
+"""The mobile number of the DingTalk account."""
+FeishuTarget = Annotated[str, StringConstraints(pattern=r"^(ou_|on_)?[A-Za-z0-9]{4,64}$")]
+"""An open id (ou_...) or user id of the person in Feishu or Lark."""
 Zone = Annotated[str, AfterValidator(known_zone)]
 """IANA name of a time zone."""
 UserName = Annotated[
@@ -158,6 +169,14 @@ class User(Strict):
     """Where mail goes."""
     slack: SlackTarget | None = None
     """Where direct messages go."""
+    wecom: WecomTarget | None = None
+    """Whom a WeCom bot mentions; whether that is proof of a notice, engine.yaml says (`bots`)."""
+    dingtalk: DingtalkTarget | None = None
+    """Likewise in DingTalk."""
+    feishu: FeishuTarget | None = None
+    """Likewise in Feishu or Lark."""
+    language: Language | None = None
+    """Language of this person's notices; the directory's by default."""
     team: Annotated[str, StringConstraints(max_length=63)] = ""
     """Team; label `team` of alerts and metrics."""
     teams: Annotated[tuple[TeamName, ...], BeforeValidator(some_tuple)] = ()
@@ -196,7 +215,7 @@ class User(Strict):
     @property
     def addresses(self) -> tuple[str, ...]:
         """Every address of theirs, through whatever channel."""
-        return tuple(to for channel in CHANNELS if (to := self.address(channel)))
+        return tuple(to for kind in ADDRESSES if (to := self.address(kind)))
 
     @property
     def member_of(self) -> tuple[str, ...]:
@@ -208,8 +227,14 @@ class User(Strict):
         return self.left is None or today < self.left
 
     def address(self, channel: str) -> str | None:
-        """The address for a channel (email or slack), or None."""
-        return {"email": self.email, "slack": self.slack}.get(channel)
+        """The address for a kind of channel, such as email or slack, or None."""
+        return {
+            "email": self.email,
+            "slack": self.slack,
+            "wecom": self.wecom,
+            "dingtalk": self.dingtalk,
+            "feishu": self.feishu,
+        }.get(channel)
 
 
 class Operators(Strict):
@@ -219,12 +244,14 @@ class Operators(Strict):
     """Where mail goes."""
     slack: SlackTarget | None = None
     """Where messages go."""
+    language: Language | None = None
+    """Language of their alerts; the directory's by default."""
 
     def addresses(self, channel: str) -> tuple[str, ...]:
         """The addresses for a channel (email or slack)."""
         if channel == "email":
             return self.email
-        return (self.slack,) if self.slack else ()
+        return (self.slack,) if self.slack and channel == "slack" else ()
 
 
 class Directory(Strict):
@@ -232,6 +259,8 @@ class Directory(Strict):
 
     version: Literal[1]
     """Of this file's format."""
+    language: Language = "en"
+    """Language of notices to everybody for whom no other is named: en or zh."""
     operators: Operators = Field(default_factory=Operators)
     """Who receives alerts of the level `page`, where Alertmanager routes them to the engine."""
     users: Mapping[UserName, User] = Field(default_factory=lambda: MappingProxyType({}))
@@ -246,6 +275,21 @@ class Directory(Strict):
     def team(self, name: str) -> Team:
         """What holds for a team; nothing if the directory says nothing of it."""
         return self.teams.get(name) or Team()
+
+    @property
+    def operators_language(self) -> Language:
+        """Language of what the operators are told."""
+        return self.operators.language or self.language
+
+    def language_of(self, user: User) -> Language:
+        """Language of what a person is told."""
+        return user.language or self.language
+
+    @property
+    def languages(self) -> tuple[Language, ...]:
+        """Every language that is in use, the operators' first."""
+        own = (user.language for user in self.users.values() if user.language is not None)
+        return tuple(dict.fromkeys((self.operators_language, self.language, *sorted({*own}))))
 
 
 EMPTY = Directory(version=1)

@@ -50,6 +50,7 @@ _CAUSE_SIGNALS = (
     "data_wait_share",
     "job_cpu_cores",
     "job_io_wait",
+    "job_loader_workers",
 )
 
 # Without the gate, Prometheus serves for five minutes what vanished while it was down.

@@ -239,7 +239,11 @@ class Judgements:
         if truth is Truth.YES and case.detected_at is not None:
             cause = self._cause(rule, job, facts)
             case = dataclasses.replace(
-                case, cause=cause.name, because=cause.because, remedy=cause.remedy
+                case,
+                cause=cause.name,
+                because=cause.because,
+                remedy=cause.remedy,
+                figures=cause.figures,
             )
             if any(event.kind == "detected" for event in step.events) and cause.name == IDLE:
                 events.append(Event("idle_detected"))

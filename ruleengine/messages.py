@@ -1,119 +1,105 @@
-"""The words of notices: what was seen, what was expected, why, what happens when, what to do.
+"""What notices say: what was seen, what was expected, why, what happens when, what to do.
 
-The engine writes them, in the owner's time zone; Alertmanager carries them as annotations, and the
-last hop only lays them out. Nothing that a job says of itself becomes markup.
+The engine writes them, in the time zone of the owner and in each language that the directory knows;
+Alertmanager carries them as annotations, and the last hop lays out the one of each reader. Words
+are in `texts`; what a job says of itself never becomes markup.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import zoneinfo
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
 from gpuwarden.ruleengine.cases import next_stage
-from gpuwarden.ruleengine.condition_differences import words
-from gpuwarden.ruleengine.verdicts import Truth
+from gpuwarden.ruleengine.described import described
+from gpuwarden.ruleengine.model import Action
+from gpuwarden.ruleengine.quantities import Unit
+from gpuwarden.ruleengine.texts import causes, conditions
+from gpuwarden.ruleengine.texts.speeches import about, local_time, speech
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpuwarden.ruleengine.cases import Case
     from gpuwarden.ruleengine.model import OwnerMay, Rule
+    from gpuwarden.ruleengine.profiles import Expected
     from gpuwarden.ruleengine.records import Decision
+    from gpuwarden.ruleengine.texts.speeches import Language, Speech
     from gpuwarden.ruleengine.verdicts import Evidence
 
-LINES = (
-    ("description", ""),
-    ("seen", "Seen"),
-    ("expected", "Expected"),
-    ("cause", "Probable cause"),
-    ("remedy", "What helps"),
-    ("next", "What happens next"),
-    ("keep", "To keep it"),
-    ("work", "Work that would be lost"),
-    ("gpus", "Cards"),
-)
-"""Annotations in the order of a message, with their headings."""
+__all__ = [
+    "Outlook",
+    "UpcomingAct",
+    "about",
+    "clock_time",
+    "ended",
+    "ending",
+    "halted",
+    "in_languages",
+    "local_time",
+    "notice",
+    "undeliverable",
+    "unproven",
+    "withdrawn",
+]
 
-_MAX_SUBJECT = 150
-_MAX_LINE = 1500
-
-
-def local_time(moment: float, zone: str) -> dt.datetime:
-    """A Unix time in a zone; an unknown zone gives UTC."""
-    try:
-        info: dt.tzinfo = zoneinfo.ZoneInfo(zone)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        info = dt.UTC
-    return dt.datetime.fromtimestamp(moment, tz=info)
+LANGUAGE = "language"
+"""Annotation: the language of the texts whose names have no suffix."""
+KEEP_LINK = "keep_link"
+"""Annotation: the address at which the owner may keep the job; for nobody else."""
+KEEP_COMMAND = "keep_command"
+"""Annotation: the command by which the owner may keep it; likewise."""
+_WORDLESS = frozenset({KEEP_LINK, KEEP_COMMAND})
+"""Annotations that are the same in every language."""
 
 
 def clock_time(moment: float, zone: str) -> str:
     """A Unix time for people: `Sun 29 Nov 18:05:07 (Asia/Shanghai)`."""
-    return f"{local_time(moment, zone):%a %d %b %H:%M:%S} ({zone})"
+    return speech("en").time(moment, zone)
 
 
-def about(seconds: float) -> str:
-    """A duration for people: whole seconds below an hour, whole minutes above."""
-    step = 60 if seconds >= 3600 else 1
-    return durations.render(float(round(seconds / step) * step))
+def in_languages(
+    languages: Sequence[Language], texts: Callable[..., Mapping[str, str]]
+) -> dict[str, str]:
+    """The same texts in several languages, as annotations.
+
+    Args:
+        languages: the first is the operators': it is what Alertmanager itself shows.
+        texts: gives the annotations of one language; called with `speech`.
+
+    Returns:
+        The first language's under their names, every other's under `name_<language>`.
+    """
+    first, *others = languages
+    found = {**texts(speech=speech(first)), LANGUAGE: first}
+    for language in others:
+        for name, text in texts(speech=speech(language)).items():
+            if name not in _WORDLESS:
+                found[f"{name}_{language}"] = text
+    return found
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A notice, ready to be laid out.
+class UpcomingAct:
+    """What is going to be done to a job if nothing changes.
 
     Attributes:
-        subject: one line.
-        lines: (heading or an empty string, text), in order.
-        url: the page that explains it, or an empty string.
+        do: checkpoint, yield, requeue or terminate.
+        at: Unix time, at the earliest.
+        grace: seconds that the job then has.
     """
 
-    subject: str
-    lines: tuple[tuple[str, str], ...]
-    url: str = ""
-
-    @classmethod
-    def of(cls, annotations: Mapping[str, object], url: str) -> Message:
-        """Lay out an alert's annotations; text of any other kind is ignored."""
-
-        def text(name: str) -> str:
-            value = annotations.get(name)
-            return value[:_MAX_LINE].strip() if isinstance(value, str) else ""
-
-        subject = " ".join(text("summary").split())[:_MAX_SUBJECT] or "a job needs your attention"
-        lines = tuple((heading, text(name)) for name, heading in LINES if text(name))
-        safe = url if url.startswith(("http://", "https://")) else ""
-        return cls(subject, lines, safe)
-
-    def plain(self) -> str:
-        """The message as plain text, for mail."""
-        parts = [f"{heading}: {text}" if heading else text for heading, text in self.lines]
-        if self.url:
-            parts.append(f"Why, in full: {self.url}")
-        return "\n\n".join(parts) + "\n"
-
-    def slack(self) -> str:
-        """The message in Slack's mrkdwn, with everything escaped that could be a mention."""
-        parts = [f"*{_escaped(self.subject)}*"]
-        parts += [
-            f"*{heading}:* {_escaped(text)}" if heading else _escaped(text)
-            for heading, text in self.lines
-        ]
-        if self.url:
-            parts.append(f"<{_escaped(self.url)}|Why, in full>")
-        return "\n".join(parts)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    do: str
+    at: float
+    grace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What lies ahead of a case.
+    """What lies ahead of a case, and what else its notice needs.
 
     Attributes:
         remaining: seconds until the job may be ended at the earliest, or None if nothing follows.
@@ -124,7 +110,10 @@ class Outlook:
         link: address of the page on which the owner may keep it, or an empty string.
         work_lost: seconds of work that an end now would cost, or None where not known.
         saved: whether it counts from a saved state.
-        cards: the cards it holds, in words.
+        cards: the cards it holds: (UUID, index, product name or an empty string).
+        expected: what the job should show by its profile or by the formula.
+        acts: what is going to be done, soonest first.
+        cost: money that the lost work is worth, in words; empty where not known.
     """
 
     remaining: float | None = None
@@ -135,7 +124,10 @@ class Outlook:
     link: str = ""
     work_lost: float | None = None
     saved: bool = False
-    cards: str = ""
+    cards: tuple[tuple[str, str, str], ...] = ()
+    expected: Mapping[str, Expected] = field(default_factory=lambda: MappingProxyType({}))
+    acts: tuple[UpcomingAct, ...] = ()
+    cost: str = ""
 
 
 def notice(
@@ -144,126 +136,272 @@ def notice(
     evidence: Sequence[Evidence],
     outlook: Outlook,
     *,
+    speech: Speech,
     now: float,
     zone: str,
     engine_url: str,
 ) -> dict[str, str]:
-    """Annotations of a notice that a job breaks a rule."""
-    where = f" on {case.instance}" if case.instance else ""
+    """Annotations, in one language, of a notice that a job breaks a rule."""
+    phrases, say = speech.phrases, speech.say
+    where = say(phrases.on_node, node=case.instance) if case.instance else ""
     since = case.detected_at if case.detected_at is not None else case.opened_at
+    what = described(rule.description, speech.language)
     texts = {
-        "summary": f"Job {case.job_id}{where}: {rule.description or rule.id}",
-        "description": (
-            f"Your job {case.job_id}{where} has broken the rule {rule.id} since "
-            f"{clock_time(since, zone)}." + (f" {rule.description}." if rule.description else "")
-        ).replace("..", "."),
-        "seen": "; ".join(_seen(evidence)),
-        "expected": "; ".join(dict.fromkeys(e.expected for e in evidence if e.expected)),
-        "cause": f"{case.cause}: {case.because}" if case.cause and case.because else case.cause,
-        "remedy": case.remedy,
-        "next": _next(case, rule, outlook, now=now, zone=zone),
-        "keep": _keep(case, outlook, engine_url),
-        "gpus": outlook.cards,
+        "summary": say(phrases.notice_summary, job=case.job_id, where=where, what=what or rule.id),
+        "description": speech.sentences(
+            say(
+                phrases.notice_description,
+                job=case.job_id,
+                where=where,
+                rule=rule.id,
+                time=speech.time(since, zone),
+            ),
+            what,
+        ),
+        "seen": _lines(
+            conditions.seen(
+                rule,
+                evidence,
+                speech,
+                gpus={uuid: index for uuid, index, _ in outlook.cards},
+                expected=outlook.expected,
+            )
+        ),
+        "expected": _lines(
+            conditions.expectations(tuple(outlook.expected.values()), speech)
+            or dict.fromkeys(item.expected for item in evidence if item.expected)
+        ),
+        **_cause(case, speech),
+        "next": _next(case, rule, outlook, speech, now=now, zone=zone),
+        "keep": _keep(outlook, speech),
+        "gpus": speech.listed(
+            [
+                say(phrases.card_named if name else phrases.card, index=index or uuid, name=name)
+                for uuid, index, name in outlook.cards
+            ]
+        ),
+        "work": _work(outlook, speech),
     }
-    if outlook.remaining is not None and outlook.work_lost is not None:
-        since_start = (
-            "" if outlook.saved else " (everything since its start: no saved state is known)"
-        )
-        texts["work"] = about(outlook.work_lost) + since_start
+    if texts["keep"] and outlook.owner_may is not None and _keeps_left(outlook) > 0:
+        texts[KEEP_COMMAND] = _command(case, outlook.owner_may, outlook.ticket, engine_url)
+        texts[KEEP_LINK] = outlook.link
     return texts
 
 
-def _seen(evidence: Sequence[Evidence]) -> list[str]:
-    return [
-        f"{item.condition}: {item.measured}" if item.measured else item.condition
-        for item in evidence
-        if item.truth is Truth.YES
-    ]
+def _lines(parts: Iterable[str]) -> str:
+    return "\n".join(parts)
 
 
-def _next(case: Case, rule: Rule, outlook: Outlook, *, now: float, zone: str) -> str:
-    if outlook.remaining is None:
-        return f"Nothing is done to the job; the rule {rule.id} only tells you."
-    moment = clock_time(now + outlook.remaining, zone)
-    ladder = f"not before {moment}: SIGTERM, and SIGKILL {about(outlook.grace)} later."
-    unless = "If this does not change"
+def _cause(case: Case, speech: Speech) -> dict[str, str]:
+    """The probable cause and what helps; as diagnosed where its figures are missing."""
+    if not case.cause:
+        return {"cause": "", "remedy": ""}
+    name = causes.name(case.cause, speech)
+    because = causes.because(case.cause, case.figures, speech) if case.figures else case.because
+    if case.cause == "unknown":
+        because = ""  # it would only say again what was seen
+    helps = causes.remedy(case.cause, case.figures, speech) if case.figures else case.remedy
+    return {
+        "cause": f"{name}{speech.phrases.colon}{because}" if because else name,
+        "remedy": speech.capital(helps),
+    }
+
+
+def _work(outlook: Outlook, speech: Speech) -> str:
+    if outlook.remaining is None or outlook.work_lost is None:
+        return ""
+    phrases, say = speech.phrases, speech.say
+    template = phrases.work_since_saved if outlook.saved else phrases.work_since_start
+    text = say(template, length=speech.about(outlook.work_lost))
+    if outlook.cards:
+        hours = outlook.work_lost * len(outlook.cards) / 3600
+        text += say(phrases.work_gpu_hours, hours=speech.amount(hours, Unit.COUNT))
+    return text + (say(phrases.work_cost, amount=outlook.cost) if outlook.cost else "")
+
+
+def _next(
+    case: Case, rule: Rule, outlook: Outlook, speech: Speech, *, now: float, zone: str
+) -> str:
+    phrases, say = speech.phrases, speech.say
+    if outlook.remaining is None and not outlook.acts:
+        return say(phrases.next_nothing, rule=rule.id)
+    condition = phrases.next_if
     final = next_stage(case, rule)
     if final is not None and final[1].when is not None:
-        unless += f", and has gone so far as {words(final[1].when)}"
+        far = conditions.words(final[1].when, speech)
+        condition += say(phrases.next_if_far, condition=far)
     if rule.only_if_waiting is not None:
-        unless += ", and while somebody waits for a GPU"
+        condition += phrases.next_if_waiting
+    if outlook.acts:
+        text = _acts(condition, outlook.acts, speech, zone=zone)
+    else:
+        template = phrases.next_asked if case.run_id is not None else phrases.next_ended
+        text = say(
+            template,
+            condition=condition,
+            time=speech.time(now + (outlook.remaining or 0.0), zone),
+            grace=speech.about(outlook.grace),
+        )
     if case.run_id is not None:
-        return f"{unless}, the job is asked to save and leave, and is ended, {ladder}"
-    return (
-        f"{unless}, the job is ended, {ladder} No trainer is known in it that could be asked to "
-        "save: save what you need before."
-    )
+        return text
+    return speech.sentences(text, phrases.next_save_yourself)
 
 
-def _keep(case: Case, outlook: Outlook, engine_url: str) -> str:
-    may = outlook.owner_may
-    if may is None or outlook.remaining is None:
+def _acts(condition: str, acts: Sequence[UpcomingAct], speech: Speech, *, zone: str) -> str:
+    """Each step with its time, a line for each if there are several."""
+    phrases = speech.phrases
+    templates = {
+        "checkpoint": phrases.next_checkpoint,
+        "yield": phrases.next_yield,
+        "requeue": phrases.next_requeue,
+        "terminate": phrases.next_terminate,
+    }
+    steps = [
+        speech.say(templates[act.do], time=speech.time(act.at, zone), grace=speech.about(act.grace))
+        for act in acts
+    ]
+    if len(steps) == 1:
+        return speech.sentences(f"{condition}{phrases.comma}{steps[0]}")
+    return _lines([f"{condition}{phrases.colon}", *(f"- {step}" for step in steps)])
+
+
+def _keeps_left(outlook: Outlook) -> int:
+    return 0 if outlook.owner_may is None else outlook.owner_may.times - outlook.keeps_used
+
+
+def _keep(outlook: Outlook, speech: Speech) -> str:
+    phrases, say, may = speech.phrases, speech.say, outlook.owner_may
+    if may is None or (outlook.remaining is None and not outlook.acts):
         return ""
-    left = may.times - outlook.keeps_used
+    left = _keeps_left(outlook)
     if left <= 0:
-        return f"It has been kept {outlook.keeps_used} times, which is all this rule allows."
-    ticket = f" --ticket {outlook.ticket}" if outlook.ticket else ""
-    page = f"open {outlook.link} and say why, or: " if outlook.link else ""
-    return (
-        f"{page}gpuwarden keep {case.job_id} --rule {case.rule_id} "
-        f"--for {durations.render(may.keep)} "
-        f"--reason WHY --engine.url {engine_url}{ticket}  (moves the end by up to "
-        f"{durations.render(may.keep)}; {left} of {may.times} left)"
-    )
+        return say(phrases.keep_used_up, used=outlook.keeps_used)
+    return say(phrases.keep_terms, length=speech.length(may.keep), left=left, times=may.times)
 
 
-def ending(case: Case, rule: Rule, grace: float, *, now: float, zone: str) -> dict[str, str]:
+def _command(case: Case, may: OwnerMay, ticket: str, engine_url: str) -> str:
+    words = ["gpuwarden", "keep", case.job_id, "--rule", case.rule_id]
+    words += ["--for", durations.render(may.keep), "--reason", "WHY", "--engine.url", engine_url]
+    return shlex.join([*words, "--ticket", ticket] if ticket else words)
+
+
+def ending(
+    case: Case, rule: Rule, grace: float, *, speech: Speech, now: float, zone: str
+) -> dict[str, str]:
     """Annotations of the message that a job is being ended now."""
+    phrases, say = speech.phrases, speech.say
+    what = described(rule.description, speech.language) or rule.id
     return {
-        "summary": f"Job {case.job_id} is being ended: {rule.description or rule.id}",
-        "description": (
-            f"Your job {case.job_id} is being ended by the rule {rule.id}, as announced. "
-            + ("It is asked to save and leave: " if case.run_id is not None else "")
-            + f"SIGTERM at {clock_time(now, zone)}, and SIGKILL {about(grace)} later for what is "
-            "then left of it."
+        "summary": say(phrases.ending_summary, job=case.job_id, what=what),
+        "description": say(
+            phrases.ending_description,
+            job=case.job_id,
+            rule=rule.id,
+            asked=phrases.ending_asked if case.run_id is not None else "",
+            time=speech.time(now, zone),
+            grace=speech.about(grace),
         ),
-        "cause": f"{case.cause}: {case.because}" if case.cause and case.because else case.cause,
-        "remedy": case.remedy,
+        **_cause(case, speech),
     }
 
 
-def ended(decision: Decision, freed: float | None, *, zone: str) -> dict[str, str]:
+def ended(decision: Decision, freed: float | None, *, speech: Speech, zone: str) -> dict[str, str]:
     """Annotations of the message that a job was ended, or that this could not be proven."""
-    at = clock_time(decision.finished_at or decision.created_at, zone)
-    if decision.state == "verified":
-        memory = f" {freed / 2**30:.1f} GiB of GPU memory were freed." if freed is not None else ""
-        what = f"Your job {decision.job_id} was ended by the rule {decision.rule_id} at {at}."
+    phrases, say = speech.phrases, speech.say
+    names = {
+        "job": decision.job_id,
+        "rule": decision.rule_id,
+        "time": speech.time(decision.finished_at or decision.created_at, zone),
+    }
+    if decision.state != "verified":
+        reason = decision.reason or decision.state
         return {
-            "summary": f"Job {decision.job_id} was ended by the rule {decision.rule_id}",
-            "description": what + memory,
-            "next": (
-                "It was asked to save and leave: `gpuwarden train ... resume=auto` goes on from "
-                "its last saved state."
-                if decision.asked_to_save
-                else "It was not asked to save: what it had not saved by itself is gone."
-            ),
+            "summary": say(phrases.unproven_summary, **names),
+            "description": say(phrases.unproven_description, reason=reason, **names),
         }
+    summary, description = {
+        Action.YIELD.value: (phrases.left_summary, phrases.left_description),
+        Action.REQUEUE.value: (phrases.requeued_summary, phrases.requeued_description),
+    }.get(decision.action, (phrases.ended_summary, phrases.ended_description))
+    memory = "" if freed is None else speech.amount(freed, Unit.BYTES)
+    texts = {
+        "summary": say(summary, **names),
+        "description": say(description, **names)
+        + (say(phrases.ended_freed, memory=memory) if memory else ""),
+    }
+    if decision.action == Action.YIELD.value:
+        return texts
     return {
-        "summary": f"Job {decision.job_id}: its end could not be proven",
-        "description": (
-            f"The rule {decision.rule_id} ended your job {decision.job_id} at {at}, but not all of "
-            f"it is proven gone ({decision.reason or decision.state}). The operators look into it."
+        **texts,
+        "next": phrases.ended_saved if decision.asked_to_save else phrases.ended_unsaved,
+    }
+
+
+def withdrawn(case: Case, *, rule_gone: bool, speech: Speech) -> dict[str, str]:
+    """Annotations of the message that what an earlier notice announced does not happen.
+
+    Args:
+        case: whose end was announced.
+        rule_gone: whether the rule is no longer in force; else it only observes now.
+        speech: the language.
+    """
+    phrases, say = speech.phrases, speech.say
+    why = phrases.withdrawn_rule_gone if rule_gone else phrases.withdrawn_observes
+    return {
+        "summary": say(phrases.withdrawn_summary, job=case.job_id),
+        "description": say(
+            phrases.withdrawn_description, rule=case.rule_id, job=case.job_id, why=why
+        ),
+        "next": phrases.withdrawn_next,
+    }
+
+
+# -- for operators
+
+
+def undeliverable(
+    case: Case, waited: float, errors: Sequence[str], *, speech: Speech
+) -> dict[str, str]:
+    """Annotations of the operators' alert that an owner cannot be told.
+
+    Args:
+        case: that waits for it.
+        waited: seconds since the notice was due.
+        errors: why no server took it; empty if nothing was heard of it at all.
+        speech: the language.
+    """
+    phrases, say = speech.phrases, speech.say
+    return {
+        "summary": say(phrases.undeliverable_summary, job=case.job_id),
+        "description": say(
+            phrases.undeliverable_description,
+            user=case.user or phrases.unknown_user,
+            rule=case.rule_id,
+            waited=speech.about(max(0.0, waited)),
+            why=phrases.semicolon.join(errors) or phrases.undeliverable_unheard,
         ),
     }
 
 
-def withdrawn(case: Case, why: str) -> dict[str, str]:
-    """Annotations of the message that what an earlier notice announced does not happen."""
+def halted(sentence: str, *, whole: bool, speech: Speech) -> dict[str, str]:
+    """Annotations of the operators' alert that nothing is ended because too much would be.
+
+    Args:
+        sentence: what is too much.
+        whole: whether that holds for all rules, or only for those of a file.
+        speech: the language.
+    """
+    phrases = speech.phrases
     return {
-        "summary": f"Job {case.job_id} is not ended after all",
-        "description": (
-            f"The rule {case.rule_id} had announced the end of your job {case.job_id}. That is "
-            f"called off: {why}."
-        ),
-        "next": "Nothing is done to the job, and there is nothing that you have to do.",
+        "summary": phrases.halted_summary if whole else phrases.halted_part_summary,
+        "description": speech.say(phrases.halted_description, sentence=sentence),
+    }
+
+
+def unproven(decision: Decision, *, speech: Speech) -> dict[str, str]:
+    """Annotations of the operators' alert that a job's end could not be proven."""
+    phrases, say = speech.phrases, speech.say
+    return {
+        "summary": say(phrases.pager_summary, job=decision.job_id, state=decision.state),
+        "description": say(phrases.pager_description, reason=decision.reason or phrases.no_reason),
     }

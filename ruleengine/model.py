@@ -40,6 +40,7 @@ from gpuwarden.ruleengine.conditions import (
     SilentFor,
     Waiting,
 )
+from gpuwarden.ruleengine.described import Sentences
 from gpuwarden.ruleengine.fields import (
     Bytes,
     CgroupPath,
@@ -255,8 +256,8 @@ class Rule(Strict):
 
     id: Identifier
     """Immutable; cases are kept by (id, job)."""
-    description: str = ""
-    """One sentence for owners."""
+    description: Sentences = ""
+    """One sentence for owners, or one for each language: `{en: ..., zh: ...}`."""
     mode: Mode = Mode.OBSERVE
     """observe: record what would be done; warn: also tell owners; enforce: also act."""
     target: Target

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import RefusedAction
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.messages import Outlook
     from gpuwarden.ruleengine.model import OwnerMay, Rule
     from gpuwarden.ruleengine.records import Decision, Notice
+    from gpuwarden.ruleengine.texts.speeches import Language
     from gpuwarden.ruleengine.verdicts import Evidence
 
 SERVICE = "gpuwarden-jobs"
@@ -47,11 +49,13 @@ class Context:
         now: Unix time.
         zone: time zone where the owner's is not known.
         external_url: how people reach the engine.
+        languages: every one that a reader may want, the operators' first.
     """
 
     now: float
     zone: str
     external_url: str
+    languages: tuple[Language, ...] = ("en",)
 
     def page(self, job_id: str) -> str:
         """Address of a job's page."""
@@ -92,7 +96,10 @@ def case_alerts(
     if case.state in OPEN_DECISION and not case.leaving:
         mark = next((m for m in reversed(case.marks) if Action(m.do).ends), None)
         if mark is not None:
-            texts = messages.ending(case, rule, outlook.grace, now=mark.at, zone=zone)
+            texts = messages.in_languages(
+                context.languages,
+                partial(messages.ending, case, rule, outlook.grace, now=mark.at, zone=zone),
+            )
             return [
                 _alert(
                     "GpuwardenJobEnding",
@@ -107,14 +114,18 @@ def case_alerts(
             ]
     if not marks or case.over:
         return []
-    texts = messages.notice(
-        case,
-        rule,
-        evidence,
-        outlook,
-        now=context.now,
-        zone=zone,
-        engine_url=context.external_url,
+    texts = messages.in_languages(
+        context.languages,
+        partial(
+            messages.notice,
+            case,
+            rule,
+            evidence,
+            outlook,
+            now=context.now,
+            zone=zone,
+            engine_url=context.external_url,
+        ),
     )
     mark = marks[-1]
     return [
@@ -149,15 +160,10 @@ def undeliverable_alerts(
         waited = context.now - mark.at
         if not errors and waited < undelivered_after:
             continue
-        why = "; ".join(errors) or "Alertmanager has not brought it to the engine"
-        texts = {
-            "summary": f"The owner of job {case.job_id} cannot be told",
-            "description": (
-                f"User {case.user or 'unknown'} has no proof of the notice of rule {rule.id} "
-                f"{messages.about(max(0.0, waited))} after it was due: {why}. The job is not ended "
-                "without it. Mend the address in the directory, or the mail or Slack settings."
-            ),
-        }
+        texts = messages.in_languages(
+            context.languages,
+            partial(messages.undeliverable, case, waited, errors),
+        )
         return [
             _alert(
                 "GpuwardenNoticeUndeliverable",
@@ -186,14 +192,14 @@ def observed_since(case: Case, rule: Rule) -> float | None:
 
 
 def withdrawn_alerts(
-    case: Case, at: float, why: str, *, owner: User, context: Context
+    case: Case, at: float, *, rule_gone: bool, owner: User, context: Context
 ) -> list[Alert]:
     """The news, for a quarter of an hour, that an announced end is called off.
 
     Args:
         case: the case, open or closed.
         at: Unix time since when it is called off.
-        why: in words.
+        rule_gone: whether the rule is no longer in force; else it only observes now.
         owner: whom it was announced to.
         context: what alerts are made with.
     """
@@ -206,7 +212,10 @@ def withdrawn_alerts(
         "mode": "enforce",
     }
     url = context.page(case.job_id)
-    return [Alert(labels, messages.withdrawn(case, why), at, context.now, url)]
+    texts = messages.in_languages(
+        context.languages, partial(messages.withdrawn, case, rule_gone=rule_gone)
+    )
+    return [Alert(labels, texts, at, context.now, url)]
 
 
 def halted_alert(sentence: str, since: float, context: Context, *, whole: bool) -> Alert:
@@ -218,10 +227,11 @@ def halted_alert(sentence: str, since: float, context: Context, *, whole: bool) 
         context: what alerts are made with.
         whole: whether that holds for all rules, or only for those of a file.
     """
-    what = "ends no job" if whole else "ends no job by the rules of a file"
     return Alert(
         labels={"alertname": "GpuwardenEnforcementHalted", "service": SERVICE, "level": "page"},
-        annotations={"summary": f"gpuwarden {what}", "description": f"{sentence}."},
+        annotations=messages.in_languages(
+            context.languages, partial(messages.halted, sentence, whole=whole)
+        ),
         starts_at=since,
         ends_at=context.now,
         url=f"{context.external_url}/jobs",
@@ -236,7 +246,10 @@ def decision_alerts(
         return []
     if context.now - decision.finished_at >= ENDED_SECONDS:
         return []
-    texts = messages.ended(decision, freed, zone=owner.timezone or context.zone)
+    zone = owner.timezone or context.zone
+    texts = messages.in_languages(
+        context.languages, partial(messages.ended, decision, freed, zone=zone)
+    )
     labels = {
         "service": SERVICE,
         "rule": decision.rule_id,
@@ -257,13 +270,7 @@ def decision_alerts(
         )
     ]
     if decision.state != "verified":
-        pager = {
-            "summary": f"Reclaim of job {decision.job_id} is {decision.state}",
-            "description": (
-                f"{decision.reason or 'No reason given'}. No other job on its cards is ended until "
-                "it has let go of them; look at the node's processes and at the agent's journal."
-            ),
-        }
+        pager = messages.in_languages(context.languages, partial(messages.unproven, decision))
         found.append(
             Alert(
                 {"alertname": "GpuwardenReclaimUnproven", **labels, "level": "page"},

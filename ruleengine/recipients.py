@@ -14,7 +14,7 @@ from gpuwarden.ruleengine.messages import local_time
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpuwarden.ruleengine.directories import Contact, Directory, User
 
@@ -23,6 +23,8 @@ NO_ADDRESS = "the directory has no address"
 
 Address = tuple[str, str]
 """(channel, address)."""
+_Way = tuple[str, str]
+"""(channel, kind of address that it needs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,12 @@ class Recipients:
 
 
 def recipients(
-    directory: Directory, user: str, channels: Sequence[str], *, now: float
+    directory: Directory,
+    user: str,
+    channels: Sequence[str],
+    *,
+    now: float,
+    kinds: Mapping[str, str] | None = None,
 ) -> Recipients:
     """Who is to have a notice through some channels.
 
@@ -52,18 +59,20 @@ def recipients(
         user: the owner.
         channels: names of channels, such as email.
         now: Unix time: a day of leaving begins in the person's own zone.
+        kinds: of the channels that are not called like the address that they need.
     """
+    given = tuple((channel, (kinds or {}).get(channel, channel)) for channel in channels)
     owner = directory.user(user)
-    why_not = _why_not(owner, channels, now)
+    why_not = _why_not(owner, given, now)
     if not why_not:
-        return Recipients(_addresses(owner, channels))
+        return Recipients(_addresses(owner, given))
     contact = directory.team(owner.team).contact
-    informed = () if contact is None else _addresses(contact, channels)
+    informed = () if contact is None else _addresses(contact, given)
     deputy = owner.deputy or ""
     stands_in = directory.user(deputy)
-    if not deputy or _why_not(stands_in, channels, now):
+    if not deputy or _why_not(stands_in, given, now):
         return Recipients((), informed, why_not=why_not)
-    required = _addresses(stands_in, channels)
+    required = _addresses(stands_in, given)
     others = tuple(address for address in informed if address not in required)
     return Recipients(required, others, deputy, why_not)
 
@@ -73,12 +82,12 @@ def day_of(user: User, now: float) -> dt.date:
     return local_time(now, user.timezone or "UTC").date()
 
 
-def _why_not(user: User, channels: Sequence[str], now: float) -> str:
+def _why_not(user: User, channels: Sequence[_Way], now: float) -> str:
     if not user.present(day_of(user, now)):
         return f"they have left (by the directory, on {user.left})"
     return "" if _addresses(user, channels) else NO_ADDRESS
 
 
-def _addresses(person: User | Contact, channels: Sequence[str]) -> tuple[Address, ...]:
-    found = ((channel, person.address(channel)) for channel in channels)
+def _addresses(person: User | Contact, channels: Sequence[_Way]) -> tuple[Address, ...]:
+    found = ((channel, person.address(kind)) for channel, kind in channels)
     return tuple((channel, address) for channel, address in found if address)

@@ -17,6 +17,7 @@ from gpuwarden.errors import InvalidInput, ServiceUnavailable
 from gpuwarden.ruleengine import tickets
 from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
 from gpuwarden.ruleengine.app import EngineApp
+from gpuwarden.ruleengine.bots import KINDS
 from gpuwarden.ruleengine.channels import EmailChannel, SlackChannel
 from gpuwarden.ruleengine.connections import BoundedProtocol
 from gpuwarden.ruleengine.deliveries import LastHop
@@ -36,7 +37,7 @@ from gpuwarden.ruleengine.slurm_commands import slurm_commands
 from gpuwarden.ruleengine.slurm_queues import SlurmQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import httpx
@@ -54,6 +55,14 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class BotSecrets:
+    """What a bot is reached with, and what its messages are signed with."""
+
+    key: str
+    secret: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Secrets:
     """Everything secret that engine.yaml names, read; None where it names nothing."""
 
@@ -62,6 +71,7 @@ class Secrets:
     smtp_password: str | None
     slack_token: str | None
     node_token: str | None
+    bots: Mapping[str, BotSecrets]
     signer: Signer | None
     tokens: tuple[Token, ...] = ()
 
@@ -87,6 +97,13 @@ def read_secrets(settings: Settings) -> Secrets:
         node_token=secret(
             registration.token_file if registration else None, "nodes.registration.token_file"
         ),
+        bots={
+            name: BotSecrets(
+                read_secret(settings.path(bot.key_file), f"bots: {name}: key_file"),
+                secret(bot.secret_file, f"bots: {name}: secret_file"),
+            )
+            for name, bot in values.bots.items()
+        },
         signer=Signer.load(settings.path(agents.key_file)) if agents else None,
         tokens=read_tokens(settings),
     )
@@ -125,7 +142,12 @@ def check_files(settings: Settings) -> RuleBook:
     return book
 
 
-def _channels(settings: Settings, secrets: Secrets, clock: Clock) -> dict[str, Channel]:
+def open_channels(settings: Settings, secrets: Secrets, clock: Clock) -> dict[str, Channel]:
+    """Every way to reach people that engine.yaml names.
+
+    Raises:
+        InvalidInput: a bot's key is none.
+    """
     found: dict[str, Channel] = {}
     smtp, slack = settings.values.smtp, settings.values.slack
     if smtp is not None:
@@ -137,6 +159,9 @@ def _channels(settings: Settings, secrets: Secrets, clock: Clock) -> dict[str, C
         )
     if slack is not None and secrets.slack_token is not None:
         found["slack"] = SlackChannel(slack, secrets.slack_token)
+    for name, bot in settings.values.bots.items():
+        known = secrets.bots[name]
+        found[name] = KINDS[bot.kind](bot, known.key, secret=known.secret, clock=clock)
     return found
 
 
@@ -210,7 +235,7 @@ class Service:
         ticket_key = None
         if secrets.notify_token is not None:
             ticket_key = tickets.key_from(secrets.notify_token)
-        self._channels = _channels(settings, secrets, clock)
+        self._channels = open_channels(settings, secrets, clock)
         self._client = client_of(values.prometheus, settings.path)
         self.ledger = Ledger(settings.path(values.ledger))
         self._nodes = _nodes(settings, self.ledger, clock)
@@ -239,7 +264,11 @@ class Service:
             demands=_demands(settings),
         )
         last_hop = LastHop(
-            self.ledger, self._channels, directory=lambda: rulebook.directory, clock=clock
+            self.ledger,
+            self._channels,
+            directory=lambda: rulebook.directory,
+            clock=clock,
+            bots=values.bots,
         )
         self.app: Starlette = EngineApp(
             self.engine,

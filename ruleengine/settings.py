@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.node_api import RegistrationRefused, Target
+from gpuwarden.ruleengine.bot_settings import BotName, BotSettings
 from gpuwarden.ruleengine.directories import Email
 from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
@@ -219,6 +220,8 @@ class EngineSettings(Strict):
     """The mail server; without it no mail is sent."""
     slack: SlackSettings | None = None
     """Slack; without it no message is sent."""
+    bots: dict[BotName, BotSettings] = Field(default_factory=dict)
+    """Bots in groups of WeCom, DingTalk, Feishu or Lark, by a name of your choice."""
     slurm: SlurmSettings | None = None
     """Slurm, which ends its own jobs, and whose queue rules may ask who waits."""
     prices: Prices | None = None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import structlog
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, notices, tickets
+from gpuwarden.ruleengine.acts import acting_stages
 from gpuwarden.ruleengine.cases import Case, CloseReason
 from gpuwarden.ruleengine.links import Links
-from gpuwarden.ruleengine.messages import Outlook
+from gpuwarden.ruleengine.messages import Outlook, UpcomingAct
+from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.notices import AlertBook, Context
+from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS
 
 if TYPE_CHECKING:
@@ -106,8 +110,10 @@ class Teller:
             log.warning("clock skew", seconds=round(skew, 1), server="alertmanager")
 
     def _alerts(self, view: View, now: float) -> list[Alert]:
-        context = Context(now, self._rulebook.rules.timezone, self._settings.external_url)
         directory = self._rulebook.directory
+        context = Context(
+            now, self._rulebook.rules.timezone, self._settings.external_url, directory.languages
+        )
         found: list[Alert] = []
         waiting = 0
         for stored in self._cases.all():
@@ -116,7 +122,7 @@ class Teller:
                 continue
             observed = notices.observed_since(case, rule)
             if observed is not None:
-                found += self._withdrawn(case, observed, "the rule only observes now", context)
+                found += self._withdrawn(case, observed, context, rule_gone=False)
             if not case.over and not notices.told_marks(case, rule):
                 continue  # nobody is told of it, and there may be thousands
             owner = directory.user(case.user)
@@ -146,7 +152,7 @@ class Teller:
         ):
             case = Case.decode(body)
             if notices.announced(case):
-                found += self._withdrawn(case, at, "the rule is no longer in force", context)
+                found += self._withdrawn(case, at, context, rule_gone=True)
         for decision in self._ledger.finished_since(now - notices.ENDED_SECONDS):
             owner = directory.user(decision.user)
             found += notices.decision_alerts(
@@ -158,9 +164,11 @@ class Teller:
             found.append(notices.halted_alert(sentence, view.halted_since, context, whole=whole))
         return found
 
-    def _withdrawn(self, case: Case, at: float, why: str, context: Context) -> list[Alert]:
+    def _withdrawn(
+        self, case: Case, at: float, context: Context, *, rule_gone: bool
+    ) -> list[Alert]:
         owner = self._rulebook.directory.user(case.user)
-        return notices.withdrawn_alerts(case, at, why, owner=owner, context=context)
+        return notices.withdrawn_alerts(case, at, rule_gone=rule_gone, owner=owner, context=context)
 
     def outlook(self, case: Case, rule: Rule, view: View, *, now: float) -> Outlook:
         """What lies ahead of a case, for its notice and its page."""
@@ -176,8 +184,27 @@ class Teller:
             link=self._links.url(case, _deadline(case, rule)),
             work_lost=None if job is None else guards.work_lost(job, now),
             saved=job is not None and job.run is not None and job.run.checkpoint_time is not None,
-            cards="" if job is None else ", ".join(_card(gpu.index, gpu.name) for gpu in job.gpus),
+            cards=() if job is None else tuple((gpu.uuid, gpu.index, gpu.name) for gpu in job.gpus),
+            expected=MappingProxyType({})
+            if job is None
+            else expectation(job, self._rulebook.rules.profiles, team=rule.team).values,
+            acts=_upcoming(case, rule, now),
         )
+
+
+def _upcoming(case: Case, rule: Rule, now: float) -> tuple[UpcomingAct, ...]:
+    """What is going to be done, soonest first; none where the end is all that follows."""
+    found = [
+        UpcomingAct(stage.do.value, now + wait, cases.terms(case, key, stage).grace)
+        for key, stage in acting_stages(rule)
+        if not case.over
+        and cases.ahead(case, key, stage)
+        and (case.run_id is not None or stage.do.ends)
+        and (wait := cases.remaining_of(case, rule, key, stage)) is not None
+    ]
+    if [act.do for act in found] == [Action.TERMINATE.value]:
+        return ()
+    return tuple(sorted(found, key=lambda act: act.at))
 
 
 def _grace(case: Case, rule: Rule) -> float:
@@ -192,10 +219,6 @@ def _deadline(case: Case, rule: Rule) -> float:
     """Seconds from the detection of a case to the last act that its owner is told of."""
     stages = cases.taking_stages(rule)[-1:]
     return max((cases.terms(case, *item).after for item in stages), default=0.0)
-
-
-def _card(index: str, name: str) -> str:
-    return f"GPU {index} ({name})" if name else f"GPU {index}"
 
 
 def _freed(decision: Decision) -> float | None:

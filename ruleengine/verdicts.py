@@ -297,8 +297,11 @@ class Cause:
         name: data-loading, hyperparameters, model, hardware, idle, or unknown.
         because: the evidence in one sentence.
         remedy: what the owner could do, in one sentence, or an empty string.
+        figures: what it rests on, name -> value in base units; notices tell it again from these
+            in the reader's language.
     """
 
     name: str
     because: str
     remedy: str = ""
+    figures: tuple[tuple[str, float | str], ...] = ()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.alertmanager import Alert
     from gpuwarden.ruleengine.cases import Case
-    from gpuwarden.ruleengine.messages import Message
+    from gpuwarden.ruleengine.layouts import Message
 
 BOOT = "boot-1"
 LONG_AGO = 7200.0

@@ -154,7 +154,7 @@ def test_a_notice_says_what_an_owner_asks_for(servers: World) -> None:
             (message,) = world.slack.received
             text = message.json()["text"]
             assert re.search(r"\d\d:\d\d.{0,20}Europe/Berlin", text), text
-            for word in ("idle-held", "gpu_utilization", "GPU 0", "gpuwarden keep proc-1", "1h"):
+            for word in ("idle-held", "GPU utilization", "GPU 0", "gpuwarden keep proc-1", "1h"):
                 assert word in text
 
     asyncio.run(story())

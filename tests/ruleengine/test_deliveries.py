@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from gpuwarden.ruleengine.messages import Message
+    from gpuwarden.ruleengine.layouts import Message
 
 STAGE = "moderate-notify:enforce"
 DIRECTORY = Directory.model_validate(
@@ -440,7 +440,13 @@ def test_a_subject_arrives_as_it_was_written(
             assert max(len(line) for line in text.splitlines()) < 200
             parsed = email.message_from_string(text, policy=email.policy.default)
             assert parsed["Subject"].strip() == f"[gpuwarden] {summary}"
-            assert "显存 显存" in parsed.get_content()
+            plain, rich = parsed.iter_parts()
+            assert [part.get_content_type() for part in (plain, rich)] == [
+                "text/plain",
+                "text/html",
+            ]
+            assert "显存 显存" in plain.get_content()
+            assert "显存 显存" in rich.get_content()
 
     asyncio.run(story())
 

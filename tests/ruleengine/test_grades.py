@@ -26,6 +26,7 @@ from gpuwarden.ruleengine.messages import Outlook, notice
 from gpuwarden.ruleengine.model import RuleSet
 from gpuwarden.ruleengine.rule_differences import differences
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
+from gpuwarden.ruleengine.texts.speeches import speech
 from gpuwarden.ruleengine.verdicts import Grade, SignalKey, Truth, Verdict
 
 if TYPE_CHECKING:
@@ -319,9 +320,8 @@ def test_a_job_is_ended_only_as_far_as_the_rule_says(
             await world.tick(NEEDED + 4)
             assert world.state() is CaseState.NOTIFIED
             assert world.agent.requests == []
-            assert "has gone so far as gpu_memory_share min over 1m > 90 %" in str(
-                world.alerts.received[-1].json()
-            )
+            far = "share of the GPU memory held, lowest of the last 1m: above 90 %"
+            assert f"has gone so far as {far}" in str(world.alerts.received[-1].json())
             world.fleet.jobs[0].memory = 38 * GIB
             world.agent.on_node = lambda: change(world)
             await world.tick(38)
@@ -469,11 +469,13 @@ def test_the_notice_says_how_far_it_must_go() -> None:
         judged,
         (),
         Outlook(remaining=600.0, grace=60.0),
+        speech=speech("en"),
         now=NOW_FACTS,
         zone="UTC",
         engine_url="http://engine:9837",
     )
-    assert "has gone so far as gpu_memory_share min over 5m > 90 %, any GPUs" in texts["next"]
+    far = "share of the GPU memory held, lowest of the last 5m: above 90 %, on any GPU"
+    assert f"has gone so far as {far}" in texts["next"]
 
 
 def test_a_forecast_counts_the_stages_own_time() -> None:

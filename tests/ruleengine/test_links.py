@@ -35,7 +35,7 @@ async def linked(servers: World) -> AsyncIterator[tuple[World, httpx.AsyncClient
     async with running(servers) as world:
         await world.until(CaseState.NOTIFIED)
         (message,) = {request.json()["text"] for request in world.slack.received}
-        found = re.search(rf"{URL}(/keep/\S+) and say why", html.unescape(message))
+        found = re.search(rf"say why: {URL}(/keep/\S+)", html.unescape(message))
         assert found is not None
         transport = httpx.ASGITransport(app=application(world).starlette())
         async with httpx.AsyncClient(transport=transport, base_url=URL) as client:

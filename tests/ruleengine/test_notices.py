@@ -11,7 +11,8 @@ from gpuwarden.agent_api import Action, ActionReport, ActionState, Outcome
 from gpuwarden.ruleengine import acts, cases, messages, notices
 from gpuwarden.ruleengine.cases import Case, CaseState
 from gpuwarden.ruleengine.directories import User
-from gpuwarden.ruleengine.messages import Message, Outlook
+from gpuwarden.ruleengine.layouts import Message
+from gpuwarden.ruleengine.messages import Outlook
 from gpuwarden.ruleengine.model import OwnerMay
 from gpuwarden.ruleengine.notices import Context
 from gpuwarden.ruleengine.records import Decision, Notice
@@ -27,7 +28,7 @@ OUTLOOK = Outlook(
     keeps_used=1,
     ticket="TICKET",
     work_lost=5400.0,
-    cards="GPU 0 (A100)",
+    cards=(("GPU-0", "0", "A100"),),
 )
 EVIDENCE = (
     Evidence("gpu_utilization max over 60s at most 5 %", Truth.YES, measured="GPU 0: 0 %"),
@@ -104,7 +105,7 @@ def test_a_notice_says_from_where_the_lost_work_counts() -> None:
     (alert,) = notices.case_alerts(
         told(), rule(), evidence=EVIDENCE, outlook=saved, owner=ALICE, context=CONTEXT
     )
-    assert alert.annotations["work"] == "1h30m"
+    assert alert.annotations["work"] == "1h30m since its last saved state; 1.5 GPU-hours"
 
 
 def test_labels_are_identity_only() -> None:

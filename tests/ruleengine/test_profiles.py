@@ -26,6 +26,7 @@ from gpuwarden.ruleengine.linting import lint_rule
 from gpuwarden.ruleengine.messages import Outlook, notice
 from gpuwarden.ruleengine.model import Profile
 from gpuwarden.ruleengine.profiles import expectation
+from gpuwarden.ruleengine.texts.speeches import speech
 from gpuwarden.ruleengine.verdicts import Evidence, GpuFacts, JobFacts, SignalKey, Truth, Verdict
 
 NO, UNKNOWN, YES = Truth.NO, Truth.UNKNOWN, Truth.YES
@@ -107,6 +108,7 @@ def test_an_estimate_is_called_one_wherever_it_is_shown() -> None:
         a_rule({"profile": {"throughput": "below 15%"}, "window": "5m"}),
         verdict.evidence,
         Outlook(),
+        speech=speech("en"),
         now=NOW_FACTS,
         zone="UTC",
         engine_url="http://engine:9837",

@@ -19,6 +19,7 @@ from gpuwarden.ruleengine.messages import Outlook, notice
 from gpuwarden.ruleengine.model import RuleSet
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
+from gpuwarden.ruleengine.texts.speeches import speech
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,6 +145,7 @@ def test_the_owner_is_told_on_whom_it_depends() -> None:
             rule,
             (),
             Outlook(remaining=600.0, grace=60.0),
+            speech=speech("en"),
             now=NOW,
             zone="UTC",
             engine_url="http://engine:9837",

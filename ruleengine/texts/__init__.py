@@ -1,0 +1,1 @@
+"""Every sentence that reaches an owner or an operator by a notice, in every language."""
