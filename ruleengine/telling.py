@@ -12,6 +12,7 @@ from gpuwarden.ruleengine import cases, guards, notices, tickets
 from gpuwarden.ruleengine.acts import acting_stages
 from gpuwarden.ruleengine.cases import Case, CloseReason
 from gpuwarden.ruleengine.links import Links
+from gpuwarden.ruleengine.losses import at_risk
 from gpuwarden.ruleengine.messages import Outlook, UpcomingAct
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.notices import AlertBook, Context
@@ -174,6 +175,7 @@ class Teller:
         """What lies ahead of a case, for its notice and its page."""
         facts = view.facts
         job = None if facts is None else facts.jobs.get(case.job_id)
+        risk = None if job is None else at_risk(job, now, self._settings.prices)
         keeps = self._ledger.keeps(case.rule_id, case.job_id, case.run_id)
         return Outlook(
             remaining=None if case.over else cases.remaining(case, rule),
@@ -189,6 +191,7 @@ class Teller:
             if job is None
             else expectation(job, self._rulebook.rules.profiles, team=rule.team).values,
             acts=_upcoming(case, rule, now),
+            cost="" if risk is None or risk.cost is None else str(risk.cost),
         )
 
 

@@ -182,8 +182,8 @@ CONDITIONS: list[tuple[dict[str, Any], str, str]] = [
             "gpus": "any",
         },
         (
-            "Share of the GPU memory held, last 5m: GPU 0: 96 % (the rule: above 90 % in at least 80 % "
-            "of the time, on any GPU)"
+            "Share of the GPU memory held, last 5m: GPU 0: 96 % "
+            "(the rule: above 90 % in at least 80 % of the time, on any GPU)"
         ),
         "占用的显存比例，最近 5 分钟：GPU 0：96 %（规则：至少 80 %的时间里高于 90 %，任一 GPU）",
     ),
