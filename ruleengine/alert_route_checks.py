@@ -99,13 +99,18 @@ class _Receiver:
 
 
 def check_routes(
-    root: Node, *, channels: Iterable[str] | None = None, longest: float = DEFAULT_LONGEST
+    root: Node,
+    *,
+    channels: Iterable[str] | None = None,
+    reading_along: Iterable[str] = (),
+    longest: float = DEFAULT_LONGEST,
 ) -> list[Diagnostic]:
     """Everything that keeps notices from their owners, or from being proven.
 
     Args:
         root: of alertmanager.yml.
         channels: that engine.yaml configures, or None where that is not known.
+        reading_along: those of them that prove nothing to an owner.
         longest: seconds that a notice may wait for its group.
     """
     try:
@@ -114,7 +119,13 @@ def check_routes(
         inhibitions = list(_inhibitions(root))
     except UnreadableRoutes as error:
         return [Diagnostic("GW500", Severity.ERROR, error.span, str(error))]
-    check = _Check(tree, receivers, None if channels is None else frozenset(channels), longest)
+    check = _Check(
+        tree,
+        receivers,
+        None if channels is None else frozenset(channels),
+        frozenset(reading_along),
+        longest=longest,
+    )
     try:
         for kind in KINDS:
             for labels in _alerts(kind, tree, inhibitions):
@@ -156,8 +167,11 @@ class _Check:
         tree: Route,
         receivers: Mapping[str, _Receiver],
         channels: frozenset[str] | None,
+        reading_along: frozenset[str],
+        *,
         longest: float,
     ) -> None:
+        self._reading_along = reading_along
         self._tree = tree
         self._receivers = receivers
         self._channels = channels
@@ -193,7 +207,7 @@ class _Check:
 
     def _tells_owner(self, route: Route) -> bool:
         receiver = self._receivers.get(route.receiver)
-        return receiver is not None and bool(receiver.channels)
+        return receiver is not None and bool(receiver.channels - self._reading_along)
 
     def _unproven(self, ways: Sequence[Route], labels: Mapping[str, Value]) -> None:
         # Those before it were told to go on: this is where the owner should have been.

@@ -56,8 +56,13 @@ def check(
     document = load_located(file)
     findings = list(document.diagnostics)
     if document.root is not None and not findings:
-        channels = None if config is None else load_settings(config).values.channels
-        findings = check_routes(document.root, channels=channels, longest=longest)
+        known = None if config is None else load_settings(config).values
+        findings = check_routes(
+            document.root,
+            channels=None if known is None else known.channels,
+            reading_along=() if known is None else known.reading_along,
+            longest=longest,
+        )
     errors = [item for item in findings if item.severity is Severity.ERROR]
     if output == "json":
         click.echo(render_json(findings))

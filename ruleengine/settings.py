@@ -254,7 +254,12 @@ class EngineSettings(Strict):
     def channels(self) -> tuple[str, ...]:
         """Names of the channels that are configured, as receivers name them."""
         known = (("email", self.smtp), ("slack", self.slack))
-        return tuple(name for name, chosen in known if chosen is not None)
+        return (*(name for name, chosen in known if chosen is not None), *self.bots)
+
+    @property
+    def reading_along(self) -> tuple[str, ...]:
+        """Names of those of them that prove nothing to an owner."""
+        return tuple(name for name, bot in self.bots.items() if not bot.proves)
 
     @property
     def settle_after(self) -> float:
