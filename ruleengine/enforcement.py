@@ -1,66 +1,61 @@
-"""From due to verified: the last look, the decision on disk, the agent, and its answer.
+"""From due to verified: the decision on disk, whoever carries it out, and what became of it.
 
 The order is what makes it safe: facts gathered for this decision, guards, the decision written, and
-only then sent. Whatever is left open by a crash is asked for at the agent and never sent again once
-it has expired.
+only then sent. The end of a bare process is one request to its node's agent: what a crash leaves
+open is asked for there, and never sent again once it has expired. Everything else takes several
+steps, see `reclaim.ladders`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
-import secrets
 import sqlite3
 from typing import TYPE_CHECKING
 
 import structlog
 
-from gpuwarden.agent_api import (
-    Action,
-    ActionReport,
-    ActionRequest,
-    ActionState,
-    Outcome,
-    ProcessRef,
-)
+from gpuwarden.agent_api import ActionReport, ActionState, Outcome
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards
 from gpuwarden.ruleengine.acts import ActState
-from gpuwarden.ruleengine.cases import CaseState, Event
+from gpuwarden.ruleengine.cases import Event
 from gpuwarden.ruleengine.guards import Blocked
-from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS, SignedRequest
+from gpuwarden.ruleengine.reclaim.drafts import Desk
+from gpuwarden.ruleengine.reclaim.ladders import PROOF_SECONDS, Interrupted, Ladder, Tools
+from gpuwarden.ruleengine.reclaim.node import SignedRequest
+from gpuwarden.ruleengine.reclaim.questions import STALE_EPOCH, Questions, another_engine
 from gpuwarden.ruleengine.reclaim.reaches import Reacher
-from gpuwarden.ruleengine.records import Change, Decision
+from gpuwarden.ruleengine.records import Change
 
 if TYPE_CHECKING:
-    from gpuwarden.agent_api import NodeInfo
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.cases import Case
     from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.model import Rule, Stage
     from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+    from gpuwarden.ruleengine.reclaim.ports import Platform
     from gpuwarden.ruleengine.reclaim.reaches import Reach
-    from gpuwarden.ruleengine.records import StoredCase
-    from gpuwarden.ruleengine.verdicts import Evidence, JobFacts, Verdict
+    from gpuwarden.ruleengine.records import Decision, PlatformAct, StoredCase
+    from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
 
 SEND_TRIES = 3
 POLL_SECONDS = 1.0
-PROOF_SECONDS = 120.0
-"""How long after the grace an agent is asked without a pause; afterwards once in every tick."""
 LAPSE_MARGIN_SECONDS = 5.0
 """After its expiry a request that the agent does not know of can no longer be in flight."""
-STALE_EPOCH = "stale_epoch"
-"""An agent's word for: an engine that was started later has spoken to me."""
-_MAX_SEEN = 4096
-_MAX_CARDS = 256
+MAX_WHY = 500
+"""Characters of a withdrawal's reason that are kept."""
 
 _RESULTS = {
-    Outcome.RECLAIMED: CaseState.VERIFIED,
-    Outcome.DONE: CaseState.VERIFIED,
-    Outcome.INCOMPLETE: CaseState.INCOMPLETE,
-    Outcome.REFUSED: CaseState.REFUSED,
-    Outcome.UNDELIVERABLE: CaseState.REFUSED,
-    Outcome.FAILED: CaseState.FAILED,
+    Outcome.RECLAIMED: ActState.VERIFIED,
+    Outcome.DONE: ActState.VERIFIED,
+    Outcome.INCOMPLETE: ActState.INCOMPLETE,
+    Outcome.REFUSED: ActState.REFUSED,
+    Outcome.UNDELIVERABLE: ActState.REFUSED,
+    Outcome.FAILED: ActState.FAILED,
 }
 
 log = structlog.get_logger(__name__)
@@ -114,7 +109,10 @@ class Reclaimer:
         signer: the engine's key, or None.
         clock: for expiries and the record.
         epoch: of this life of the engine.
-        poll: seconds between two questions to an agent.
+        platforms: adapters of what owns jobs.
+        withheld: why nothing may be ended now (kill switch, pause), or an empty string.
+        saved_at: Unix time of the newest saved state of a job, or None where that is not known.
+        poll: seconds between two questions to an agent or a platform.
 
     Attributes:
         superseded: what the agent that was asked last said of another engine, or an empty string;
@@ -130,16 +128,33 @@ class Reclaimer:
         signer: Signer | None,
         clock: Clock,
         epoch: int,
+        platforms: Sequence[Platform] = (),
+        withheld: Callable[[], str] = lambda: "",
+        saved_at: Callable[[str], float | None] = lambda _job_id: None,
         poll: float = POLL_SECONDS,
     ) -> None:
         self._ledger = ledger
         self._table = table
         self._agents = agents
-        self._signer = signer
-        self._reacher = Reacher(agents, signer)
+        self._reacher = Reacher(agents, signer, platforms)
         self._clock = clock
-        self._epoch = epoch
         self._poll = poll
+        self._questions: Questions | None = None
+        self._desk: Desk | None = None
+        self._tools: Tools | None = None
+        if agents is not None and signer is not None:
+            self._questions = Questions(ledger, agents, signer, clock=clock, epoch=epoch)
+            self._desk = Desk(signer, self._questions, epoch)
+            self._tools = Tools(
+                ledger=ledger,
+                questions=self._questions,
+                platforms={platform.name: platform for platform in platforms},
+                clock=clock,
+                poll=poll,
+                withheld=withheld,
+                saved_at=saved_at,
+                note=self._note,
+            )
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.superseded = ""
 
@@ -150,14 +165,17 @@ class Reclaimer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def reach(self, job: JobFacts, do: str) -> Reach | Blocked:
+    async def reach(
+        self, job: JobFacts, do: str, *, offenders: Collection[str] = ()
+    ) -> Reach | Blocked:
         """Everybody that an act on a job needs, or why it cannot be done now.
 
         Args:
             job: by the tick's facts.
-            do: the stage's: terminate.
+            do: the stage's: checkpoint, yield, requeue or terminate.
+            offenders: ids of all jobs that are due by the same rule now.
         """
-        return await self._reacher.reach(job, do)
+        return await self._reacher.reach(job, do, offenders=offenders)
 
     async def act(
         self,
@@ -186,96 +204,83 @@ class Reclaimer:
         Returns:
             Why nothing was decided, or None.
         """
-        if self._signer is None:
+        if self._desk is None:
             return Blocked("no_agents", "engine.yaml has no agents")
         now = self._clock.wall()
-        node = reach.nodes[0]
-        decision = self._decision(
-            self._signer,
+        draft = self._desk.draft(
             stored,
-            rule=rule,
+            rule,
+            key,
+            do=stage.do,
             grace=cases.terms(stored.case, key, stage).grace,
             job=job,
             verdict=verdict,
-            host=node.host,
-            info=node.info,
+            reach=reach,
             now=now,
         )
+        decision = draft.decision
         case = cases.authorised(stored.case, rule, decision.id, key=key, wall=now)
-        event = Event(
-            "authorised",
-            {
-                "decision": decision.id,
-                "stage": key,
-                "evidence": json.loads(decision.evidence),
-                "work_lost": guards.work_lost(job, now),
-                "cards": list(decision.gpus),
-            },
-        )
-        change = Change(stored.id, case, rule.mode.value, (event,))
+        detail: dict[str, object] = {
+            "decision": decision.id,
+            "stage": key,
+            "do": decision.action,
+            "evidence": json.loads(decision.evidence),
+            "work_lost": guards.work_lost(job, now),
+            "cards": list(decision.gpus),
+            "nodes": [node.host for node in reach.nodes],
+        }
+        if reach.claim is not None:
+            detail["claim"] = {
+                "platform": reach.claim.platform,
+                "identity": dict(reach.claim.identity),
+                "also": reach.claim.also,
+            }
+        change = Change(stored.id, case, rule.mode.value, (Event("authorised", detail),))
         try:
-            self._ledger.authorise(decision, change, time=now)
+            self._ledger.authorise(decision, change, time=now, parts=draft.parts, act=draft.act)
         except sqlite3.IntegrityError:
             return Blocked("already_ended", "this attempt already has a decision that stands")
         self._table.replace(stored, case)
         log.warning(
-            "authorised", decision=decision.id, rule=rule.id, job=job.job_id, node=node.host
+            "authorised",
+            decision=decision.id,
+            do=decision.action,
+            rule=rule.id,
+            job=job.job_id,
+            nodes=[node.host for node in reach.nodes],
         )
-        await self._send(decision)
+        if draft.act is None:
+            await self._send(decision)
         self.follow()
         return None
 
-    def _decision(
-        self,
-        signer: Signer,
-        stored: StoredCase,
-        *,
-        rule: Rule,
-        grace: float,
-        job: JobFacts,
-        verdict: Verdict,
-        host: str,
-        info: NodeInfo,
-        now: float,
-    ) -> Decision:
-        gpus = tuple(gpu.uuid for gpu in job.gpus)[:_MAX_CARDS]
-        request = ActionRequest(
-            decision_id=f"{self._epoch}-{stored.id}-{secrets.token_hex(8)}",
-            epoch=self._epoch,
-            node=info.node,
-            boot_id=info.boot_id,
-            job_id=job.job_id,
-            run_id=None if job.run is None or job.run.conflict else job.run.run_id,
-            action=Action.TERMINATE,
-            grace=grace,
-            expires=now + LIFETIME_SECONDS,
-            then="hold",
-            reason=f"rule {rule.id}: {rule.description or 'see the notice'}"[:500],
-            seen=tuple(ProcessRef(pid, start_time=start) for pid, start in job.processes)[
-                :_MAX_SEEN
-            ],
-            gpus=gpus,
+    async def withdraw(self, decision: Decision, why: str) -> None:
+        """Take back a request to save or leave that has lost its reason; safe to repeat.
+
+        What the trainer may have read is cancelled at the agents, in the background, for as long
+        as the request would hold; a decision that ends a job is left alone.
+
+        Args:
+            decision: open in the ledger.
+            why: for the audit and the owner.
+        """
+        act = self._ledger.platform_act(decision.id)
+        if act is None or act.platform or act.step == "withdrawing":
+            return
+        task = self._tasks.pop(decision.id, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        # It may have come to its result, or a step further, until it stopped.
+        act = self._ledger.platform_act(decision.id)
+        current = self._ledger.decision(decision.id)
+        if act is None or current is None or current.finished_at is not None:
+            return
+        act = dataclasses.replace(
+            act, step="withdrawing", changed_at=self._clock.wall(), why=why[:MAX_WHY]
         )
-        signed = signer.sign(request)
-        return Decision(
-            id=request.decision_id,
-            epoch=self._epoch,
-            case_id=stored.id,
-            rule_id=rule.id,
-            job_id=job.job_id,
-            # As the limits were asked: labels may be missing for a scrape.
-            user=stored.case.user or job.user,
-            action=Action.TERMINATE.value,
-            state="authorised",
-            host=host,
-            body=signed.body,
-            signature=signed.signature,
-            gpus=gpus,
-            evidence=json.dumps([evidence_record(item) for item in verdict.whole_evidence]),
-            grace=grace,
-            expires=request.expires,
-            created_at=now,
-        )
+        self._note(decision, act, "withdrawing", {"why": why})
+        self.follow()
 
     async def _send(self, decision: Decision) -> None:
         """Hand a decision over: the same bytes each time, and never after their expiry."""
@@ -292,16 +297,13 @@ class Reclaimer:
             except RefusedAction as error:
                 reason = f"{error.reason}: {error}"
                 if error.reason == STALE_EPOCH:
-                    self.superseded = (
-                        f"another engine has spoken to the agent of {decision.host}, by its word "
-                        f"({error}): one engine runs per cluster; stop one of them"
-                    )
+                    self.superseded = another_engine(decision.host, error)
                     log.warning("another engine", node=decision.host, error=str(error))
                 if unclear:
                     # An earlier try may have been taken on: only a report can tell.
                     log.warning("agent refuses a repeat", decision=decision.id, error=reason)
                 else:
-                    self._settle(decision, CaseState.REFUSED, reason=reason)
+                    self._settle(decision, ActState.REFUSED, reason=reason)
                 return
             except ServiceUnavailable as error:
                 log.warning("agent did not take a decision", decision=decision.id, error=str(error))
@@ -319,11 +321,45 @@ class Reclaimer:
             del self._tasks[name]
             if not task.cancelled() and (error := task.exception()) is not None:
                 log.error("decision not followed; tried again", decision=name, error=repr(error))
+        if self._questions is not None and self._questions.superseded:
+            self.superseded = self._questions.superseded
         for decision in self._ledger.open_decisions():
             if decision.id not in self._tasks:
+                act = self._ledger.platform_act(decision.id)
+                follow = self._follow(decision) if act is None else self._climb(decision, act)
                 self._tasks[decision.id] = asyncio.create_task(
-                    self._follow(decision), name=f"decision {decision.id}"
+                    follow, name=f"decision {decision.id}"
                 )
+
+    async def _climb(self, decision: Decision, act: PlatformAct) -> None:
+        """Go on with what takes several steps."""
+        if self._tools is None:
+            return
+        try:
+            result = await Ladder(self._tools, decision, act).climb()
+        except Interrupted as error:
+            log.warning("decision waits", decision=decision.id, why=str(error))
+            return
+        self._settle(decision, ActState(result.state), reason=result.reason, report=result.report)
+
+    def _note(
+        self, decision: Decision, act: PlatformAct, kind: str, detail: Mapping[str, object]
+    ) -> None:
+        """Write a step of a decision down, with a line in its case's audit."""
+        current = self._ledger.decision(decision.id)
+        if current is not None and current.state == "authorised" and act.step != "withdrawing":
+            self._settle(decision, ActState.ACTING)
+        stored = self._stored(decision)
+        change = None
+        if stored is not None:
+            event = Event(kind, {"decision": decision.id, **detail})
+            change = Change(stored.id, stored.case, "enforce", (event,))
+        self._ledger.save_act(act, change, time=self._clock.wall())
+
+    def _stored(self, decision: Decision) -> StoredCase | None:
+        """The case that a decision was made for, while it is open."""
+        stored = self._table.get(decision.rule_id, decision.job_id)
+        return stored if stored is not None and stored.id == decision.case_id else None
 
     async def _follow(self, decision: Decision) -> None:
         if self._agents is None:
@@ -338,7 +374,9 @@ class Reclaimer:
             if report is None:
                 # Not known there: not arrived, or forgotten. Either way it is not sent again.
                 if self._clock.wall() > decision.expires + LAPSE_MARGIN_SECONDS:
-                    self._settle(decision, None, reason="lapsed: the agent never took it on")
+                    self._settle(
+                        decision, ActState.LAPSED, reason="lapsed: the agent never took it on"
+                    )
                     return
             elif self._take(decision, report):
                 return
@@ -353,7 +391,7 @@ class Reclaimer:
         if report.state is not ActionState.FINISHED or report.outcome is None:
             current = self._ledger.decision(decision.id)
             if current is not None and current.state == "authorised":
-                self._settle(decision, CaseState.ACTING, report=text)
+                self._settle(decision, ActState.ACTING, report=text)
             return False
         reason = report.reason or report.message
         if report.decision_id != decision.id:
@@ -362,41 +400,22 @@ class Reclaimer:
         return True
 
     def _settle(
-        self,
-        decision: Decision,
-        state: CaseState | None,
-        *,
-        reason: str = "",
-        report: str | None = None,
+        self, decision: Decision, state: ActState, *, reason: str = "", report: str | None = None
     ) -> None:
-        """Write a decision's new state and its case's; None is a lapse."""
-        word = "lapsed" if state is None else state.value
-        stored = self._table.get(decision.rule_id, decision.job_id)
+        """Write a decision's new state and its case's."""
+        stored = self._stored(decision)
         change, case = None, None
-        if stored is not None and stored.id == decision.case_id:
-            case = cases.settled(stored.case, decision.id, ActState(word))
+        if stored is not None:
+            case = cases.settled(stored.case, decision.id, state)
             detail: dict[str, object] = {"decision": decision.id, "reason": reason}
             if report is not None:
                 detail["report"] = json.loads(report)
-            change = Change(stored.id, case, "enforce", (Event(word, detail),))
+            change = Change(stored.id, case, "enforce", (Event(state.value, detail),))
         written = self._ledger.settle(
-            decision.id, word, change, time=self._clock.wall(), reason=reason, report=report
+            decision.id, state.value, change, time=self._clock.wall(), reason=reason, report=report
         )
         if not written:
             return
         if stored is not None and case is not None:
             self._table.replace(stored, case)
-        log.warning("decision", decision=decision.id, state=word, reason=reason)
-
-
-def evidence_record(item: Evidence) -> dict[str, object]:
-    """A condition and what was found, as it is kept and shown."""
-    return {
-        "condition": item.condition,
-        "truth": item.truth.name,
-        "measured": item.measured,
-        "reason": item.reason,
-        "values": dict(item.values),
-        "expected": item.expected,
-        "estimated": item.estimated,
-    }
+        log.warning("decision", decision=decision.id, state=state.value, reason=reason)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.nodes import Nodes
     from gpuwarden.ruleengine.prometheus import Source
     from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+    from gpuwarden.ruleengine.reclaim.ports import Platform
     from gpuwarden.ruleengine.reclaim.reaches import Reach
     from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.rulebooks import RuleBook
@@ -76,7 +77,8 @@ class Engine:
         ticket_key: secret that owners' tickets are made with, or None.
         nodes: those that register, or None: none can.
         demands: who tells who waits, by the key of `only_if_waiting`.
-        poll: seconds between two questions to an agent.
+        platforms: what owns jobs and can be told to end them.
+        poll: seconds between two questions to an agent or a platform.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Engine:
         ticket_key: bytes | None = None,
         nodes: Nodes | None = None,
         demands: Mapping[str, DemandSource] | None = None,
+        platforms: Sequence[Platform] = (),
         poll: float = 1.0,
     ) -> None:
         self.settings = settings
@@ -115,6 +118,9 @@ class Engine:
             signer=signer,
             clock=clock,
             epoch=self.epoch,
+            platforms=platforms,
+            withheld=self._withheld,
+            saved_at=self._saved_at,
             poll=poll,
         )
         self.kill_switch = kill_switch
@@ -324,7 +330,12 @@ class Engine:
             else:
                 free.append((stored, job, *following))
         reached = await asyncio.gather(
-            *(self.reclaimer.reach(job, stage.do.value) for _, job, _, stage in free)
+            *(
+                self.reclaimer.reach(
+                    job, stage.do.value, offenders=self._offenders(stored.case.rule_id)
+                )
+                for stored, job, _, stage in free
+            )
         )
         ended: list[str] = []
         for (stored, job, key, stage), reach in zip(free, reached, strict=True):
@@ -345,6 +356,24 @@ class Engine:
         """Write down what held due ends back, and since when."""
         blocks = {stored.id: self.view.blocks.get(pair_of(stored), ()) for stored in self._due()}
         self._holds.seen(blocks, time=self.clock.wall())
+
+    def _offenders(self, rule_id: str) -> frozenset[str]:
+        """Jobs that are due by a rule: what ends together must all be among them."""
+        return frozenset(s.case.job_id for s in self._due() if s.case.rule_id == rule_id)
+
+    def _withheld(self) -> str:
+        """Why nothing may be ended at this very moment, whatever was decided before; read again."""
+        blocks = guards.standing_blocks(
+            killed=switched_on(self.kill_switch), paused=self.pauses.sentence, bad_files=""
+        )
+        return "; ".join(block.sentence for block in blocks)
+
+    def _saved_at(self, job_id: str) -> float | None:
+        """Unix time of the newest saved state of a job, by the last tick's facts."""
+        facts = self.view.facts
+        job = None if facts is None else facts.jobs.get(job_id)
+        run = None if job is None or not job.fresh else job.run
+        return None if run is None or run.conflict else run.checkpoint_time
 
     def _due(self) -> list[StoredCase]:
         return [stored for stored in self.cases.all() if stored.case.state is CaseState.DUE]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden.ruleengine import cases, messages
 from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.enforcement import evidence_record
 from gpuwarden.ruleengine.forecasts import forecasts
 from gpuwarden.ruleengine.model import Action
+from gpuwarden.ruleengine.reclaim.drafts import evidence_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable

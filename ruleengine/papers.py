@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden import __version__
 from gpuwarden.ruleengine import guards
 from gpuwarden.ruleengine.cases import terms
-from gpuwarden.ruleengine.enforcement import evidence_record
+from gpuwarden.ruleengine.reclaim.drafts import evidence_record
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.nodes import Nodes
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.prometheus_settings import client_of
+from gpuwarden.ruleengine.reclaim.kubernetes import Kubernetes
 from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
 from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.roles import Role
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.channels import Channel
     from gpuwarden.ruleengine.demand_sources import DemandSource
+    from gpuwarden.ruleengine.reclaim.ports import Platform
     from gpuwarden.ruleengine.settings import Settings
 
 MIN_TOKEN = 16
@@ -208,6 +210,14 @@ def _demands(settings: Settings) -> dict[str, DemandSource]:
     return {} if commands is None else {"slurm": SlurmQueue(commands)}
 
 
+def _platforms(settings: Settings) -> tuple[Platform, ...]:
+    """Adapters of the platforms that engine.yaml names."""
+    found: list[Platform] = []
+    if settings.values.kubernetes is not None:
+        found.append(Kubernetes.from_settings(settings.values.kubernetes, settings.base))
+    return tuple(found)
+
+
 def _optional(settings: Settings, name: str | None) -> Path | None:
     return None if name is None else settings.path(name)
 
@@ -249,6 +259,7 @@ class Service:
         )
         self._alertmanager = AlertmanagerClient(values.alertmanagers, clock)
         self._agents = agents
+        self._platforms = _platforms(settings)
         self.engine = Engine(
             values,
             settings.path(values.kill_switch),
@@ -262,6 +273,7 @@ class Service:
             ticket_key=ticket_key,
             nodes=self._nodes,
             demands=_demands(settings),
+            platforms=self._platforms,
         )
         last_hop = LastHop(
             self.ledger,
@@ -291,6 +303,8 @@ class Service:
         await self._alertmanager.aclose()
         if self._agents is not None:
             await self._agents.aclose()
+        for platform in self._platforms:
+            await platform.aclose()
         for channel in self._channels.values():
             await channel.aclose()
         if self._nodes is not None:

@@ -34,13 +34,14 @@ from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.settings import SlackSettings, load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
     from gpuwarden.ruleengine.app import EngineApp
     from gpuwarden.ruleengine.cases import Case, CaseState
     from gpuwarden.ruleengine.demand_sources import DemandSource
     from gpuwarden.ruleengine.prometheus import Source
+    from gpuwarden.ruleengine.reclaim.ports import Platform
 
 TICK = 15.0
 RULES = """
@@ -101,6 +102,8 @@ class World:
     open_ledger: Callable[[Path], Ledger] = Ledger
     rule_files: str = "[rules.yaml]"
     demands: dict[str, DemandSource] = field(default_factory=dict)
+    platforms: Sequence[Platform] = ()
+    """What owns jobs and can be told to end them."""
     web: str = ""
     external_url: str = "http://engine:9837"
 
@@ -201,6 +204,7 @@ def _build(world: World) -> None:
         clock=world.clock,
         ticket_key=b"k" * 32,
         demands=world.demands,
+        platforms=world.platforms,
         poll=0.01,
     )
     channel = SlackChannel(SlackSettings(url=world.slack.url, token_file="t"), "xoxb-test")

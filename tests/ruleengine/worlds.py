@@ -24,7 +24,15 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from gpuwarden import agent_api
-from gpuwarden.agent_api import ActionReport, ActionRequest, ActionState, NodeInfo, Outcome, Proof
+from gpuwarden.agent_api import (
+    Action,
+    ActionReport,
+    ActionRequest,
+    ActionState,
+    NodeInfo,
+    Outcome,
+    Proof,
+)
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.facts import needed_keys
@@ -324,22 +332,29 @@ class Agent:
     on_node: Callable[[], None] | None = None
     on_action: Callable[[ActionRequest], None] | None = None
     silent: bool = False
+    silent_hosts: set[str] = field(default_factory=set)
     lose_answers: int = 0
     reports: dict[str, ActionReport] = field(default_factory=dict)
     requests: list[ActionRequest] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     first_end: dict[str, str] = field(default_factory=dict)
+    steps: Callable[[str, ActionRequest | str], Answer] | None = None
+    """Answers a host's actions other than `terminate`, and questions for their reports by id."""
 
     def answer(self, method: str, request: Received) -> Answer:
         """Answer as `GET /v1/node`, `POST /v1/actions` and `GET /v1/actions/{id}` do."""
-        if self.silent:
+        host = request.headers["host"].rpartition(":")[0]
+        if self.silent or host in self.silent_hosts:
             return 503, b"{}"
         if request.path == "/v1/node":
             if self.on_node is not None:
                 self.on_node()
             return 200, NodeInfo("node-1", "boot-1", (self.keys.id,)).encode()
         if method == "GET":
-            report = self.reports.get(request.path.rsplit("/", 1)[1])
+            name = request.path.rsplit("/", 1)[1]
+            if self.steps is not None and name not in self.reports:
+                return self.steps(request.headers["host"].rpartition(":")[0], name)
+            report = self.reports.get(name)
             return (404, b"{}") if report is None else (200, self.now(report).encode())
         return self._act(request)
 
@@ -354,6 +369,8 @@ class Agent:
         self.requests.append(action)
         if self.on_action is not None:
             self.on_action(action)
+        if self.steps is not None and action.action is not Action.TERMINATE:
+            return self.steps(request.headers["host"].rpartition(":")[0], action)
         refuse = self.refuse
         if self.refuse_repeats and action.decision_id in self.reports:
             refuse = (403, "expired")
