@@ -16,6 +16,7 @@ from gpuwarden.ruleengine import openapi
 from gpuwarden.ruleengine.access import Access, SignInNeeded
 from gpuwarden.ruleengine.api import Api
 from gpuwarden.ruleengine.api_engine_models import Delivered
+from gpuwarden.ruleengine.audit_routes import AuditRoutes
 from gpuwarden.ruleengine.deliveries import MalformedMessage
 from gpuwarden.ruleengine.enforcement_routes import EnforcementRoutes
 from gpuwarden.ruleengine.job_histories import JobHistories
@@ -106,6 +107,7 @@ class EngineApp:
         enforcement = EnforcementRoutes(engine, sign_ins)
         self.operations: tuple[Operation, ...] = (
             *api.operations(),
+            *AuditRoutes(engine, access).operations(),
             *enforcement.operations(),
             *TrialRoutes(engine, access, ticket_key=ticket_key).operations(),
             *nodes.operations(),

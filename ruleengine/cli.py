@@ -13,6 +13,7 @@ from rich.table import Table
 
 from gpuwarden import logs
 from gpuwarden.ruleengine.alerting_cli import alerting
+from gpuwarden.ruleengine.audit_cli import audit
 from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "alerting",
     "appeal",
+    "audit",
     "directory",
     "enforcement",
     "engine",

@@ -6,13 +6,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.ruleengine.cases import Case
+from gpuwarden.ruleengine.case_records import Case
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpuwarden.ruleengine.ledger import Ledger
-    from gpuwarden.ruleengine.records import Decision, Keep
+    from gpuwarden.ruleengine.losses import Loss
+    from gpuwarden.ruleengine.records import Decision, Keep, PlatformAct
 
 MAX_EVENTS = 2000
 MAX_LATER = 50
@@ -87,6 +88,26 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """What was asked of one node's agent, and its last report.
+
+    Attributes:
+        host: by which it is reached.
+        body, signature: as they were sent.
+        state: how far it has come.
+        reason: why, where it was not done.
+        report: as the agent gave it, or None.
+    """
+
+    host: str
+    body: bytes
+    signature: str
+    state: str
+    reason: str
+    report: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
 class LaterAttempt:
     """Another attempt of the same run that came after it.
 
@@ -109,7 +130,9 @@ class Dossier:
 
     Attributes:
         decision: the decision.
-        case: its case, as it now is.
+        orders: to the agents, in the order in which they were written down.
+        platform: how far the platform's own tool has come, or None: the agents act alone.
+        case: its case: as the last look saw it, or as it now is where that was not kept.
         closed_at, closed_because: of the case, or None: it is open.
         events: of its case, oldest first.
         tellings: notices of its case.
@@ -119,9 +142,12 @@ class Dossier:
         look: or None: not kept.
         others: further decisions about the attempt, oldest first.
         later: attempts of the same run that came after it.
+        loss: what it cost, or None: not written down.
     """
 
     decision: Decision
+    orders: tuple[Order, ...]
+    platform: PlatformAct | None
     case: Case
     closed_at: float | None
     closed_because: str | None
@@ -133,10 +159,15 @@ class Dossier:
     look: Look | None
     others: tuple[Decision, ...]
     later: tuple[LaterAttempt, ...]
+    loss: Loss | None = None
 
 
 def read(ledger: Ledger, decision_id: str) -> Dossier | None:
-    """The dossier of a decision, or None where there is no such decision."""
+    """The dossier of a decision, or None where there is no such decision.
+
+    What an end cost belongs to `loss_records`, and what runs now to the facts: who has these adds
+    them.
+    """
     decision = ledger.decision(decision_id)
     if decision is None:
         return None
@@ -144,9 +175,12 @@ def read(ledger: Ledger, decision_id: str) -> Dossier | None:
     body, closed_at, closed_because = ledger.rows(
         "SELECT body, closed_at, closed_because FROM cases WHERE id=?", (number,)
     )[0]
-    case = Case.decode(body)
+    look = _look(ledger, decision)
+    case = Case.decode(body if look is None else json.dumps(look.document["body"]))
     return Dossier(
         decision=decision,
+        orders=_orders(ledger, decision),
+        platform=ledger.platform_act(decision_id),
         case=case,
         closed_at=closed_at,
         closed_because=closed_because,
@@ -162,12 +196,28 @@ def read(ledger: Ledger, decision_id: str) -> Dossier | None:
             )
         ),
         opening=_opening(ledger, number),
-        look=_look(ledger, number, decision.created_at),
+        look=look,
         others=tuple(
             item for item in ledger.job_decisions(decision.job_id) if item.id != decision.id
         ),
         later=_later(ledger, case, decision),
     )
+
+
+def _orders(ledger: Ledger, decision: Decision) -> tuple[Order, ...]:
+    parts = [
+        Order(part.host, part.body, part.signature, part.state, part.reason, _report(part.report))
+        for part in ledger.parts(decision.id)
+    ]
+    if parts or not decision.body:
+        return tuple(parts)
+    report = _report(decision.report)
+    order = (decision.host, decision.body, decision.signature, decision.state, decision.reason)
+    return (Order(*order, report),)
+
+
+def _report(text: str | None) -> Mapping[str, Any] | None:
+    return None if text is None else json.loads(text)
 
 
 def _events(ledger: Ledger, case_id: int) -> tuple[Line, ...]:
@@ -203,17 +253,20 @@ def _opening(ledger: Ledger, case_id: int) -> Opening | None:
     return Opening(_text(ledger, rows[0][0]), json.loads(rows[0][1])) if rows else None
 
 
-def _look(ledger: Ledger, case_id: int, decided_at: float) -> Look | None:
+def _look(ledger: Ledger, decision: Decision) -> Look | None:
     # A refused decision is followed by another look at the same case: the one before counts.
     rows = ledger.rows(
         "SELECT time, rule_hash, document FROM looks WHERE case_id=? AND time <= ? "
         "ORDER BY id DESC LIMIT 1",
-        (case_id, decided_at),
+        (decision.case_id, decision.created_at),
     )
     if not rows:
         return None
     time, name, document = rows[0]
-    return Look(time, _text(ledger, name), json.loads(document))
+    found = json.loads(document)
+    if decision.stage and found["stage"] != decision.stage:
+        return None  # of another stage: only what takes the cards is looked at so
+    return Look(time, _text(ledger, name), found)
 
 
 def _later(ledger: Ledger, case: Case, decision: Decision) -> tuple[LaterAttempt, ...]:

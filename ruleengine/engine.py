@@ -419,9 +419,11 @@ class Engine:
             job=job,
             verdict=verdict,
             kept_until=self.kept_until(stored.case),
+            notices=self.ledger.notices(stored.id),
             book=self.rulebook,
         )
         papers.save_look(self.ledger, stored.id, look, time=self.clock.wall())
+        self._holds.lifted(stored.id)
         refused = await self.reclaimer.act(
             stored, rule, *following, job=job, verdict=verdict, reach=reach
         )

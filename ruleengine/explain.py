@@ -199,7 +199,7 @@ def _case(engine: Engine, rule: Rule, stored: StoredCase) -> dict[str, Any]:
             {
                 "stage": notice.stage,
                 "channel": notice.channel,
-                "recipient": _masked(notice.recipient),
+                "recipient": masked(notice.recipient),
                 "state": notice.state,
                 "attempts": notice.attempts,
                 "proof": notice.proof,
@@ -263,7 +263,7 @@ def _with_times(record: dict[str, object], *names: str) -> dict[str, object]:
     return {**record, **{name: rfc3339(float(str(value))) for name, value in times.items()}}
 
 
-def _masked(recipient: str) -> str:
+def masked(recipient: str) -> str:
     """An address without what would let a reader of the page write to it."""
     name, at, domain = recipient.partition("@")
     return f"{name[:1]}***@{domain}" if at else recipient

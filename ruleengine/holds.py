@@ -36,6 +36,10 @@ class Holds:
         rows = ledger.rows("SELECT case_id, reason FROM holds WHERE ended_at IS NULL")
         self._open: set[tuple[int, str]] = {(case_id, reason) for case_id, reason in rows}
 
+    def lifted(self, case_id: int) -> None:
+        """The last look at a case found none, and has written that down."""
+        self._open = {key for key in self._open if key[0] != case_id}
+
     def seen(self, blocks: Mapping[int, Iterable[Blocked]], *, time: float) -> None:
         """Take over what stands between each due case and its end now.
 

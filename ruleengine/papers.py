@@ -18,12 +18,13 @@ from gpuwarden.ruleengine.reclaim.drafts import evidence_record
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gpuwarden.ruleengine.cases import Case
     from gpuwarden.ruleengine.guards import PastEnd, Situation
     from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.model import Rule, RuleSet, Stage, TerminateLimits
+    from gpuwarden.ruleengine.records import Notice
     from gpuwarden.ruleengine.rulebooks import RuleBook
     from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
 
@@ -55,19 +56,24 @@ class RuleTexts:
     def __init__(self, ledger: Ledger, scrape_interval: float) -> None:
         self._ledger = ledger
         self._interval = scrape_interval
-        self._known: dict[str, tuple[Rule, str]] = {}
+        self._known: dict[tuple[str, str], tuple[Rule, str]] = {}
+        self._written: set[str] = set()
 
     def hash_of(self, rule: Rule, rules: RuleSet) -> str:
         """The name of a rule's text, which is on disk when this returns."""
-        known = self._known.get(rule.id)
+        # A rule on trial is another one, in another mode, for some owners.
+        place = (rule.id, rule.mode.value)
+        known = self._known.get(place)
         if known is not None and known[0] is rule:
             return known[1]
         document = json.dumps(self._text(rule, rules), sort_keys=True, ensure_ascii=False)
         name = hashlib.sha256(document.encode()).hexdigest()[:16]
-        row = (name, rule.id, document)
-        with self._ledger.transaction() as db:
-            db.execute("INSERT OR IGNORE INTO rule_texts VALUES (?, ?, ?)", row)
-        self._known[rule.id] = (rule, name)
+        if name not in self._written:
+            row = (name, rule.id, document)
+            with self._ledger.transaction() as db:
+                db.execute("INSERT OR IGNORE INTO rule_texts VALUES (?, ?, ?)", row)
+            self._written.add(name)
+        self._known[place] = (rule, name)
         return name
 
     def _text(self, rule: Rule, rules: RuleSet) -> dict[str, Any]:
@@ -128,6 +134,7 @@ def look(
     job: JobFacts,
     verdict: Verdict,
     kept_until: float | None,
+    notices: Sequence[Notice],
     book: RuleBook,
 ) -> Paper:
     """What the last look before a decision found; every guard has been asked, and none objected.
@@ -142,11 +149,13 @@ def look(
         job: its fresh facts.
         verdict: the fresh verdict.
         kept_until: Unix time to which keeps protect it, or None.
+        notices: of the case, as they stand now.
         book: rules and directory in force.
     """
     facts, told = situation.facts, terms(case, key, stage)
     document = {
         "time": situation.now,
+        "stage": key,
         "engine_version": __version__,
         "rule_set_hash": book.hash,
         "files_hash": book.files_hash,
@@ -178,9 +187,19 @@ def look(
             "notice_age": case.notice_age,
             "notice_delivered_for": told.notice_delivered_for,
             "grace": told.grace,
-            "kept": case.kept,
             "kept_until": kept_until,
         },
+        # What comes later may change both: a refused decision is followed by another one.
+        "body": json.loads(case.encode()),
+        "notices": [
+            {
+                "stage": notice.stage,
+                "channel": notice.channel,
+                "state": notice.state,
+                "time": notice.time,
+            }
+            for notice in notices
+        ],
         "job": {
             "user": job.user,
             "team": job.team,
@@ -235,8 +254,11 @@ def _used(
 
 
 def save_look(ledger: Ledger, case_id: int, paper: Paper, *, time: float) -> None:
-    """Write a last look down, before the decision that follows it."""
+    """Write a last look down, before the decision that follows it: nothing holds it back now."""
     with ledger.transaction() as db:
+        db.execute(
+            "UPDATE holds SET ended_at=? WHERE case_id=? AND ended_at IS NULL", (time, case_id)
+        )
         db.execute(
             "INSERT INTO looks (case_id, time, rule_hash, document) VALUES (?, ?, ?, ?)",
             (case_id, time, paper.rule_hash, paper.document),

@@ -77,7 +77,7 @@ def why(
     """
     if not job.strip():
         raise click.UsageError("JOB is empty: `gpuwarden jobs list` shows those that run")
-    document = _found(job, url, token_headers(token_file))
+    document = find_job(job, url, token_headers(token_file))
     if output == "json":
         click.echo(json.dumps(document, indent=2))
     else:
@@ -113,7 +113,7 @@ def breaks(document: dict[str, Any]) -> bool:
     )
 
 
-def _found(word: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
+def find_job(word: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
     """The document of the job that a word means.
 
     Raises:

@@ -11,6 +11,7 @@ from gpuwarden import durations
 from gpuwarden.ruleengine import charts, documents, explain
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.appeals import APPEALED, AppealDesk
+from gpuwarden.ruleengine.audit_routes import decision_audit
 from gpuwarden.ruleengine.cards import CardFilter, cards_document
 from gpuwarden.ruleengine.documents import JobFilter
 from gpuwarden.ruleengine.job_histories import HOURS
@@ -330,16 +331,12 @@ class Readings:
         )
 
     async def decision(self, request: Request) -> Response:
-        """One decision, on which evidence, and what became of it."""
+        """One reclaim, whole: from its first sample to the memory that came back."""
         person = self._access.page(request)
-        found = self._engine.ledger.decision(request.path_params["decision_id"])
-        if found is None or not self._access.sees_decision(person, found):
-            raise Refusal(404, "unknown_decision", "there is no such decision")
-        item = explain.decision_record(found, self._engine.losses.of(found.id))
-        answer = explain.decided(item) or (
-            f"The rule {item['rule']} did not end this job: {item['reason'] or item['state']}."
+        document = decision_audit(
+            self._engine, self._access, person, request.path_params["decision_id"]
         )
-        return self._pages.render("decision.html", request, person, item=item, answer=answer)
+        return self._pages.render("decision.html", request, person, document=document)
 
     async def rules(self, request: Request) -> Response:
         """Every rule, what it does, and its cases."""

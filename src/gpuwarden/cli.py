@@ -69,6 +69,12 @@ _COMPONENTS = {
         "ruleengine",
         "Say what every rule says of a job, and what comes next.",
     ),
+    "audit": _Component(
+        "gpuwarden.ruleengine.cli",
+        "audit",
+        "ruleengine",
+        "Tell one reclaim from its first sample to its proof, and verify it.",
+    ),
     "enforcement": _Component(
         "gpuwarden.ruleengine.cli",
         "enforcement",

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 from tests.ruleengine.engines import DIRECTORY, RULES, TICK
 from tests.ruleengine.worlds import NODE, Fleet, Job, Keys, OwnedClock, webhook
 
-from gpuwarden.agent_api import Action, ActionReport, ActionRequest, ActionState, NodeInfo, Outcome
+from gpuwarden.agent_api import (
+    Action,
+    ActionReport,
+    ActionRequest,
+    ActionState,
+    NodeInfo,
+    Outcome,
+    Proof,
+)
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
 from gpuwarden.ruleengine.channels import Undelivered
@@ -115,6 +123,8 @@ class Nodes(AgentClient):
                 action.action,
                 ActionState.FINISHED,
                 outcome=Outcome.RECLAIMED,
+                steps=dict.fromkeys(("journalled", "sigterm", "proven"), self._lives.true_time()),
+                proof=Proof(gone=True, memory_freed=2**30),
             )
         if self._lives.agents == "deaf":
             raise ServiceUnavailable("the answer was lost")
@@ -228,11 +238,15 @@ class Lives:
         self.offset += seconds
         self.fleet.skew = -self.offset
 
+    def true_time(self) -> float:
+        """Unix time by the clocks of the nodes."""
+        return self.clock.wall() - self.offset
+
     def replace(self, number: int) -> None:
         """A job ends by itself, and its owner starts another one on the card."""
         old = self.fleet.jobs[number % len(self.fleet.jobs)]
         self._born += 1
-        at = self.clock.wall() - self.offset - LONG_AGO
+        at = self.true_time() - LONG_AGO
         fresh = Job(f"proc-{self._born}", old.user, old.uuid, started=at, activity={"cpu": at})
         self.fleet.jobs[number % len(self.fleet.jobs)] = fresh
 

@@ -147,6 +147,8 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
             (decision,) = (await client.get("/v1/decisions")).json()["decisions"]
             await ask("GET", "/v1/decisions/{decision_id}", decision_id=decision["id"])
             await ask("GET", "/v1/decisions/{decision_id}", decision_id="none")
+            for number in (decision["id"], "none"):
+                await ask("GET", "/v1/decisions/{decision_id}/audit", decision_id=number)
             regret = {"decision_id": decision["id"], "reason": "it was at work"}
             await ask("POST", "/v1/regrets", regret)
             await ask("POST", "/v1/regrets", {**regret, "decision_id": "none"})

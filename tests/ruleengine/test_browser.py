@@ -12,6 +12,7 @@ from playwright.async_api import async_playwright
 from tests.ruleengine.browsing import ALICE, KEY, OLGA, ROOT, browsed
 from tests.servers import free_port
 
+from gpuwarden.ruleengine.case_records import CaseState
 from gpuwarden.ruleengine.links import Links
 
 if TYPE_CHECKING:
@@ -214,6 +215,10 @@ def test_every_page_can_be_read(servers: World) -> None:
 
     async def story() -> None:
         async with browsed(servers, port) as world, chromium() as browser:
+            await world.until(CaseState.VERIFIED)
+            (decision,) = world.engine.ledger.job_decisions("proc-1")
+            broken = next(s.case for s in world.engine.cases.all() if not s.case.over)
+            paths = (*PATHS, f"/decisions/{decision.id}", f"/jobs/{broken.job_id}")
             world.engine.pauses.begin(by="root", role="admin", reason="an upgrade", seconds=None)
             await world.tick()
             for scheme in ("light", "dark"):
@@ -231,7 +236,7 @@ def test_every_page_can_be_read(servers: World) -> None:
                     await page.goto(f"http://127.0.0.1:{port}/sign-in")
                     await look(page, "/sign-in", name)
                     await sign_in(page, f"http://127.0.0.1:{port}", ROOT)
-                    for path in PATHS:
+                    for path in paths:
                         await page.goto(f"http://127.0.0.1:{port}{path}")
                         await look(page, path, name)
                     await context.close()

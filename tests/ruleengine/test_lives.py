@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,6 +20,10 @@ from hypothesis import strategies as st
 from tests.ruleengine.lives import WHITELIST, Lives, rule_text
 from tests.ruleengine.worlds import Job
 
+from gpuwarden.ruleengine import dossiers
+from gpuwarden.ruleengine.api_audit_models import ReclaimAudit
+from gpuwarden.ruleengine.audit_checks import checks, failed
+from gpuwarden.ruleengine.audits import audit
 from gpuwarden.ruleengine.cases import CaseState
 
 if TYPE_CHECKING:
@@ -130,6 +135,7 @@ def _checked(story: Callable[[Lives], object]) -> None:
         async def whole() -> None:
             try:
                 await story(lives)  # type: ignore[misc]
+                broken = _broken(lives)
                 decisions = {
                     job: lives.ledger.job_decisions(job)
                     for job in {job for _, job, _ in lives.seen.ends}
@@ -139,9 +145,23 @@ def _checked(story: Callable[[Lives], object]) -> None:
             for job, found in decisions.items():
                 standing = [d for d in found if d.state not in ("refused", "lapsed")]
                 assert len(standing) <= 1, job
+            assert broken == []
 
         asyncio.run(whole())
         assert lives.seen.faults == []
+
+
+def _broken(lives: Lives) -> list[str]:
+    """What the audits of this life's decisions show of broken invariants."""
+    found = []
+    for (decision_id,) in lives.ledger.rows("SELECT id FROM decisions ORDER BY id"):
+        dossier = dossiers.read(lives.ledger, decision_id)
+        assert dossier is not None
+        document = json.loads(json.dumps(audit(dossier, now=lives.clock.wall())))
+        ReclaimAudit.model_validate(document)
+        wrong = failed(checks(document))
+        found += [f"{decision_id}: {check.name}: {check.why}" for check in wrong]
+    return found
 
 
 _ACTS = (

@@ -37,6 +37,7 @@ from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.facts import needed_keys
 from gpuwarden.ruleengine.prometheus import Sample
+from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS
 from gpuwarden.ruleengine.signals import query as signal_query
 
 if TYPE_CHECKING:
@@ -388,6 +389,11 @@ class Agent:
             return 503, b"{}"
         return 202, self.now(self.reports[first]).encode()
 
+    def _taken(self, report: ActionReport) -> float:
+        """When an action was taken on, by its expiry."""
+        known = (a.expires for a in self.requests if a.decision_id == report.decision_id)
+        return next(known, 1_800_000_000.0) - LIFETIME_SECONDS
+
     def now(self, report: ActionReport) -> ActionReport:
         """How far an action has come."""
         if not self.finish:
@@ -399,7 +405,7 @@ class Agent:
             ActionState.FINISHED,
             outcome=self.outcome,
             reason=self.reason,
-            steps={"sigterm": 1_800_000_000.0, "proven": 1_800_000_010.0},
+            steps={"sigterm": self._taken(report), "proven": self._taken(report) + 1.0},
             proof=Proof(gone=self.outcome is Outcome.RECLAIMED, memory_freed=int(30 * GIB)),
         )
 
