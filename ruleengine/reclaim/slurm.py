@@ -436,11 +436,13 @@ class Slurm:
         cluster = self._cluster or (await self._config()).name
         if cluster != identity.cluster:
             raise ServiceUnavailable(f"Slurm answers for {cluster}, not {identity.cluster}")
-        records = await self._records(identity.number)
-        if records is None:
+        # By its own number: asked for as a task, one that is forgotten would be an empty answer.
+        records = await self._records(str(identity.job_id)) or ()
+        record = next((r for r in records if r.job.job_id == identity.job_id), None)
+        if record is None:
             return None
-        record = next((r for r in records if r.job.job_id == identity.job_id), records[0])
-        return _Look(record, any(r.job.holds for r in records if r is not record))
+        parts = [r for r in records if r is not record and r.job.het_job_id is not None]
+        return _Look(record, any(part.job.holds for part in parts))
 
 
 def _standing(identity: _Identity, look: _Look) -> Standing:

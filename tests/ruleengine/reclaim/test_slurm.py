@@ -363,6 +363,17 @@ def test_one_task_of_an_array_ends_alone(world: World) -> None:
     assert by_task["0"] == "RUNNING"
 
 
+def test_the_task_that_bears_the_arrays_number_ends_alone_too(world: World) -> None:
+    """Slurm gives it to the last one."""
+    job = world.start(0, "--array=0-1", wait=False)
+    world.cluster.wait_for_state(job, "RUNNING")
+    claim = world.claim(f"{job}_1")
+    assert claim.identity["job_id"] == job
+    world.end(claim)
+    assert world.until(claim, Standing.ENDED).word == "CANCELLED"
+    assert isinstance(world.find(facts(f"{job}_0")), Claim)
+
+
 def test_a_heterogeneous_job_ends_whole_or_not_at_all(world: World) -> None:
     """A component that works keeps it; one without cards ends along."""
     parts = ("--gres=gpu:1", "--nodelist=node1", ":", "--gres=gpu:1", "--nodelist=node2")
