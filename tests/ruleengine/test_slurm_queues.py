@@ -46,7 +46,7 @@ REST = "4294901757;1;1;1;;(null);OK;(null);N/A;cpu=1,mem=1000M,node=1,billing=1"
 """Priority, nodes, tasks, names, features, sharing, reservation, components, and all in all."""
 
 
-def _answer(*rows: str) -> str:
+def answer(*rows: str) -> str:
     """Rows as Slurm 22.05.8 gave them, values apart by `;`; of a small job where they end early."""
     whole = [row if row.count(";") > 6 else f"{row};{REST}" for row in rows]
     return "".join("".join(f"{value}{MARK}" for value in row.split(";")) + "\n" for row in whole)
@@ -75,13 +75,13 @@ def _answer(*rows: str) -> str:
 )
 def test_who_waits_for_a_card_and_who_would_not_start_on_one(row: str, waits: bool) -> None:
     """A job asks for a GPU in any of four ways, and only room or its turn is waited for."""
-    assert waiting_jobs(decode_queue(_answer(row), MARK)) == waits
+    assert waiting_jobs(decode_queue(answer(row), MARK)) == waits
 
 
 def test_a_partition_counts_the_jobs_that_may_start_in_it() -> None:
     """Of several that a job names, any; and an array once."""
     jobs = decode_queue(
-        _answer(
+        answer(
             "1;a100,h100;Priority;N/A;gres:gpu:1;N/A;N/A",
             "2;h100;Resources;N/A;gres:gpu:1;N/A;N/A",
         ),
@@ -95,10 +95,10 @@ def test_a_partition_counts_the_jobs_that_may_start_in_it() -> None:
     "text",
     [
         "slurm_load_jobs error: Unable to contact slurm controller\n",
-        _answer("1;main;Resources;N/A;gres:gpu:1;N/A;N/A").removesuffix(f"{MARK}\n"),
-        _answer("1;main;Resources;N/A;gres:gpu:1;N/A;N/A;1"),
-        _answer("x;main;Resources;N/A;gres:gpu:1;N/A;N/A"),
-        _answer("1;main;Resources;N/A;gres:gpu:1;N/A;N/A") + "more",
+        answer("1;main;Resources;N/A;gres:gpu:1;N/A;N/A").removesuffix(f"{MARK}\n"),
+        answer("1;main;Resources;N/A;gres:gpu:1;N/A;N/A;1"),
+        answer("x;main;Resources;N/A;gres:gpu:1;N/A;N/A"),
+        answer("1;main;Resources;N/A;gres:gpu:1;N/A;N/A") + "more",
     ],
 )
 def test_an_answer_of_another_form_is_none(text: str) -> None:
