@@ -38,6 +38,12 @@ ORDER = ("prometheus", "alertmanager", "exporter", "agent", "engine")
 class Stack:
     """The running stack.
 
+    Args:
+        folder: everything that the stack writes.
+        rules: the rule file.
+        owner: user whose address the directory knows.
+        engine: what engine.yaml says besides, or otherwise.
+
     Attributes:
         folder: everything that the stack writes.
         sinks: where notices arrive.
@@ -46,8 +52,16 @@ class Stack:
         jobs: the directory of job files.
     """
 
-    def __init__(self, folder: Path, rules: Path, *, owner: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rules: Path,
+        *,
+        owner: str,
+        engine: Mapping[str, Any] | None = None,
+    ) -> None:
         self.folder = folder
+        self._engine = {} if engine is None else dict(engine)
         self.owner = owner
         self.sinks = Sinks()
         self.scenario = folder / "gpus.scenario"
@@ -234,7 +248,7 @@ class Stack:
             },
         }
         (folder / "directory.yaml").write_text(yaml.safe_dump(directory))
-        config = {
+        config: dict[str, Any] = {
             "version": 1,
             "prometheus": {"url": self.url("prometheus")},
             "scrape_interval": "5s",
@@ -265,6 +279,13 @@ class Stack:
             # All five jobs have one owner here, and must not wait for one another.
             "cool_down": "0s",
         }
+        for name, value in self._engine.items():
+            before = config.get(name)
+            config[name] = (
+                {**before, **value}
+                if isinstance(before, dict) and isinstance(value, dict)
+                else value
+            )
         (folder / "engine.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
     # -- reading back ----------------------------------------------------------------------

@@ -85,6 +85,67 @@ class AgentsHealth(Shape):
     unproven_decisions: int
 
 
+class DrillStep(Shape):
+    """A step of a drill."""
+
+    step: str
+    ended: bool
+    seconds: Seconds
+    """How long it took, or has taken until now."""
+    budget: Seconds
+    slow: bool
+
+
+class Drill(Shape):
+    """A drill."""
+
+    id: int
+    node: str
+    job_id: str
+    """Of the victim; empty until it is seen."""
+    run_id: str
+    by: str
+    """Who asked for it; empty where a victim just came."""
+    reason: str
+    begun_at: Time
+    finished_at: Time | None
+    result: str | None
+    """passed, slow, failed, gone, silent, stuck; null while it goes on."""
+    sentence: str
+    longest: float | None
+    """Seconds after which it is given up."""
+    steps: list[DrillStep]
+
+
+class DrillNode(Shape):
+    """How drills stand on a node."""
+
+    node: str
+    last_success: Time | None
+    due: Time | None
+    """By when the next must have been proven; null without a schedule."""
+    overdue: bool
+    last: Drill | None
+
+
+class Drills(Shape):
+    """How drills stand."""
+
+    schema_: Annotated[str, Field(alias="schema")]
+    configured: bool
+    problem: str
+    """Why no drill can be ended now, or an empty string."""
+    every: float | None
+    nodes: list[DrillNode]
+
+
+class DrillRequest(Shape):
+    """Expects a victim on a node from now on."""
+
+    node: str
+    reason: str
+
+
 class LedgerHealth(Shape):
     """What is certain."""
 
@@ -118,6 +179,7 @@ class Health(Shape):
     prometheus: PrometheusHealth
     alertmanager: AlertmanagerHealth
     agents: AgentsHealth
+    drills: Drills
     ledger: LedgerHealth
     rules: RulesHealth
 

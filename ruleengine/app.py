@@ -18,6 +18,7 @@ from gpuwarden.ruleengine.api import Api
 from gpuwarden.ruleengine.api_engine_models import Delivered
 from gpuwarden.ruleengine.audit_routes import AuditRoutes
 from gpuwarden.ruleengine.deliveries import MalformedMessage
+from gpuwarden.ruleengine.drill_routes import DrillRoutes
 from gpuwarden.ruleengine.enforcement_routes import EnforcementRoutes
 from gpuwarden.ruleengine.job_histories import JobHistories
 from gpuwarden.ruleengine.keeps import KeepDesk
@@ -109,6 +110,7 @@ class EngineApp:
             *api.operations(),
             *AuditRoutes(engine, access).operations(),
             *enforcement.operations(),
+            *DrillRoutes(engine, access).operations(),
             *TrialRoutes(engine, access, ticket_key=ticket_key).operations(),
             *nodes.operations(),
             self._notifying(),

@@ -294,6 +294,7 @@ def health_document(engine: Engine) -> dict[str, Any]:
             "open_decisions": len(engine.ledger.open_decisions()),
             "unproven_decisions": len(engine.ledger.incomplete_decisions()),
         },
+        "drills": engine.drills.document(),
         "ledger": {
             "bytes": engine.ledger.path.stat().st_size if engine.ledger.path.exists() else 0,
             "epoch": engine.epoch,

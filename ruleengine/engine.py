@@ -17,6 +17,7 @@ from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, health, papers
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.demand_sources import with_demands
+from gpuwarden.ruleengine.drill_desks import DrillDesk
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
 from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
@@ -136,6 +137,9 @@ class Engine:
         )
         self.usage = Usage(OUTAGE_TICKS * settings.tick)
         self.trials = Trials(ledger, rulebook, clock)
+        self.drills = DrillDesk(
+            settings.drill, ledger, rulebook, clock=clock, keep=settings.retention.audit
+        )
         self.teller = Teller(
             settings,
             rulebook,
@@ -224,6 +228,7 @@ class Engine:
             self.usage.add(facts, self.clock.monotonic())
             self._budget(self.clock.monotonic() - begun)
             await self._enforce(facts)
+            self.drills.watch(facts)
             for pair in self._upkeep.run(facts):
                 self._judgements.forget(pair)
             self.ticks.count("completed")
@@ -341,7 +346,8 @@ class Engine:
         for (stored, job, key, stage), reach in zip(free, reached, strict=True):
             blocks = [reach] if isinstance(reach, Blocked) else []
             # What this tick has ended already needs no look at the facts.
-            situation, case = self._situation(facts, ended=ended), stored.case
+            case = stored.case
+            situation = self._situation(facts, ended=ended, rule_id=case.rule_id)
             blocks += guards.limit_blocks(situation, case.user, case.rule_id, job_id=job.job_id)
             if not blocks and not isinstance(reach, Blocked):
                 blocks = await self._act(stored, reach, key=key, ended=ended)
@@ -411,7 +417,7 @@ class Engine:
         verdict, _ = self._judgements.verdict(rule, job, fresh)
         look = papers.look(
             self._judgements.rule_texts.hash_of(rule, self.rulebook.rules),
-            self._situation(fresh, ended=ended),
+            self._situation(fresh, ended=ended, rule_id=rule.id),
             stored.case,
             key=key,
             stage=following[1],
@@ -429,7 +435,8 @@ class Engine:
         )
         if refused is not None:
             return [refused]
-        self.losses.decided(job)
+        if not self.drills.apart(rule.id):
+            self.losses.decided(job)
         return []
 
     def _postpone(self, stored: StoredCase, rule: Rule, blocks: list[Blocked]) -> None:
@@ -448,7 +455,7 @@ class Engine:
         following = cases.next_stage(case, rule)
         if following is None:
             return [_NO_RULE]
-        situation = self._situation(facts, ended=ended)
+        situation = self._situation(facts, ended=ended, rule_id=rule.id)
         job = facts.jobs.get(case.job_id)
         verdict, truth = None, Truth.UNKNOWN
         try:
@@ -476,25 +483,34 @@ class Engine:
         keeps = self.ledger.keeps(case.rule_id, case.job_id, case.run_id)
         return max((keep.until for keep in keeps), default=None)
 
-    def _situation(self, facts: FleetFacts, *, ended: Sequence[str] = ()) -> Situation:
+    def _situation(
+        self, facts: FleetFacts, *, ended: Sequence[str] = (), rule_id: str = ""
+    ) -> Situation:
+        """What holds for the cases of a rule; drills and all others count apart."""
         now, limits = self.clock.wall(), self.rulebook.rules.limits
-        ends = self.ledger.ends_since(now - guards.DAY_SECONDS)
-        due = [stored.case for stored in self._due()]
+        apart, drill = self.drills.apart(rule_id), self.drills.apart
+        ends = [
+            item
+            for item in self.ledger.ends_since(now - guards.DAY_SECONDS)
+            if drill(item.rule_id) is apart
+        ]
+        due = [stored.case for stored in self._due() if drill(stored.case.rule_id) is apart]
+        ended = [name for name in ended if drill(name) is apart]
         return Situation(
             now=now,
             scrape_interval=self.settings.scrape_interval,
-            limits=None if limits is None else limits.terminate,
+            limits=(self.drills.limits if apart else None if limits is None else limits.terminate),
             facts=facts,
             ends=[PastEnd(d.created_at, d.user, d.rule_id, d.job_id) for d in ends],
             ended_this_tick=len(ended),
             ended_rules=ended,
-            groups=self.rulebook.rules.groups,
+            groups=() if apart else self.rulebook.rules.groups,
             due_owners=guards.owners(due),
             due_rules=guards.owners_by_rule(due),
             killed=switched_on(self.kill_switch),
             settled_for=self._judgements.settled_for,
             settle_after=self.settings.settle_after,
-            cool_down=self.settings.cool_down,
+            cool_down=0.0 if apart else self.settings.cool_down,
             incomplete_cards=self.unproven_cards(facts),
             notices_skew=self.teller.skew,
             bad_files=self.rulebook.problem,

@@ -44,6 +44,7 @@ def rows(engine: Engine) -> Iterator[tuple[str, Iterable[Row]]]:
     )
     yield "gpuwarden_engine_clock_skew_seconds", _skews(engine)
     yield "gpuwarden_engine_notices_undeliverable", [((), float(engine.teller.undeliverable))]
+    yield from engine.drills.rows()
     yield (
         "gpuwarden_rule_held_back",
         [((item.rule_id, item.reason), 1.0) for item in engine.trials.held],

@@ -13,10 +13,11 @@ class Counters:
 
     _db: sqlite3.Connection
 
-    def count_events(self, kind: str) -> int:
-        """How many events of a kind there ever were."""
+    def count_events(self, kind: str, *, but: str = "") -> int:
+        """How many events of a kind there ever were, those of the rule `but` left out."""
         (count,) = self._db.execute(
-            "SELECT coalesce(sum(count), 0) FROM event_counts WHERE kind=?", (kind,)
+            "SELECT coalesce(sum(count), 0) FROM event_counts WHERE kind=? AND rule_id != ?",
+            (kind, but),
         ).fetchone()
         return int(count)
 
@@ -50,9 +51,11 @@ class Counters:
             for rule, kind, mode, count in rows
         }
 
-    def freed_bytes(self) -> int:
-        """Memory of ended processes over all proven reclaims, as NVML had it."""
+    def freed_bytes(self, *, but: str = "") -> int:
+        """Memory of ended processes over all proven reclaims, as NVML had it; not of rule `but`."""
         (total,) = self._db.execute(
-            "SELECT coalesce(sum(freed), 0) FROM result_counts WHERE state='verified'"
+            "SELECT coalesce(sum(freed), 0) FROM result_counts "
+            "WHERE state='verified' AND rule_id != ?",
+            (but,),
         ).fetchone()
         return int(total)

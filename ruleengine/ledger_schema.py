@@ -332,5 +332,25 @@ MIGRATIONS = (
     ) STRICT;
     CREATE INDEX losses_open ON losses (decision_id) WHERE counted_at IS NULL AND why_not = '';
     """,
+    # Drills: real ends of processes that exist only for them, step by step.
+    """
+    CREATE TABLE drills (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        node TEXT NOT NULL,
+        job_id TEXT NOT NULL DEFAULT '',
+        run_id TEXT NOT NULL DEFAULT '',
+        by TEXT NOT NULL DEFAULT '',
+        reason TEXT NOT NULL DEFAULT '',
+        begun_at REAL NOT NULL,
+        seen_at REAL,
+        finished_at REAL,
+        result TEXT,
+        steps TEXT NOT NULL DEFAULT '[]'
+    ) STRICT;
+    CREATE INDEX drills_node ON drills (node, id);
+    CREATE INDEX drills_job ON drills (job_id);
+    CREATE INDEX drills_open ON drills (id) WHERE finished_at IS NULL;
+    CREATE TABLE drill_nodes (node TEXT PRIMARY KEY, since REAL NOT NULL) STRICT;
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

@@ -152,7 +152,7 @@ class EngineCollector(Collector):
         return found
 
     def _decisions(self) -> Iterator[tuple[str, Iterable[Row]]]:
-        ledger = self._engine.ledger
+        ledger, drills = self._engine.ledger, self._engine.drills.rule_id
         ends = ledger.result_counts()
         counts = {
             (rule, action, "enforce", state): n for (rule, action, state), n in ends.items()
@@ -162,18 +162,22 @@ class EngineCollector(Collector):
         }
         yield "gpuwarden_decisions_total", _counted(counts.items())
         yield "gpuwarden_notices_total", _counted(ledger.notice_attempts().items())
+        # A drill frees nothing that anybody waited for.
         freed = sum(
-            n for (_, do, word), n in ends.items() if word == "verified" and Action(do).takes
+            n
+            for (rule, do, word), n in ends.items()
+            if word == "verified" and Action(do).takes and rule != drills
         )
         failed = sum(
             n
-            for (_, do, word), n in ends.items()
-            if word in ("incomplete", "failed") and Action(do).ends
+            for (rule, do, word), n in ends.items()
+            if word in ("incomplete", "failed") and Action(do).ends and rule != drills
         )
-        yield "gpu_idle_detected_total", [((), float(ledger.count_events("idle_detected")))]
+        idle = ledger.count_events("idle_detected", but=drills)
+        yield "gpu_idle_detected_total", [((), float(idle))]
         yield "gpu_released_success_total", [((), float(freed))]
         yield "gpu_release_failed_total", [((), float(failed))]
-        yield "gpu_memory_freed_bytes_total", [((), float(ledger.freed_bytes()))]
+        yield "gpu_memory_freed_bytes_total", [((), float(ledger.freed_bytes(but=drills)))]
         steps: dict[tuple[str, ...], float] = {}
         for decision in ledger.recent_decisions(self._engine.clock.wall() - RECEIPT_SECONDS):
             report = decision.decoded_report

@@ -17,6 +17,7 @@ from gpuwarden.errors import InvalidInput
 from gpuwarden.node_api import RegistrationRefused, Target
 from gpuwarden.ruleengine.bot_settings import BotName, BotSettings
 from gpuwarden.ruleengine.directories import Email
+from gpuwarden.ruleengine.drill_settings import DrillSettings
 from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
 from gpuwarden.ruleengine.prices import Prices
@@ -222,6 +223,8 @@ class EngineSettings(Strict):
     """Slack; without it no message is sent."""
     bots: dict[BotName, BotSettings] = Field(default_factory=dict)
     """Bots in groups of WeCom, DingTalk, Feishu or Lark, by a name of your choice."""
+    drill: DrillSettings | None = None
+    """Rehearsals: jobs of one user that are ended for practice; without it there are none."""
     slurm: SlurmSettings | None = None
     """Slurm, which ends its own jobs, and whose queue rules may ask who waits."""
     prices: Prices | None = None

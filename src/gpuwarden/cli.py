@@ -81,6 +81,9 @@ _COMPONENTS = {
         "ruleengine",
         "Say whether jobs are ended now; pause and resume that.",
     ),
+    "drill": _Component(
+        "gpuwarden.cli", "drill", "ruleengine", "Rehearse the end of a job for real."
+    ),
     "nodes": _Component(
         "gpuwarden.ruleengine.cli", "nodes", "ruleengine", "Say which nodes there are."
     ),
@@ -111,14 +114,41 @@ _COMPONENTS = {
 }
 
 
+_DRILL = {
+    "run": _Component(
+        "gpuwarden.ruleengine.drill_cli",
+        "run",
+        "ruleengine",
+        "Rehearse a real end on a node, and show each step.",
+    ),
+    "status": _Component(
+        "gpuwarden.ruleengine.drill_cli",
+        "status",
+        "ruleengine",
+        "Say how drills stand, and which are overdue.",
+    ),
+    "victim": _Component(
+        "gpuwarden.exporter.drill_cli",
+        "victim",
+        "exporter",
+        "On a node: hold a little GPU memory, and wait to be ended.",
+    ),
+}
+"""Operator and node have a part each, and neither needs the other's component."""
+
+
 class _LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
+    components = _COMPONENTS
+
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(_COMPONENTS)
+        return list(self.components)
 
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        component = _COMPONENTS.get(name)
+        if name == "drill" and self.components is _COMPONENTS:
+            return drill
+        component = self.components.get(name)
         if component is None:
             return None
         try:
@@ -134,7 +164,16 @@ class _LazyGroup(click.Group):
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # The overview must not import a component (nor torch): their one-line help stands here.
         with formatter.section("Commands"):
-            formatter.write_dl([(name, item.help) for name, item in _COMPONENTS.items()])
+            formatter.write_dl([(name, item.help) for name, item in self.components.items()])
+
+
+class _Drill(_LazyGroup):
+    components = _DRILL
+
+
+@click.group(cls=_Drill)
+def drill() -> None:
+    """Rehearse the end of a job for real, from the first sample to the memory that came back."""
 
 
 @click.group(

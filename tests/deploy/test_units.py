@@ -24,6 +24,7 @@ RIGHTS = {
     "gpuwarden-exporter": READING,
     "gpuwarden-agent": READING | {"CAP_KILL", "CAP_DAC_OVERRIDE"},
     "gpuwarden-engine": set(),
+    "gpuwarden-drill": set(),
 }
 
 
@@ -98,6 +99,16 @@ def test_users_and_folders_are_made(tmp_path: Path) -> None:
     assert jobs.stat().st_mode & 0o7777 == 0o1777
     assert requests.stat().st_mode & 0o7777 == 0o755
     assert jobs.stat().st_uid != requests.stat().st_uid != 0
+
+
+def test_a_drill_is_the_users_whom_the_examples_name_and_the_timer_starts_it() -> None:
+    """The unit's user, the rule's, the directory's and engine.yaml's are one."""
+    examples = FOLDER.parent / "examples"
+    user = service(FOLDER / "gpuwarden-drill.service")["User"][0]
+    for name in ("drill.yaml", "directory.yaml", "engine.yaml"):
+        assert user in (examples / name).read_text()
+    assert user in (FOLDER / "gpuwarden.sysusers.conf").read_text()
+    assert "OnCalendar=" in (FOLDER / "gpuwarden-drill.timer").read_text()
 
 
 def test_the_engine_is_started_again_unless_its_files_are_wrong() -> None:
