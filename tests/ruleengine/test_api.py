@@ -116,7 +116,7 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
                         "/v1/health",
                     ),
                     *("/v1/audit", "/v1/enforcement", "/v1/nodes", "/v1/sd/prometheus"),
-                    "/v1/trials",
+                    *("/v1/trials", "/v1/drills"),
                 ):
                     await ask("GET", path)
                 for path in ("/v1/jobs/{job_id}", "/v1/jobs/{job_id}/history"):
@@ -150,6 +150,8 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
             for number in (decision["id"], "none"):
                 await ask("GET", "/v1/decisions/{decision_id}/audit", decision_id=number)
             regret = {"decision_id": decision["id"], "reason": "it was at work"}
+            await ask("POST", "/v1/drills", {"node": "127.0.0.1", "reason": "a try"})
+            await ask("GET", "/v1/drills/{drill_id}", drill_id="1")
             await ask("POST", "/v1/regrets", regret)
             await ask("POST", "/v1/regrets", {**regret, "decision_id": "none"})
             await ask("GET", "/v1/openapi.json")
