@@ -30,6 +30,7 @@ from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.prometheus_settings import client_of
 from gpuwarden.ruleengine.reclaim.kubernetes import Kubernetes
 from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
+from gpuwarden.ruleengine.reclaim.slurm import Slurm
 from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rulebooks import RuleBook
@@ -213,6 +214,9 @@ def _demands(settings: Settings) -> dict[str, DemandSource]:
 def _platforms(settings: Settings) -> tuple[Platform, ...]:
     """Adapters of the platforms that engine.yaml names."""
     found: list[Platform] = []
+    slurm = Slurm.from_settings(settings)
+    if slurm is not None:
+        found.append(slurm)
     if settings.values.kubernetes is not None:
         found.append(Kubernetes.from_settings(settings.values.kubernetes, settings.base))
     return tuple(found)
