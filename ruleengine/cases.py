@@ -21,13 +21,11 @@ import dataclasses
 from typing import TYPE_CHECKING, TypeVar
 
 from gpuwarden.ruleengine.acts import (
-    CHECKPOINT_SECONDS,
     LAST_STAGE,
     Act,
     ActState,
     Promise,
     acting_stages,
-    hardest,
     stage_keys,
     taking_stages,
     with_act,
@@ -42,6 +40,20 @@ from gpuwarden.ruleengine.case_records import (
     Event,
     StageMark,
     Step,
+)
+from gpuwarden.ruleengine.deadlines import (
+    ahead,
+    asking_stages,
+    far_enough,
+    lacking,
+    leaving_for,
+    next_stage,
+    reached,
+    ready,
+    remaining,
+    remaining_of,
+    terms,
+    upcoming,
 )
 from gpuwarden.ruleengine.grade_clocks import UNKNOWN_LIMIT_SECONDS
 from gpuwarden.ruleengine.model import Action
@@ -65,8 +77,18 @@ __all__ = [
     "StageMark",
     "Step",
     "acting_stages",
+    "ahead",
+    "asking_stages",
+    "far_enough",
+    "lacking",
+    "leaving_for",
+    "next_stage",
+    "remaining",
+    "remaining_of",
     "stage_keys",
     "taking_stages",
+    "terms",
+    "upcoming",
 ]
 
 _Said = TypeVar("_Said")
@@ -76,87 +98,6 @@ GONE_AFTER_SECONDS = 60.0
 
 RETRY_REFUSED_SECONDS = 600.0
 """How long a case that the agent refused waits before it may be tried again."""
-
-
-def next_stage(case: Case, rule: Rule) -> tuple[str, Stage] | None:
-    """The stage that takes the job's cards next: one that is ready, else the earliest; or None."""
-    left = _open_stages(case, rule)
-    ready = (item for item in left if _ready(case, rule, *item))
-    return next(ready, min(left, key=lambda item: _wait(case, rule, *item), default=None))
-
-
-def asking_stages(case: Case, rule: Rule) -> tuple[tuple[str, Stage], ...]:
-    """The stages whose time has come to ask the trainer for a saved state."""
-    if case.detected_at is None or case.over or case.leaving or case.last != "yes":
-        return ()
-    if rule.mode != "enforce":
-        return ()
-    return tuple(
-        (key, stage)
-        for key, stage in acting_stages(rule)
-        if not stage.do.takes and ahead(case, key, stage) and _reached(case, rule, key, stage)
-    )
-
-
-def _open_stages(case: Case, rule: Rule) -> list[tuple[str, Stage]]:
-    """Stages that may still take the job's cards."""
-    return [item for item in taking_stages(rule) if ahead(case, *item)]
-
-
-def ahead(case: Case, key: str, stage: Stage) -> bool:
-    """Whether a stage that acts may still do so: not done, nor softer than what was done."""
-    act = case.act(key)
-    return stage.do.rank >= hardest(case.acts) and (act is None or not (act.open or act.spent))
-
-
-def lacking(case: Case, rule: Rule, key: str, stage: Stage) -> float:
-    """Seconds for which a stage's own condition must still hold; 0 for a stage without one."""
-    if stage.when is None:
-        return 0.0
-    return max(0.0, rule.for_ + stage.after - case.clock(key).held)
-
-
-def terms(case: Case, key: str, stage: Stage) -> Promise:
-    """The deadline, the notice's age and the grace of a stage that hold for a case.
-
-    Each is the later of the rule and of what its owner was told; keeps are included.
-    """
-    after, notice, grace = stage.after, stage.notice_delivered_for or 0.0, stage.grace or 0.0
-    if stage.do is Action.CHECKPOINT and stage.grace is None:
-        grace = CHECKPOINT_SECONDS
-    told = case.promise_of(key)
-    if told is not None:
-        after = max(after, told.after)
-        notice = max(notice, told.notice_delivered_for)
-        grace = max(grace, told.grace)
-    return Promise(after + case.kept, notice, grace, key)
-
-
-def remaining(case: Case, rule: Rule) -> float | None:
-    """Seconds until the job's cards may be taken at the earliest, or None where they never are.
-
-    Before the notice is proven it is counted as if that happened now.
-    """
-    following = next_stage(case, rule)
-    return None if following is None else remaining_of(case, rule, *following)
-
-
-def remaining_of(case: Case, rule: Rule, key: str, stage: Stage) -> float | None:
-    """Seconds until a stage may act at the earliest, or None where the rule's mode forbids it."""
-    return _wait(case, rule, key, stage) if rule.mode == "enforce" else None
-
-
-def _wait(case: Case, rule: Rule, key: str, stage: Stage) -> float:
-    held = terms(case, key, stage)
-    age = case.notice_age if case.notified_at is not None else 0.0
-    wait = 0.0 if case.detected_at is not None else max(0.0, rule.for_ - case.yes_for)
-    return max(
-        wait + held.after - case.elapsed,
-        lacking(case, rule, key, stage),
-        held.notice_delivered_for - age,
-        case.retry_in if stage.do.takes else 0.0,
-        0.0,
-    )
 
 
 def budgeted(trusted: _Said, untrusted: _Said, *, spent: float, trust_for: float) -> _Said:
@@ -297,7 +238,7 @@ def _entered(case: Case, rule: Rule, wall: float) -> tuple[Case, list[Event]]:
         mark = case.mark(key)
         if mark is not None and (stage.do != "notify" or mark.mode == rule.mode):
             continue
-        if mark is None and not _reached(case, rule, key, stage):
+        if mark is None and not reached(case, rule, key, stage):
             continue
         # A notice given under another mode said something else: it is given anew.
         would = (stage.do == "notify" and rule.mode == "observe") or stage.do.acts
@@ -323,19 +264,6 @@ def _marked(
         would=would,
     )
     return dataclasses.replace(case, marks=(*rest, fresh))
-
-
-def _reached(case: Case, rule: Rule, key: str, stage: Stage) -> bool:
-    """Whether a stage's time has come, and it has come far enough for it."""
-    after = terms(case, key, stage).after if stage.do.acts else stage.after
-    return case.elapsed >= after and far_enough(case, rule, key, stage)
-
-
-def far_enough(case: Case, rule: Rule, key: str, stage: Stage) -> bool:
-    """Whether a stage's own condition holds, and has held for long enough; YES without one."""
-    if stage.when is None:
-        return True
-    return case.clock(key).last == "yes" and lacking(case, rule, key, stage) == 0
 
 
 def _promised(case: Case, rule: Rule) -> Case:
@@ -406,33 +334,20 @@ def _due(case: Case, rule: Rule, truth: Truth | None, delta: float) -> tuple[Cas
         if left > 0:
             return dataclasses.replace(case, retry_in=left), []
         return dataclasses.replace(case, state=_told(case), retry_in=0.0), [Event("retry", {})]
-    following = next_stage(case, rule)
-    ready = following is not None and truth is Truth.YES and _ready(case, rule, *following)
-    if case.state is CaseState.NOTIFIED and ready and following is not None:
-        case = dataclasses.replace(case, state=CaseState.DUE, due_for=0.0)
-        detail = {
-            "elapsed": case.elapsed,
-            "notice_age": case.notice_age,
-            "stage": following[0],
-            "do": following[1].do.value,
-        }
-        return case, [Event("due", detail)]
-    if case.state is CaseState.DUE:
-        if ready:
-            return dataclasses.replace(case, due_for=case.due_for + delta), []
+    if case.state not in (CaseState.NOTIFIED, CaseState.DUE):
+        return case, []
+    following = next_stage(case, rule) if truth is Truth.YES else None
+    if following is None or not ready(case, rule, *following):
         return postponed(case, "the rule no longer says so")
-    return case, []
-
-
-def _ready(case: Case, rule: Rule, key: str, stage: Stage) -> bool:
-    """Whether a stage may take the job's cards, as far as times and notices go."""
-    return (
-        rule.mode == "enforce"
-        and case.promise_of(key) is not None
-        and case.notified_at is not None
-        and _reached(case, rule, key, stage)
-        and case.notice_age >= terms(case, key, stage).notice_delivered_for
-    )
+    if case.state is CaseState.DUE:
+        return dataclasses.replace(case, due_for=case.due_for + delta), []
+    detail = {
+        "elapsed": case.elapsed,
+        "notice_age": case.notice_age,
+        "stage": following[0],
+        "do": following[1].do.value,
+    }
+    return dataclasses.replace(case, state=CaseState.DUE, due_for=0.0), [Event("due", detail)]
 
 
 def _told(case: Case) -> CaseState:

@@ -160,7 +160,8 @@ def _stage(
         notice = cases.terms(case, key, stage).notice_delivered_for
         age = case.notice_age if case.notified_at is not None else 0.0
         protected = 0.0 if kept is None else kept - now
-        seconds = max(seconds, first + notice - age, case.retry_in, protected)
+        leaving = cases.leaving_for(case, rule, now=now)
+        seconds = max(seconds, first + notice - age, case.retry_in, protected, leaving)
         what = f"{_DOES[stage.do]} at the earliest"
         if case.notified_at is None:
             what = f"{what}, and not before its owner has had the notice for {about(notice)}"

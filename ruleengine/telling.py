@@ -9,7 +9,6 @@ import structlog
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, notices, tickets
-from gpuwarden.ruleengine.acts import acting_stages
 from gpuwarden.ruleengine.cases import Case, CloseReason
 from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.losses import at_risk
@@ -199,15 +198,12 @@ def _upcoming(case: Case, rule: Rule, now: float) -> tuple[UpcomingAct, ...]:
     """What is going to be done, soonest first; none where the end is all that follows."""
     found = [
         UpcomingAct(stage.do.value, now + wait, cases.terms(case, key, stage).grace)
-        for key, stage in acting_stages(rule)
-        if not case.over
-        and cases.ahead(case, key, stage)
-        and (case.run_id is not None or stage.do.ends)
-        and (wait := cases.remaining_of(case, rule, key, stage)) is not None
+        for key, stage, wait in cases.upcoming(case, rule, now=now)
+        if case.run_id is not None or stage.do.ends
     ]
     if [act.do for act in found] == [Action.TERMINATE.value]:
         return ()
-    return tuple(sorted(found, key=lambda act: act.at))
+    return tuple(found)
 
 
 def _grace(case: Case, rule: Rule) -> float:

@@ -201,6 +201,27 @@ def test_a_notice_goes_on_counting_while_a_job_is_leaving() -> None:
     assert (again.state, again.notice_age) == (CaseState.AUTHORISED, 0.0)
 
 
+def test_what_lies_ahead_is_told_in_order_and_nothing_of_what_was_done() -> None:
+    """While a job may still leave, nothing harder is announced for before that."""
+
+    def ahead(case: Case, now: float, rule: Rule = RULE) -> list[tuple[str, float]]:
+        return [(key, seconds) for key, _, seconds in cases.upcoming(case, rule, now=now)]
+
+    told = after(fresh(RULE), 3, RULE).case
+    elapsed = told.elapsed
+    assert ahead(told, 0.0) == [
+        (CHECKPOINT, 240 - elapsed),
+        (YIELD, 480 - elapsed),
+        (REQUEUE, 1200 - elapsed),
+        (TERMINATE, 1800 - elapsed),
+    ]
+    assert ahead(told, 0.0, soft_rule(mode="warn")) == []
+    leaving = asked(after(fresh(RULE), 24, RULE).case, RULE, YIELD)
+    # Asked at 1 s, it has ten minutes; both later stages are due by their own time, or nearly so.
+    assert ahead(leaving, 31.0) == [(REQUEUE, 570.0), (TERMINATE, 570.0)]
+    assert ahead(asked(leaving, RULE, TERMINATE), 31.0) == []
+
+
 def test_what_was_told_binds_for_each_stage() -> None:
     """A stricter rule brings none of the announced acts forward, and shortens no time to leave."""
     told = after(fresh(RULE), 6, RULE).case
