@@ -460,10 +460,12 @@ def withdrawal(case: Case | None, rule: Rule | None, *, kept: bool) -> str:
         rule: as it now reads, or None where it is gone.
         kept: whether a keep protects the job.
     """
+    if case is None:
+        return "the case is closed"
     if rule is None:
         return "the rule is no longer in force"
     if rule.mode != "enforce":
         return f"the rule's mode is {rule.mode}"
-    if case is None or (case.last == "no" and case.no_for >= rule.clear_after):
+    if case.last == "no" and case.no_for >= rule.clear_after:
         return "the rule is kept again"
     return "the job is kept" if kept else ""

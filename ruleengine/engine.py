@@ -166,6 +166,7 @@ class Engine:
             self.cases,
             self.trials,
             self._judgements,
+            ledger=ledger,
             reclaimer=self.reclaimer,
             kept_until=self.kept_until,
             clock=clock,
@@ -215,6 +216,7 @@ class Engine:
         if self._superseded():
             return
         self.reclaimer.follow()
+        await self._requests.withdraw()
         begun = self.clock.monotonic()
         try:
             facts = await self._asked(begun)

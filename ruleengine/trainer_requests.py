@@ -24,17 +24,22 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
     from gpuwarden.ruleengine.guards import Situation
     from gpuwarden.ruleengine.judgements import Judgements
+    from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.model import Rule, Stage
     from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.trials import Trials
     from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts, Verdict
 
-IMPOSSIBLE = frozenset({"no_platform", "no_run", "undeliverable", "not_offered"})
+IMPOSSIBLE = frozenset({"no_platform", "no_run", "undeliverable", "not_requeueable"})
 """Reasons for which a softer stage will never be carried out on a job: the case goes on."""
 MAX_ASKED_PER_TICK = 10
 """Trainers asked for a saved state in one tick; an agent that is slow must not hold up the rest."""
 
 log = structlog.get_logger(__name__)
+
+
+SOFT = frozenset({Action.CHECKPOINT.value, Action.YIELD.value})
+"""What a decision asks of a trainer, and may take back."""
 
 
 class _Wanted(NamedTuple):
@@ -55,6 +60,7 @@ class TrainerRequests:
         table: the open cases.
         trials: rules in force, as they hold for each case.
         judgements: fresh verdicts.
+        ledger: which requests stand.
         reclaimer: carries requests out.
         kept_until: Unix time to which keeps protect a case's job, or None.
         clock: wall time.
@@ -66,6 +72,7 @@ class TrainerRequests:
         trials: Trials,
         judgements: Judgements,
         *,
+        ledger: Ledger,
         reclaimer: Reclaimer,
         kept_until: Callable[[Case], float | None],
         clock: Clock,
@@ -73,6 +80,7 @@ class TrainerRequests:
         self._cases = table
         self._trials = trials
         self._judgements = judgements
+        self._ledger = ledger
         self._reclaimer = reclaimer
         self._kept_until = kept_until
         self._clock = clock
@@ -106,6 +114,24 @@ class TrainerRequests:
                 if not blocks:
                     wanted.append(_Wanted(stored, rule, key, stage, job, verdict))
         await asyncio.gather(*(self._ask(item) for item in wanted[:MAX_ASKED_PER_TICK]))
+
+    async def withdraw(self) -> None:
+        """Take back every request that has lost its reason, by the last state of its case.
+
+        Asked in every tick, whatever is known of the fleet, so that no restart forgets one.
+        """
+        now = self._clock.wall()
+        for decision in self._ledger.open_decisions():
+            if decision.action not in SOFT:
+                continue
+            stored = self._cases.get(decision.rule_id, decision.job_id)
+            case = stored.case if stored is not None and stored.id == decision.case_id else None
+            until = None if case is None else self._kept_until(case)
+            rule = None if case is None else self._trials.rule_for(case)
+            why = cases.withdrawal(case, rule, kept=until is not None and until > now)
+            if why:
+                log.info("request withdrawn", decision=decision.id, job=decision.job_id, why=why)
+                await self._reclaimer.withdraw(decision, why)
 
     async def _ask(self, wanted: _Wanted) -> None:
         stored, rule, key, stage, job, verdict = wanted

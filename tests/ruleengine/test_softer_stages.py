@@ -288,7 +288,7 @@ def test_a_request_is_taken_back_when_its_reason_is_gone(
 
 def test_a_request_of_a_closed_case_or_a_lost_rule_is_taken_back() -> None:
     """Nobody answers for it any more."""
-    assert cases.withdrawal(None, RULE, kept=False) == "the rule is kept again"
+    assert cases.withdrawal(None, RULE, kept=False) == "the case is closed"
     assert cases.withdrawal(due(), None, kept=False) == "the rule is no longer in force"
 
 
