@@ -149,6 +149,10 @@ class SlurmCluster:
         process.terminate()
         process.wait(timeout=30)
 
+    def serves(self, name: str) -> bool:
+        """Whether a daemon runs."""
+        return self._processes[name].poll() is None
+
     def freeze(self, name: str) -> None:
         """Make a daemon hang: it keeps its port and answers nobody until it is thawed."""
         self._processes[name].send_signal(signal.SIGSTOP)

@@ -23,6 +23,7 @@ from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.reclaim.ports import Claim, Deed, Order, Standing, State
 from gpuwarden.ruleengine.reclaim.slurm import Slurm
+from gpuwarden.ruleengine.settings import load_settings
 from gpuwarden.ruleengine.slurm_commands import SlurmCommands
 
 if TYPE_CHECKING:
@@ -512,3 +513,19 @@ def test_a_claim_that_is_none_is_refused(world: World) -> None:
         with pytest.raises(RefusedAction) as refusal:
             world.end(Claim("slurm", identity))
         assert refusal.value.reason == "bad_claim"
+
+
+def test_engine_yaml_names_the_commands_and_the_cluster(world: World, tmp_path: Path) -> None:
+    """Without `slurm` there is none, and its jobs are left alone."""
+    text = "version: 1\nprometheus: {url: http://127.0.0.1:1}\nrules: [rules.yaml]\n"
+    (tmp_path / "engine.yaml").write_text(text)
+    assert Slurm.from_settings(load_settings(tmp_path / "engine.yaml")) is None
+    programs = "".join(
+        f"  {name}: {binary((name,))}\n" for name in ("squeue", "scontrol", "scancel")
+    )
+    (tmp_path / "engine.yaml").write_text(f"{text}slurm:\n{programs}  config: slurm.conf\n")
+    (tmp_path / "slurm.conf").symlink_to(world.cluster.config)
+    platform = Slurm.from_settings(load_settings(tmp_path / "engine.yaml"))
+    assert platform is not None
+    job = world.start(0)
+    assert isinstance(asyncio.run(platform.find(facts(job), Deed.TERMINATE)), Claim)
