@@ -351,6 +351,13 @@ class SlurmWaiting(Strict):
     """Only those that may start in this partition; not given, in any."""
 
 
+class KubernetesWaiting(Strict):
+    """Pods that wait for a GPU in Kubernetes, by the word of its scheduler."""
+
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] | None = None
+    """Only those in this namespace; not given, in any."""
+
+
 class Waiting(Comparing):
     """Somebody waits for a GPU: one number for the whole cluster against a limit."""
 
@@ -358,17 +365,24 @@ class Waiting(Comparing):
     """PromQL that gives exactly one row; no row, or several, is not known."""
     slurm: SlurmWaiting | None = None
     """Instead: how many jobs ask for a GPU in Slurm and wait for nothing but room or their turn."""
+    kubernetes: KubernetesWaiting | None = None
+    """Instead: how many pods have no node because none has a GPU for them."""
     fits: Annotated[bool, Field(strict=True)] | None = None
     """Whether also the job's end must let the first in line start, with what is idle already; not
     given, it must where that can be judged: not with `promql`, a number that has no shape."""
 
     @model_validator(mode="after")
     def _one_plain_number(self) -> Self:
-        if (self.promql is None) == (self.slurm is None):
-            raise PydanticCustomError("GW111", "needs exactly one of promql and slurm", {})
+        given = (self.promql, self.slurm, self.kubernetes)
+        if sum(item is not None for item in given) != 1:
+            raise PydanticCustomError(
+                "GW111", "needs exactly one of promql, slurm and kubernetes", {}
+            )
         if self.fits and not self.platform:
             raise PydanticCustomError(
-                "GW106", "fits needs the queue itself: give slurm instead of promql", {}
+                "GW106",
+                "fits needs the queue itself: give slurm or kubernetes instead of promql",
+                {},
             )
         self._check_plain()
         return self
@@ -376,12 +390,16 @@ class Waiting(Comparing):
     @property
     def platform(self) -> str:
         """Whose queue is asked, as in engine.yaml; empty for an expression."""
-        return "" if self.slurm is None else "slurm"
+        if self.slurm is not None:
+            return "slurm"
+        return "" if self.kubernetes is None else "kubernetes"
 
     @property
     def place(self) -> str:
         """The queue that is meant among those of the platform, or empty for all."""
-        return "" if self.slurm is None else self.slurm.partition or ""
+        if self.slurm is not None:
+            return self.slurm.partition or ""
+        return "" if self.kubernetes is None else self.kubernetes.namespace or ""
 
     @property
     def fit(self) -> bool:
@@ -392,7 +410,9 @@ class Waiting(Comparing):
     def key(self) -> SignalKey:
         """What measures it."""
         if self.slurm is not None:
-            return SignalKey(f"slurm_waiting:{self.slurm.partition or ''}", "last")
+            return SignalKey(f"slurm_waiting:{self.place}", "last")
+        if self.kubernetes is not None:
+            return SignalKey(f"kubernetes_waiting:{self.place}", "last")
         return SignalKey("waiting", "last", promql=self.promql or "")
 
     def __str__(self) -> str:
@@ -401,6 +421,9 @@ class Waiting(Comparing):
         if self.slurm is not None:
             place = f" in its partition {self.slurm.partition}" if self.slurm.partition else ""
             what = f"the number of jobs that wait for a GPU in Slurm{place} is"
+        if self.kubernetes is not None:
+            place = f" in its namespace {self.place}" if self.place else ""
+            what = f"the number of pods that wait for a GPU in Kubernetes{place} is"
         served = ", and the first in line could start on its cards" if self.fit else ""
         return f"{what} {self.comparison_text}{served}"
 

@@ -10,6 +10,7 @@ from gpuwarden.ruleengine.codes import CODES
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
+    KubernetesWaiting,
     NeedsMemory,
     NoProgress,
     Not,
@@ -93,6 +94,8 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
             "value for five minutes after its last scrape. `{slurm: {}, above: 0}` asks Slurm's "
             "queue: the engine runs `squeue` (see `slurm` in engine.yaml). An array counts once; "
             "jobs that are held, depend on others, begin later or are over a limit do not count. "
+            "`{kubernetes: {}, above: 0}` asks the API server (`kubernetes` in engine.yaml) for "
+            "pods for which the scheduler has found no node with a GPU. "
             "Unless it says `fits: false`, a job is ended only if that lets the one who is first "
             "in line for its cards start: what the end frees and what is idle already must hold "
             "the whole request (nodes, cards, model, cores, memory); a job of which that cannot be "
@@ -125,6 +128,11 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
         ),
     ),
     ("`slurm` of `only_if_waiting`", SlurmWaiting, "`{}` is every partition."),
+    (
+        "`kubernetes` of `only_if_waiting`",
+        KubernetesWaiting,
+        "`{}` is every namespace. What Kueue still holds back has no pods, and does not count.",
+    ),
     ("`owner_may`", model.OwnerMay, "Of a stage that notifies."),
     ("Condition: a signal", Signal, "A measured value over a window against a limit."),
     (

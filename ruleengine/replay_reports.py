@@ -105,12 +105,12 @@ def cautions(result: Replay) -> list[str]:
     queued = [
         rule.id
         for rule in rules
-        if rule.takes and rule.only_if_waiting and rule.only_if_waiting.slurm is not None
+        if rule.takes and rule.only_if_waiting and rule.only_if_waiting.platform
     ]
     if queued:
         found.append(
-            f"{', '.join(queued)}: history does not tell who waited in Slurm's queue, so that "
-            "every end is held; leave only_if_waiting out to see whom it might have ended"
+            f"{', '.join(queued)}: history does not tell who waited in the platform's queue, so "
+            "that every end is held; leave only_if_waiting out to see whom it might have ended"
         )
     on_trial = [rule.id for rule in rules if rule.canary is not None]
     if on_trial:

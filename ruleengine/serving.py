@@ -39,7 +39,7 @@ from gpuwarden.ruleengine.slurm_commands import slurm_commands
 from gpuwarden.ruleengine.slurm_queues import SlurmQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     import httpx
@@ -205,10 +205,14 @@ def _nodes(settings: Settings, ledger: Ledger, clock: Clock) -> Nodes | None:
     )
 
 
-def _demands(settings: Settings) -> dict[str, DemandSource]:
+def _demands(settings: Settings, platforms: Iterable[Platform]) -> dict[str, DemandSource]:
     """Who tells who waits, by the key of `only_if_waiting`."""
     commands = slurm_commands(settings)
-    return {} if commands is None else {"slurm": SlurmQueue(commands)}
+    found: dict[str, DemandSource] = {}
+    if commands is not None:
+        found["slurm"] = SlurmQueue(commands)
+    found |= {item.name: item.queue for item in platforms if isinstance(item, Kubernetes)}
+    return found
 
 
 def _platforms(settings: Settings) -> tuple[Platform, ...]:
@@ -276,7 +280,7 @@ class Service:
             clock=clock,
             ticket_key=ticket_key,
             nodes=self._nodes,
-            demands=_demands(settings),
+            demands=_demands(settings, self._platforms),
             platforms=self._platforms,
         )
         last_hop = LastHop(

@@ -38,7 +38,7 @@ _PATH = re.compile(
     r"(?:/namespaces/(?P<namespace>[^/]+))?(?:/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+)"
     r"(?:/(?P<part>[a-z]+))?)?)?"
 )
-_SELECTOR = re.compile(r"(?P<name>[^ =]+)(?:==?(?P<value>.+)| in \((?P<values>.*)\))")
+_SELECTOR = re.compile(r"(?P<name>[^ =!]+)(?:(?P<not>!)?==?(?P<value>.*)| in \((?P<values>.*)\))")
 PAGE = 500
 
 
@@ -404,12 +404,15 @@ def _page(
 
 
 def _selected(values: dict[str, str], selector: str) -> bool:
-    if not selector:
-        return True
-    match = _SELECTOR.fullmatch(selector)
+    """Whether all requirements of a selector hold; commas in brackets do not end one."""
+    return all(_required(values, part) for part in re.findall(r"[^,(]+(?:\([^)]*\))?", selector))
+
+
+def _required(values: dict[str, str], requirement: str) -> bool:
+    match = _SELECTOR.fullmatch(requirement)
     if match is None:
-        raise Refusal(400, "BadRequest", f"unable to parse requirement: {selector}")
+        raise Refusal(400, "BadRequest", f"unable to parse requirement: {requirement}")
     value = values.get(match["name"])
     if match["values"] is not None:
         return value in match["values"].split(",")
-    return value == match["value"]
+    return (value == match["value"]) == (match["not"] is None)

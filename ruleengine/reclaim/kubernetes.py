@@ -21,6 +21,7 @@ from gpuwarden.errors import RefusedAction, ServiceUnavailable, TemporaryError
 from gpuwarden.platforms import kubernetes
 from gpuwarden.platforms.kubernetes import UnexpectedObject, read_pod
 from gpuwarden.ruleengine.guards import Blocked
+from gpuwarden.ruleengine.kubernetes_demands import KubernetesQueue
 from gpuwarden.ruleengine.reclaim import kubernetes_controllers as controllers
 from gpuwarden.ruleengine.reclaim.kubernetes_claims import MAX_OTHERS, PodClaim
 from gpuwarden.ruleengine.reclaim.kubernetes_client import (
@@ -67,6 +68,9 @@ class Kubernetes:
         client: of the API server.
         settings: what may be ended.
         clock: for what is late.
+
+    Attributes:
+        queue: who waits, over the same connection.
     """
 
     name = "kubernetes"
@@ -76,6 +80,7 @@ class Kubernetes:
         self, client: KubernetesClient, settings: KubernetesSettings, *, clock: Clock | None = None
     ) -> None:
         self._client = client
+        self.queue = KubernetesQueue(client)
         self._settings = settings
         self._clock = clock or SystemClock()
         self._holds = controllers.holds_of(settings.controllers)
