@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from gpuwarden.ruleengine.engine import Engine
+    from gpuwarden.ruleengine.names import Names
     from gpuwarden.ruleengine.records import Decision
     from gpuwarden.ruleengine.roles import Person
     from gpuwarden.ruleengine.sign_ins import SignIns
@@ -26,11 +27,13 @@ class Access:
     Args:
         engine: whose jobs they are.
         sign_ins: who is asking.
+        names: whose names they read.
     """
 
-    def __init__(self, engine: Engine, sign_ins: SignIns) -> None:
+    def __init__(self, engine: Engine, sign_ins: SignIns, names: Names) -> None:
         self._engine = engine
         self.sign_ins = sign_ins
+        self.names = names
 
     def api(self, request: Request, least: Role = Role.OWNER) -> Person:
         """Who asks the API for something.

@@ -210,6 +210,7 @@ class Api:
             wanted,
             offset=whole(query.get("offset"), "offset") or 0,
             limit=whole(query.get("limit"), "limit"),
+            shown=lambda user: self._access.names.shown(person, user),
         )
         return JSONResponse(document)
 

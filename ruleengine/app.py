@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -25,9 +27,12 @@ from gpuwarden.ruleengine.keeps import KeepDesk
 from gpuwarden.ruleengine.ledger_handles import LedgerUnusable
 from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.metrics import EngineCollector, render
+from gpuwarden.ruleengine.name_routes import NameRoutes
+from gpuwarden.ruleengine.names import Names
 from gpuwarden.ruleengine.node_routes import NodeRoutes
 from gpuwarden.ruleengine.operations import Operation
 from gpuwarden.ruleengine.pages.forms import Forms
+from gpuwarden.ruleengine.pages.people import People
 from gpuwarden.ruleengine.pages.readings import Readings
 from gpuwarden.ruleengine.pages.rendering import Pages
 from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json, refused
@@ -37,7 +42,7 @@ from gpuwarden.ruleengine.texts.speeches import LANGUAGES
 from gpuwarden.ruleengine.trial_routes import TrialRoutes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request
 
@@ -63,6 +68,7 @@ class EngineApp:
         tokens: of those who have one of their own.
         series: for the charts of jobs, or None: there are none.
         session_key: that sessions are signed with; by default one that only this process has.
+        metrics_token: that Prometheus shows, or None: anybody reads /metrics.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class EngineApp:
         tokens: Sequence[Token] = (),
         series: SeriesSource | None = None,
         session_key: bytes | None = None,
+        metrics_token: str | None = None,
     ) -> None:
         self._engine = engine
         self._last_hop = last_hop
@@ -91,9 +98,17 @@ class EngineApp:
             external_url=engine.settings.external_url,
             key=session_key,
         )
-        access, desk = Access(engine, sign_ins), KeepDesk(engine)
+        self._sign_ins = sign_ins
+        self._metrics_token = metrics_token
+        self._names = Names(
+            engine,
+            ticket_key,
+            identified=sign_ins.possible or engine.settings.web.proxy is not None,
+        )
+        access, desk = Access(engine, sign_ins, self._names), KeepDesk(engine)
         histories = JobHistories(series, engine.clock)
-        pages = Pages(engine, sign_ins)
+        pages = Pages(engine, sign_ins, self._names)
+        self._people = People(engine, access, pages)
         self._readings = Readings(engine, access, pages, desk=desk, histories=histories)
         self._forms = Forms(
             engine,
@@ -113,6 +128,7 @@ class EngineApp:
             *DrillRoutes(engine, access).operations(),
             *TrialRoutes(engine, access, ticket_key=ticket_key).operations(),
             *nodes.operations(),
+            *NameRoutes(engine, access, self._names).operations(),
             self._notifying(),
             Operation(
                 "GET",
@@ -132,8 +148,16 @@ class EngineApp:
                 Route("/metrics", self.metrics),
                 Route("/-/healthy", self.healthy),
                 Route("/-/ready", self.ready),
-                *(operation.route() for operation in self.operations),
+                *(
+                    (
+                        operation
+                        if operation.least is None
+                        else replace(operation, handler=self._veiled(operation.handler))
+                    ).route()
+                    for operation in self.operations
+                ),
                 *self._readings.routes(),
+                *self._people.routes(),
                 *self._forms.routes(),
             ],
             exception_handlers={
@@ -143,6 +167,26 @@ class EngineApp:
                 HTTPException: self._unserved,
             },
         )
+
+    def _veiled(
+        self, handler: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """A handler of the API whose answers name nobody whose name its reader may not read."""
+
+        async def answered(request: Request) -> Response:
+            answer = await handler(request)
+            if not isinstance(answer, JSONResponse):
+                return answer
+            try:
+                person = self._sign_ins.reader(request, cookies=False)
+            except Refusal:
+                person = None  # a node's or a ticket's own answer
+            if person is None or not self._names.veils(person):
+                return answer
+            body = self._names.veil(person, json.loads(bytes(answer.body)))
+            return JSONResponse(body, status_code=answer.status_code)
+
+        return answered
 
     async def _refused(self, request: Request, error: Exception) -> Response:
         if isinstance(error, Refusal) and not request.url.path.startswith("/v1/"):
@@ -173,6 +217,8 @@ class EngineApp:
 
     async def metrics(self, request: Request) -> Response:
         """The catalogue's families of the engine."""
+        if self._metrics_token is not None:
+            authorise(request, self._metrics_token, "web.metrics_token_file")
         body, content_type = render(self._collector, request.headers.get("Accept", ""))
         return Response(body, media_type=None, headers={"Content-Type": content_type})
 

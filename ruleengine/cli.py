@@ -27,6 +27,7 @@ from gpuwarden.ruleengine.clients import (
 from gpuwarden.ruleengine.directory_cli import directory
 from gpuwarden.ruleengine.enforcement_cli import enforcement
 from gpuwarden.ruleengine.ledger_cli import ledger
+from gpuwarden.ruleengine.name_cli import names
 from gpuwarden.ruleengine.node_cli import nodes
 from gpuwarden.ruleengine.profile_cli import profiles
 from gpuwarden.ruleengine.rule_cli import rules
@@ -48,6 +49,7 @@ __all__ = [
     "jobs",
     "keep",
     "ledger",
+    "names",
     "nodes",
     "profiles",
     "regret",

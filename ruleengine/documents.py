@@ -15,7 +15,7 @@ from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.model import WhitelistEntry
@@ -61,7 +61,13 @@ class JobFilter:
 
 
 def fleet_document(
-    engine: Engine, person: Person, wanted: JobFilter, *, offset: int = 0, limit: int | None = None
+    engine: Engine,
+    person: Person,
+    wanted: JobFilter,
+    *,
+    offset: int = 0,
+    limit: int | None = None,
+    shown: Callable[[str], str] = str,
 ) -> dict[str, Any]:
     """The running jobs that a person may see and asks for; those with open cases first.
 
@@ -71,9 +77,12 @@ def fleet_document(
         wanted: which of them.
         offset: how many to pass over.
         limit: how many at most, or None for all.
+        shown: what the person reads in the place of a user's name. The filter and the order are
+            of that: they must not tell who it is.
     """
     document = explain.jobs_document(engine, person.sees)
-    found = [job for job in document["jobs"] if wanted.admits(job)]
+    listed = [{**job, "user": shown(job["user"])} for job in document["jobs"]]
+    found = [job for job in listed if wanted.admits(job)]
     found.sort(key=lambda job: (-_urgency(job["cases"].values()), job["user"], job["job_id"]))
     end = None if limit is None else offset + limit
     return {**document, "total": len(found), "offset": offset, "jobs": found[offset:end]}

@@ -57,3 +57,5 @@ class Person:
 
 EVERYONE = Person("", Role.OPERATOR)
 """Who has not signed in, where pages can be read without."""
+STRANGER = Person("", Role.OWNER)
+"""Who has not signed in, where pages cannot; nobody's jobs are theirs."""

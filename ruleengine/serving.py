@@ -76,6 +76,7 @@ class Secrets:
     node_token: str | None
     bots: Mapping[str, BotSecrets]
     signer: Signer | None
+    metrics_token: str | None = None
     tokens: tuple[Token, ...] = ()
 
 
@@ -108,6 +109,7 @@ def read_secrets(settings: Settings) -> Secrets:
             for name, bot in values.bots.items()
         },
         signer=Signer.load(settings.path(agents.key_file)) if agents else None,
+        metrics_token=secret(values.web.metrics_token_file, "web.metrics_token_file"),
         tokens=read_tokens(settings),
     )
 
@@ -298,6 +300,7 @@ class Service:
             ticket_key=ticket_key,
             node_token=secrets.node_token,
             tokens=secrets.tokens,
+            metrics_token=secrets.metrics_token,
             series=PrometheusSeries(
                 [url for shard in values.prometheus.groups for url in shard], self._client
             ),

@@ -110,6 +110,15 @@ class WebSettings(Strict):
     read: Literal["everyone", "signed-in"] | None = None
     """Who may read pages and API. By default everyone until `tokens` or `proxy` says who people
     are; changes always need a token, a session or a signed link."""
+    names: Literal["team", "everyone", "nobody"] = "team"
+    """Whose names owners read beside their own: those of their team's people, everyone's, or
+    nobody's, whose teams are then not told either. Others are pseudonyms."""
+    operator_names: Literal["always", "opened"] = "always"
+    """Whether operators and admins read names by their role, or only after they opened them for a
+    while, with a reason that stands in the audit."""
+    metrics_token_file: File | None = None
+    """Bearer token that /metrics takes; without it whoever reaches the port reads it, users' names
+    in gpuwarden_user_info included."""
     session: Annotated[Seconds, Field(ge=60, le=30 * 86400)] = 12 * 3600.0
     """How long a sign-in lasts; a restart of the engine ends them all."""
     tls_cert_file: File | None = None

@@ -134,11 +134,18 @@ class Readings:
         )
         number = page_number(query.get("page"))
         found = documents.fleet_document(
-            self._engine, person, wanted, offset=(number - 1) * PER_PAGE, limit=PER_PAGE
+            self._engine,
+            person,
+            wanted,
+            offset=(number - 1) * PER_PAGE,
+            limit=PER_PAGE,
+            shown=lambda user: self._access.names.shown(person, user),
         )
         total, shown = found["total"], len(found["jobs"])
         first = found["offset"] + 1
         users = self._engine.rulebook.directory.users.values()
+        teams = {user.team for user in users if user.team}
+        teams &= set(person.teams) if person.role is Role.OWNER else teams
         return self._pages.render(
             "jobs.html",
             request,
@@ -150,7 +157,7 @@ class Readings:
             ),
             wanted=wanted,
             broken=wanted.broken,
-            teams=sorted({user.team for user in users if user.team}),
+            teams=sorted(teams),
             rules=[rule.id for rule in self._engine.rulebook.rules.rules],
             **_turning("/jobs", query, number, shown=shown, total=total),
         )

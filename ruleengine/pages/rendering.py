@@ -21,7 +21,7 @@ from gpuwarden.ruleengine import explain, losses, quantities
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.enforcement_routes import enforcement_document
 from gpuwarden.ruleengine.messages import about, local_time
-from gpuwarden.ruleengine.roles import Role
+from gpuwarden.ruleengine.roles import STRANGER, Role
 from gpuwarden.ruleengine.unknown_reasons import REASONS
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from gpuwarden.ruleengine.engine import Engine
+    from gpuwarden.ruleengine.names import Names
     from gpuwarden.ruleengine.roles import Person
     from gpuwarden.ruleengine.sign_ins import SignIns
 
@@ -87,11 +88,13 @@ class Pages:
     Args:
         engine: whose state every page shows.
         sign_ins: for forms, and for whether signing in is possible.
+        names: takes those out that the reader may not read.
     """
 
-    def __init__(self, engine: Engine, sign_ins: SignIns) -> None:
+    def __init__(self, engine: Engine, sign_ins: SignIns, names: Names) -> None:
         self._engine = engine
         self._sign_ins = sign_ins
+        self._names = names
         self._environment = _environment()
 
     def zone(self, person: Person | None) -> str:
@@ -129,8 +132,7 @@ class Pages:
             "form": self._sign_ins.form(person) if person is not None and known else "",
             "operator": person is not None and person.role.includes(Role.OPERATOR),
             "admin": known and person is not None and person.role is Role.ADMIN,
-            "enforcement": enforcement_document(self._engine),
-            "problems": self._engine.problems,
+            "can_open": known and person is not None and self._names.must_open(person),
             "zone": zone or self.zone(person),
             "reasons": REASONS,
             "newer": "",
@@ -138,7 +140,15 @@ class Pages:
             "turn": "",
             "notice": "",
             "refusal": "",
-            **values,
+            # Without a person it is the sign-in, or the page of one's own job by a signed link.
+            **self._names.veil(person, values),
+            **self._names.veil(
+                person or STRANGER,
+                {
+                    "enforcement": enforcement_document(self._engine),
+                    "problems": self._engine.problems,
+                },
+            ),
         }
         body = self._environment.get_template(template).render(shown)
         return HTMLResponse(body, status_code=status, headers=HEADERS)

@@ -99,6 +99,12 @@ _COMPONENTS = {
         "ruleengine",
         "Check who is told of whose jobs.",
     ),
+    "names": _Component(
+        "gpuwarden.ruleengine.cli",
+        "names",
+        "ruleengine",
+        "Say who uses what; open names for a while.",
+    ),
     "ledger": _Component(
         "gpuwarden.ruleengine.cli", "ledger", "ruleengine", "Back up what the engine knows."
     ),

@@ -116,7 +116,7 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
                         "/v1/health",
                     ),
                     *("/v1/audit", "/v1/enforcement", "/v1/nodes", "/v1/sd/prometheus"),
-                    *("/v1/trials", "/v1/drills"),
+                    *("/v1/trials", "/v1/drills", "/v1/shares", "/v1/names"),
                 ):
                     await ask("GET", path)
                 for path in ("/v1/jobs/{job_id}", "/v1/jobs/{job_id}/history"):
@@ -154,6 +154,8 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
             await ask("GET", "/v1/drills/{drill_id}", drill_id="1")
             await ask("POST", "/v1/regrets", regret)
             await ask("POST", "/v1/regrets", {**regret, "decision_id": "none"})
+            await ask("POST", "/v1/names/open", {"reason": "who is it?"})
+            await ask("POST", "/v1/names/close")
             await ask("GET", "/v1/openapi.json")
             described = {
                 (method.upper(), path)
