@@ -89,6 +89,8 @@ class Job:
     activity: dict[str, float] = field(default_factory=dict)
     instance: str = NODE
     run: dict[str, str] = field(default_factory=dict)
+    saved: float | None = None
+    """When its trainer last saved a state, by its own word."""
 
 
 @dataclass
@@ -193,6 +195,9 @@ class Fleet:
             "gpu_process_start_time_seconds": [Sample(process, job.started)],
             "gpu_job_executable": [Sample({**base, **path}, 1.0)],
             "yolo_info": [Sample({**base, **job.run}, 1.0)] if job.run else [],
+            "yolo_checkpoint_durable_timestamp_seconds": (
+                [] if job.saved is None else [Sample({**base, **job.run}, job.saved)]
+            ),
             "gpu_job_activity_timestamp_seconds": [
                 Sample({**base, "signal": name}, at) for name, at in job.activity.items()
             ],

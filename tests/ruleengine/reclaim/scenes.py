@@ -6,9 +6,11 @@ stand behind, and the agents are asked over HTTP.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.ruleengine.worlds import GIB, NODE, Job
 
 from gpuwarden.agent_api import (
@@ -153,6 +155,7 @@ class Nodes:
         refuses: host -> why its agent does not watch.
         unproven: host -> why its watch ends without proof.
         delivers: whether trainers can be asked.
+        undelivered: hosts on which none can.
     """
 
     scheduler: Scheduler
@@ -162,6 +165,7 @@ class Nodes:
     refuses: dict[str, str] = field(default_factory=dict)
     unproven: dict[str, str] = field(default_factory=dict)
     delivers: bool = True
+    undelivered: set[str] = field(default_factory=set)
     on_request: Callable[[], None] | None = None
     taken: dict[tuple[str, str], ActionRequest] = field(default_factory=dict)
 
@@ -186,9 +190,10 @@ class Nodes:
     def _report(self, host: str, request: ActionRequest) -> ActionReport:
         about = (request.decision_id, request.job_id, request.action)
         if request.action is not Action.WATCH:
-            outcome = Outcome.DONE if self.delivers else Outcome.UNDELIVERABLE
-            reason = "" if self.delivers else "not_mounted"
-            steps = {"leave_requested": 1_800_000_001.0} if self.delivers else {}
+            delivers = self.delivers and host not in self.undelivered
+            outcome = Outcome.DONE if delivers else Outcome.UNDELIVERABLE
+            reason = "" if delivers else "not_mounted"
+            steps = {"leave_requested": 1_800_000_001.0} if delivers else {}
             return ActionReport(
                 *about, ActionState.FINISHED, outcome=outcome, reason=reason, steps=steps
             )
@@ -249,3 +254,15 @@ class Scene:
 def target_changed() -> RefusedAction:
     """A platform that finds another attempt than the one claimed."""
     return RefusedAction("target_changed", "job 4711 is of another submission by now")
+
+
+async def until_step(world: World, step: str, job_id: str = JOB) -> None:
+    """Wait until the newest decision has come to a step."""
+    name = world.engine.ledger.job_decisions(job_id)[-1].id
+    for _ in range(500):
+        act = world.engine.ledger.platform_act(name)
+        if act is not None and act.step == step:
+            return
+        world.engine.reclaimer.follow()
+        await asyncio.sleep(0.01)
+    pytest.fail(f"not at {step}: {act}")

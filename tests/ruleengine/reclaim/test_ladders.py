@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.ruleengine.engines import World, running
-from tests.ruleengine.reclaim.scenes import JOB, OTHER_NODE, Scene, target_changed
+from tests.ruleengine.reclaim.scenes import JOB, OTHER_NODE, Scene, target_changed, until_step
 from tests.ruleengine.worlds import NODE, Job
 
 from gpuwarden.agent_api import Action
@@ -33,18 +33,6 @@ async def decided(scene: Scene) -> AsyncIterator[World]:
         else:
             pytest.fail(f"nothing decided: {world.why(JOB)}")
         yield world
-
-
-async def until_step(world: World, step: str) -> None:
-    """Wait until the newest decision has come to a step."""
-    name = world.engine.ledger.job_decisions(JOB)[-1].id
-    for _ in range(500):
-        act = world.engine.ledger.platform_act(name)
-        if act is not None and act.step == step:
-            return
-        world.engine.reclaimer.follow()
-        await asyncio.sleep(0.01)
-    pytest.fail(f"not at {step}: {act}")
 
 
 async def over(world: World, seconds: float = 600.0) -> None:
