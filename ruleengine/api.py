@@ -16,6 +16,7 @@ from gpuwarden.ruleengine import documents, explain, lookups, tickets
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, read_object, seconds, word
 from gpuwarden.ruleengine.cards import CardFilter, cards_document
+from gpuwarden.ruleengine.decision_steps import steps_of
 from gpuwarden.ruleengine.documents import JobFilter
 from gpuwarden.ruleengine.job_histories import history_document
 from gpuwarden.ruleengine.operations import Operation
@@ -274,7 +275,9 @@ class Api:
         found = self._engine.ledger.decision(request.path_params["decision_id"])
         if found is None or not self._access.sees_decision(person, found):
             raise Refusal(404, "unknown_decision", "there is no such decision")
-        return JSONResponse(explain.decision_record(found, self._engine.losses.of(found.id)))
+        engine = self._engine
+        steps = steps_of(engine.ledger, found.id)
+        return JSONResponse(explain.decision_record(found, engine.losses.of(found.id), steps))
 
     async def rules(self, request: Request) -> Response:
         """The rules in force."""

@@ -322,8 +322,45 @@ class JobRule(Shape):
     next: list[Next]
 
 
+class NodePart(Shape):
+    """What the agent of one node was asked for a decision, and what it said."""
+
+    node: str
+    action: str
+    """watch, request_leave, request_checkpoint or cancel."""
+    state: str
+    reason: str
+    report: dict[str, Any] | None
+
+
+class DecisionSteps(Shape):
+    """How far a decision has come that a platform, or several nodes, carry out."""
+
+    platform: str
+    """slurm or kubernetes; empty where only agents act."""
+    attempt: dict[str, Any]
+    """How the platform recognises the attempt."""
+    step: str
+    """watching, asking, waiting, ending, proving or withdrawing."""
+    since: Time
+    waited: Seconds
+    """Of the grace; not while no engine ran."""
+    asked_at: Time | None
+    notice: str
+    """The platform's own to the job: sent, tried, none, or empty before."""
+    ended_at: Time | None
+    tries: int
+    """How often the platform was told to end it."""
+    word: str
+    """The platform's last."""
+    obstacle: str
+    successor: str
+    why: str
+    nodes: list[NodePart]
+
+
 class Decision(Shape):
-    """A decision to end a job, and what became of it."""
+    """A decision to act on a job, and what became of it."""
 
     schema_: Annotated[str, Field(alias="schema")]
     id: str
@@ -344,6 +381,10 @@ class Decision(Shape):
     """The agent's last report, as it was given."""
     loss: Loss | None
     """None: nothing was written down with it."""
+    stage: str
+    """Key of the rule's stage."""
+    steps: DecisionSteps | None
+    """None: one node's agent does all of it."""
 
 
 class PastCase(Shape):

@@ -10,6 +10,7 @@ from gpuwarden import __version__
 from gpuwarden.ruleengine import explain
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.cases import CaseState
+from gpuwarden.ruleengine.decision_steps import steps_of
 from gpuwarden.ruleengine.enforcement_routes import enforcement_document
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
@@ -200,7 +201,9 @@ def decisions_document(
     return {
         "schema": DECISIONS_SCHEMA,
         "decisions": [
-            explain.decision_record(item, engine.losses.of(item.id))
+            explain.decision_record(
+                item, engine.losses.of(item.id), steps_of(engine.ledger, item.id)
+            )
             for item in found
             if _sees(engine, person, item)
         ],

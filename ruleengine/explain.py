@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden.ruleengine import cases, messages
 from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.decision_steps import steps_of
 from gpuwarden.ruleengine.forecasts import forecasts
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.reclaim.drafts import evidence_record
@@ -83,14 +84,25 @@ def job_document(engine: Engine, job_id: str) -> dict[str, Any] | None:
         "halted": [_block(block) for block in engine.view.halted],
         "job": None if job is None else _job(engine, job),
         "rules": rules,
-        "decisions": [decision_record(each, engine.losses.of(each.id)) for each in decisions],
+        "decisions": [
+            decision_record(each, engine.losses.of(each.id), steps_of(engine.ledger, each.id))
+            for each in decisions
+        ],
         "past_cases": [_with_times(case, "opened_at", "closed_at") for case in past],
         "events": [_with_times(event, "time") for event in events],
     }
 
 
-def decision_record(decision: Decision, loss: Loss | None = None) -> dict[str, Any]:
-    """A decision and what became of it, with what it cost where that was written down."""
+def decision_record(
+    decision: Decision, loss: Loss | None = None, steps: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """A decision and what became of it.
+
+    Args:
+        decision: as the ledger has it.
+        loss: what it cost, where that was written down.
+        steps: how far it has come, where it is carried out in several; see `decision_steps`.
+    """
     return {
         "schema": DECISION_SCHEMA,
         "id": decision.id,
@@ -109,6 +121,8 @@ def decision_record(decision: Decision, loss: Loss | None = None) -> dict[str, A
         "evidence": json.loads(decision.evidence),
         "report": None if decision.report is None else json.loads(decision.report),
         "loss": None if loss is None else loss.document(),
+        "stage": decision.stage,
+        "steps": steps,
     }
 
 

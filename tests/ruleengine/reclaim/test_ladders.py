@@ -8,13 +8,16 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from pydantic import TypeAdapter
 from tests.ruleengine.engines import World, running
 from tests.ruleengine.reclaim.scenes import JOB, OTHER_NODE, Scene, target_changed, until_step
 from tests.ruleengine.worlds import NODE, Job
 
 from gpuwarden.agent_api import Action
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.ruleengine import api_models, explain
 from gpuwarden.ruleengine.cases import CaseState
+from gpuwarden.ruleengine.decision_steps import steps_of
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.reclaim.ports import Standing
 
@@ -128,6 +131,19 @@ def test_a_job_on_two_nodes_is_one_decision_with_an_outcome_for_each(servers: Wo
             assert report.proof.memory_freed == 30 * 2**30
             assert "proven" not in report.steps
             assert set(decision.gpus) == {"GPU-1", "GPU-2"}
+            steps = steps_of(world.engine.ledger, decision.id)
+            record = explain.decision_record(decision, None, steps)
+            shown = TypeAdapter(api_models.Decision).validate_python(record)
+            assert shown.steps is not None
+            assert shown.steps.word == "ENDED"
+            assert {(n.node, n.action): n.state for n in shown.steps.nodes} == {
+                ("127.0.0.1", "watch"): "reclaimed",
+                ("127.0.0.1", "request_leave"): "done",
+                ("127.0.0.1", "cancel"): "done",
+                ("localhost", "watch"): "incomplete",
+                ("localhost", "request_leave"): "done",
+                ("localhost", "cancel"): "done",
+            }
 
     asyncio.run(story())
 
