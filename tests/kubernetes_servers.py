@@ -82,6 +82,7 @@ class Cluster:
     users: dict[str, User] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    bodies: list[Json] = field(default_factory=list)
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     thaw: threading.Event = field(default_factory=threading.Event)
     controllers: bool = True
@@ -236,6 +237,8 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length", 0))
         raw = self.rfile.read(length)
         cluster.requests.append((self.command, url.path))
+        if raw:
+            cluster.bodies.append(json.loads(raw))
         fault = self._fault(url.path)
         if fault is not None and fault.status == 0:
             cluster.thaw.wait(60)

@@ -12,7 +12,7 @@ import ipaddress
 import re
 from collections import OrderedDict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Self
 
 import structlog
 
@@ -26,15 +26,15 @@ from gpuwarden.ruleengine.reclaim import kubernetes_controllers as controllers
 from gpuwarden.ruleengine.reclaim.kubernetes_claims import MAX_OTHERS, PodClaim
 from gpuwarden.ruleengine.reclaim.kubernetes_client import (
     EVENTS,
-    NODES,
     PODS,
-    Kind,
     KubernetesClient,
 )
 from gpuwarden.ruleengine.reclaim.kubernetes_controllers import Act
 from gpuwarden.ruleengine.reclaim.kubernetes_owners import Owners
+from gpuwarden.ruleengine.reclaim.kubernetes_states import PodStates
+from gpuwarden.ruleengine.reclaim.kubernetes_targets import MAX_REASON, Targets, is_final
 from gpuwarden.ruleengine.reclaim.node import host_of
-from gpuwarden.ruleengine.reclaim.ports import Claim, Deed, Standing, State
+from gpuwarden.ruleengine.reclaim.ports import Claim, Deed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -43,20 +43,13 @@ if TYPE_CHECKING:
     from gpuwarden.clock import Clock
     from gpuwarden.platforms.kubernetes import Json, Pod, Reference
     from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
-    from gpuwarden.ruleengine.reclaim.ports import Order
+    from gpuwarden.ruleengine.reclaim.ports import Order, State
     from gpuwarden.ruleengine.verdicts import JobFacts
 
-DECISION_ANNOTATION: Final = "gpuwarden.io/decision"
-REASON_ANNOTATION: Final = "gpuwarden.io/reason"
-OVERDUE_SECONDS = 30.0
-"""So long after its grace a pod that is still there is late."""
 TRIES = 3
 _KNOWN_NAMES = 20_000
-_MAX_REASON = 900
 _UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
 _SHOWN = 4
-_FINAL = ("Complete", "Failed", "Succeeded", "Completed")
-"""Conditions of a job that is over: of Jobs, JobSets and kubeflow's."""
 
 log = structlog.get_logger(__name__)
 
@@ -84,6 +77,8 @@ class Kubernetes:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._holds = controllers.holds_of(settings.controllers)
+        self._targets = Targets(client, self._holds)
+        self._states = PodStates(client, self._targets, self._clock)
         self._names: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
     @classmethod
@@ -128,9 +123,9 @@ class Kubernetes:
         except RefusedAction as error:
             return Blocked(error.reason, str(error))
         except TemporaryError as error:
-            return Blocked("platform_unavailable", str(error))
+            return Blocked("platform_unreachable", str(error))
         except UnexpectedObject as error:
-            return Blocked("platform_unavailable", f"the API server's answer: {error}")
+            return Blocked("platform_unreachable", f"the API server's answer: {error}")
 
     async def ask(self, order: Order) -> bool:  # noqa: ARG002 - the port's; Kubernetes has none
         """Kubernetes has no notice of its own; the agent's leave request and SIGTERM are there."""
@@ -161,7 +156,7 @@ class Kubernetes:
         """
         claim = PodClaim.decode(order.claim.identity)
         try:
-            return await self._state(claim, order)
+            return await self._states.state(claim, order)
         except (RefusedAction, UnexpectedObject) as error:
             raise ServiceUnavailable(f"the pod's state is not known: {error}") from error
 
@@ -228,7 +223,7 @@ class Kubernetes:
         ]
         if len(others) > MAX_OTHERS:
             return Blocked("too_many_pods", f"{target.title} has {len(others) + 1} pods")
-        hold = self._hold_of(target)
+        hold = self._targets.hold_of(target)
         # Helpers of one job (a launcher, say) have no card, and end with it; a service's do not.
         counted = [item for item in others if item.gpus or hold is None or not hold.gang]
         spared = [item for item in counted if f"{self.prefix}{item.uid}" not in offenders]
@@ -303,11 +298,6 @@ class Kubernetes:
         found = await self._client.get(PODS, namespace, name)
         return read_pod(found) if found is not None else None
 
-    def _hold_of(self, target: Reference) -> controllers.Hold | None:
-        if target.group == controllers.KUEUE_GROUP:
-            return controllers.WORKLOAD
-        return self._holds.get(controllers.name_of(target))
-
     # -----------------------------------------------------------------------------------------
 
     async def _evict(self, claim: PodClaim, order: Order) -> None:
@@ -336,17 +326,17 @@ class Kubernetes:
         target = claim.target
         if target is None:
             raise RefusedAction("bad_claim", "the claim names no controller")
-        kind = await self._target_kind(claim, target)
+        kind = await self._targets.told_at(claim, target)
         for _ in range(TRIES):
             found = await self._client.get(kind, claim.namespace, target.name)
             if found is None:
                 raise RefusedAction("gone", f"{target.title} is gone")
             if kubernetes.value_at(found, "metadata.uid") != target.uid:
                 raise _changed(claim)
-            if self._is_held(claim, target, found):
+            if self._targets.is_held(claim, target, found):
                 return
             await self._check_members(claim, target, found)
-            patch = self._patch(claim, target, order)
+            patch = self._targets.patch(claim, target, order, now=self._now())
             patch.setdefault("metadata", {}).update(
                 uid=target.uid,
                 resourceVersion=kubernetes.value_at(found, "metadata.resourceVersion"),
@@ -357,7 +347,7 @@ class Kubernetes:
                 if error.reason == "conflict":
                     continue
                 raise
-            if not self._is_held(claim, target, done):
+            if not self._targets.is_held(claim, target, done):
                 raise RefusedAction(
                     "unsupported",
                     f"the API server took the change of {target.title} and dropped it: its version "
@@ -375,7 +365,7 @@ class Kubernetes:
         pods = await owners.pods()
         own = next((pod for pod in pods if pod.uid == claim.pod.uid), None)
         ended = own is None or not own.living
-        if ended and any(kubernetes.condition(found, word) == "True" for word in _FINAL):
+        if ended and is_final(found):
             raise RefusedAction("gone", f"{target.title} has ended by itself")
         members = await owners.members(claim.root_uid, pods)
         new = [
@@ -393,33 +383,6 @@ class Kubernetes:
                 "target_changed", f"{target.title} has got {_named(new)} since it was decided"
             )
 
-    def _is_held(self, claim: PodClaim, target: Reference, found: Json) -> bool:
-        if claim.act is Act.SCALE:
-            # A count of zero is left out where a server omits empty fields.
-            return kubernetes.value_at(found, "spec.replicas") in (0, None)
-        hold = self._hold_of(target)
-        if hold is None:
-            raise RefusedAction("unknown_controller", f"how to end {target.title} is not known")
-        return hold.holds(found)
-
-    def _patch(self, claim: PodClaim, target: Reference, order: Order) -> dict[str, Any]:
-        if claim.act is Act.SCALE:
-            return {"spec": {"replicas": 0}}
-        hold = self._hold_of(target)
-        if hold is None:
-            raise RefusedAction("unknown_controller", f"how to end {target.title} is not known")
-        patch = hold.patch(self._now())
-        notes = patch.setdefault("metadata", {}).setdefault("annotations", {})
-        notes[DECISION_ANNOTATION] = order.decision_id
-        notes[REASON_ANNOTATION] = order.reason[:_MAX_REASON]
-        return patch
-
-    async def _target_kind(self, claim: PodClaim, target: Reference) -> Kind:
-        if target.group == controllers.KUEUE_GROUP:
-            return Kind(target.api_version, "workloads")
-        kind = await self._client.kind(target)
-        return Kind(kind.api_version, f"{kind.plural}/scale") if claim.act is Act.SCALE else kind
-
     async def _record(self, claim: PodClaim, order: Order, deed: str) -> None:
         """Tell whoever looks at the pod; that this fails is no reason not to act."""
         now = self._now()
@@ -436,7 +399,7 @@ class Kubernetes:
             },
             "type": "Warning",
             "reason": f"Gpuwarden{order.deed.value.capitalize()}",
-            "message": f"{deed}: {order.reason} (decision {order.decision_id})"[:_MAX_REASON],
+            "message": f"{deed}: {order.reason} (decision {order.decision_id})"[:MAX_REASON],
             "source": {"component": "gpuwarden"},
             "firstTimestamp": now,
             "lastTimestamp": now,
@@ -452,76 +415,6 @@ class Kubernetes:
         return moment.isoformat().replace("+00:00", "Z")
 
     # -----------------------------------------------------------------------------------------
-
-    async def _state(self, claim: PodClaim, order: Order) -> State:
-        pod = await self._get_pod(claim.namespace, claim.pod.name)
-        same = pod if pod is not None and pod.uid == claim.pod.uid else None
-        node = (same.node if same is not None else "") or next(iter(order.claim.nodes), "")
-        if await self._is_lost(node) or (same is not None and same.reason == "NodeLost"):
-            # The API may forget a pod whose node does not answer; its processes run on.
-            return State(
-                Standing.ENDING if same is None or same.deletion else Standing.RUNNING,
-                word=same.phase if same is not None else "removed",
-                obstacle="node_lost",
-                detail={"node": node},
-            )
-        if same is None or not same.living:
-            return await self._over(claim, order, same)
-        if same.deletion is None:
-            told = claim.act is not Act.EVICT and await self._told(claim)
-            return State(Standing.ENDING if told else Standing.RUNNING, word=same.phase)
-        late = self._clock.wall() - same.deletion
-        obstacle = ""
-        if late > OVERDUE_SECONDS:
-            obstacle = "blocked_by_finalizer" if same.finalizers else "overdue"
-        return State(
-            Standing.ENDING,
-            word="Terminating",
-            obstacle=obstacle,
-            detail={
-                "finalizers": ", ".join(same.finalizers),
-                "late_seconds": max(0.0, round(late, 1)),
-                "node": node,
-            },
-        )
-
-    async def _over(self, claim: PodClaim, order: Order, pod: Pod | None) -> State:
-        """The pod's containers have ended: whether another one has come, or will."""
-        word = pod.phase if pod is not None else "deleted"
-        owners = Owners(self._client, claim.namespace, self._holds)
-        root = claim.root_uid or (claim.target.uid if claim.target is not None else "")
-        successor = ""
-        if root:
-            members = await owners.members(root, await owners.pods())
-            new = [item for item in members if item.living and not claim.known(item.uid)]
-            successor = f"{new[0].title} ({new[0].uid})" if new else ""
-        if not successor and order.deed is Deed.REQUEUE and claim.target is not None:
-            kind = await self._client.kind(claim.target)
-            found = await self._client.get(kind, claim.namespace, claim.target.name)
-            if found is not None and kubernetes.value_at(found, "metadata.uid") == claim.target.uid:
-                successor = claim.target.title
-        if successor:
-            return State(Standing.RETURNED, word=word, successor=successor)
-        return State(Standing.ENDED, word=word)
-
-    async def _told(self, claim: PodClaim) -> bool:
-        if claim.target is None:
-            return False
-        kind = await self._target_kind(claim, claim.target)
-        found = await self._client.get(kind, claim.namespace, claim.target.name)
-        if found is None or kubernetes.value_at(found, "metadata.uid") != claim.target.uid:
-            return False
-        return self._is_held(claim, claim.target, found)
-
-    async def _is_lost(self, name: str) -> bool:
-        """Whether a pod's node is there and is silent; one that was taken away is not lost."""
-        if not name:
-            return False
-        with suppress(RefusedAction):
-            node = await self._client.get(NODES, None, name)
-            return node is not None and not kubernetes.is_ready(node)
-        # Without the right to read nodes, only what a pod itself says of its node is known.
-        return False
 
 
 def _claim(claim: PodClaim, pod: Pod, others: Sequence[Pod]) -> Claim:

@@ -11,7 +11,7 @@ from tests.ruleengine.reclaim.pods import Hands, hands
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine.guards import Blocked
-from gpuwarden.ruleengine.reclaim.kubernetes import DECISION_ANNOTATION
+from gpuwarden.ruleengine.reclaim.kubernetes_targets import DECISION_ANNOTATION
 from gpuwarden.ruleengine.reclaim.ports import Deed, Standing
 
 if TYPE_CHECKING:
@@ -386,6 +386,21 @@ class TestLeavingFirst:
             await hands.platform.end(order)
             hands.cluster.let_go()
             assert hands.cluster.get("Job", "train")["spec"]["suspend"] is True
+            assert (await hands.state(order)).standing is Standing.ENDED
+
+        check(tmp_path, story)
+
+    def test_it_has_no_successor_yet(self, tmp_path: Path) -> None:
+        """A Job that is not done will start one: it has returned, until it is told not to."""
+
+        async def story(hands: Hands) -> None:
+            (pod,) = start(hands, "Job", manifests.job("train"))
+            order = await hands.claim(pod)
+            hands.cluster.controllers = False
+            hands.cluster.store.status("Pod", "lab", pod["metadata"]["name"], phase="Failed")
+            state = await hands.state(order)
+            assert (state.standing, state.successor) == (Standing.RETURNED, "Job.batch/train")
+            await hands.platform.end(order)
             assert (await hands.state(order)).standing is Standing.ENDED
 
         check(tmp_path, story)

@@ -13,7 +13,8 @@ from tests.ruleengine.reclaim.pods import Hands, facts, hands
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
-from gpuwarden.ruleengine.reclaim.kubernetes import OVERDUE_SECONDS, Kubernetes
+from gpuwarden.ruleengine.reclaim.kubernetes import Kubernetes
+from gpuwarden.ruleengine.reclaim.kubernetes_states import OVERDUE_SECONDS
 from gpuwarden.ruleengine.reclaim.ports import Deed, Order, Standing
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class TestUnknown:
             hands.cluster.fail("GET", "/pods", status, times=10)
             with pytest.raises(ServiceUnavailable):
                 await hands.state(order)
-            assert await hands.blocked(pod) in ("forbidden", "platform_unavailable")
+            assert await hands.blocked(pod) in ("forbidden", "platform_unreachable")
 
         check(tmp_path, story)
 
@@ -205,7 +206,7 @@ class TestUnknown:
             found = await platform.find(facts(pod), Deed.TERMINATE)
             await platform.aclose()
             assert isinstance(found, Blocked)
-            assert found.reason == "platform_unavailable"
+            assert found.reason == "platform_unreachable"
 
         check(tmp_path, story)
 
