@@ -184,7 +184,7 @@ class Teller:
             ticket=tickets.issue(self._ticket_key, rule.id, case.job_id),
             link=self._links.url(case, _deadline(case, rule)),
             work_lost=None if job is None else guards.work_lost(job, now),
-            saved=job is not None and job.run is not None and job.run.checkpoint_time is not None,
+            saved=risk is not None and risk.saved,
             cards=() if job is None else tuple((gpu.uuid, gpu.index, gpu.name) for gpu in job.gpus),
             expected=MappingProxyType({})
             if job is None

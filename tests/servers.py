@@ -286,20 +286,26 @@ def prometheus(
 
 @contextlib.contextmanager
 def alertmanager(
-    config: str | Path, storage: Path, *, port: int | None = None, flags: Sequence[str] = ()
+    config: str | Path,
+    storage: Path,
+    *,
+    port: int | None = None,
+    flags: Sequence[str] = (),
+    cluster: str = "",
 ) -> Iterator[Server]:
-    """An Alertmanager without a cluster.
+    """An Alertmanager, by default without a cluster.
 
     Args:
         config: alertmanager.yml, as a path or as its text.
         storage: folder of its state.
         port: the port to listen on; a free one if not given.
         flags: further command line flags.
+        cluster: address on which it listens to its peers.
     """
     own = [
         f"--storage.path={storage}",
         # Empty means: no gossip. Otherwise it looks for peers on every interface.
-        "--cluster.listen-address=",
+        f"--cluster.listen-address={cluster}",
     ]
     with _daemon(ALERTMANAGER, config, storage, port=port, flags=[*own, *flags]) as server:
         yield server

@@ -96,6 +96,8 @@ class World:
     engine: Engine
     hop: LastHop
     close: Callable[[], Any]
+    replicas: tuple[str, ...] = ()
+    """Of Alertmanager, beside the first."""
     forwarding: bool = True
     source: Source | None = None
     """What the engine asks instead of the fleet itself, such as a client of a server before it."""
@@ -190,7 +192,7 @@ def _build(world: World) -> None:
     settings = load_settings(world.folder / "engine.yaml")
     book = RuleBook(settings)
     ledger = world.open_ledger(settings.path(settings.values.ledger))
-    poster = AlertmanagerClient([world.alerts.url], world.clock)
+    poster = AlertmanagerClient([world.alerts.url, *world.replicas], world.clock)
     agents = AgentClient(world.agent_url)
     world.engine = Engine(
         settings.values,

@@ -134,16 +134,22 @@ def mail() -> Iterator[tuple[int, Mailbox]]:
 
 @contextlib.asynccontextmanager
 async def post(
-    folder: Path, port: int, mailbox: Mailbox, user: str = "alice"
+    folder: Path, port: int, mailbox: Mailbox, user: str = "alice", *, patience: str = "20s"
 ) -> AsyncIterator[Post]:
-    """A last hop with both channels."""
+    """A last hop with both channels, whose mail server has so much time for a message."""
     with Ledger(folder / "l") as ledger, slack() as (sink, reply):
         stored = add(ledger)
         owned = dataclasses.replace(stored.case, user=user)
         ledger.save([Change(stored.id, owned, "enforce")], time=2.0)
         clock = SystemClock()
         smtp = SmtpSettings.model_validate(
-            {"host": "127.0.0.1", "port": port, "tls": "none", "sender": "gpuwarden@example.org"}
+            {
+                "host": "127.0.0.1",
+                "port": port,
+                "tls": "none",
+                "sender": "gpuwarden@example.org",
+                "timeout": patience,
+            }
         )
         channels = {
             "email": EmailChannel(smtp, password=None, ca_file=None, clock=clock),
