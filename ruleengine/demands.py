@@ -38,6 +38,7 @@ class Needs:
         model: of its cards, by the platform's word; empty for any.
         cpus: in all; a fraction of one is no mistake.
         memory: bytes in all.
+        whole: whether it shares its nodes with nobody.
     """
 
     cards: int
@@ -48,6 +49,7 @@ class Needs:
     model: str = UNNAMED
     cpus: float = 0.0
     memory: float = 0.0
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,13 @@ class Room:
     Attributes:
         cards: model -> how many are idle; with all models that the node has.
         cpus, memory: idle ones; memory in bytes.
+        taken: cores that jobs have there; infinite where that is not known.
     """
 
     cards: Mapping[str, int]
     cpus: float = math.inf
     memory: float = math.inf
+    taken: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +247,7 @@ def _asked(needs: Needs) -> str:
     model = f" {needs.model}" if needs.model else ""
     nodes = f" on {needs.nodes} nodes" if needs.nodes > 1 else ""
     also = "" if needs.max_nodes is None or needs.max_nodes > 1 else " on one node"
+    also = " on a node of its own" if needs.whole and needs.nodes == 1 else also
     return f"{needs.cards}{model} card{'s' if needs.cards > 1 else ''}{nodes or also}"
 
 
@@ -268,7 +273,12 @@ def _with(room: Room, freed: Freed | None) -> Room:
     model = models[0] if len(models) == 1 else UNNAMED
     cards = dict(room.cards)
     cards[model] = cards.get(model, 0) + freed.cards
-    return Room(cards, room.cpus + freed.cpus, room.memory + freed.memory)
+    return Room(
+        cards,
+        cpus=room.cpus + freed.cpus,
+        memory=room.memory + freed.memory,
+        taken=max(0.0, room.taken - freed.cpus),
+    )
 
 
 def fits(needs: Needs, rooms: Sequence[Room]) -> bool:
@@ -291,7 +301,10 @@ def fits(needs: Needs, rooms: Sequence[Room]) -> bool:
     usable = [
         room
         for room in rooms
-        if idle(room) >= least and room.cpus >= min(1.0, needs.cpus) and room.memory > 0
+        if idle(room) >= least
+        and room.cpus >= min(1.0, needs.cpus)
+        and room.memory > 0
+        and not (needs.whole and room.taken)
     ]
     if needs.max_nodes == needs.nodes:
         usable = [room for room in usable if room.cpus >= cpus and room.memory >= memory]

@@ -10,7 +10,7 @@ from gpuwarden.platforms.slurm_queue import memory_bytes, waits
 from gpuwarden.ruleengine.demands import Demand, Needs, Room, Share, WaitingJob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpuwarden.platforms.slurm import SlurmJob
     from gpuwarden.platforms.slurm_nodes import SlurmNode
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 NAME: Final = "Slurm"
 PREFIX: Final = "slurm-"
-_FEATURES = re.compile(r"[A-Za-z0-9_.-]+(?:&[A-Za-z0-9_.-]+)*")
+_NAME = r"[A-Za-z0-9_.-]+"
+_FEATURES = re.compile(rf"{_NAME}(?:&{_NAME})*|{_NAME}(?:\|{_NAME})*")
+"""All of them, or any; a mixture is read from left to right by Slurm, and not here."""
 
 
 def waiting_only(jobs: Iterable[PendingJob]) -> Demand:
     """Who waits, without what would serve them."""
-    return Demand(NAME, PREFIX, waiting=_in_line(jobs, ()))
+    return Demand(NAME, PREFIX, waiting=_in_line(jobs, (), {}))
 
 
 def demand_of(
@@ -31,6 +33,7 @@ def demand_of(
     nodes: Sequence[SlurmNode],
     running: Iterable[SlurmJob],
     *,
+    tiers: Mapping[str, int],
     cluster: str,
 ) -> Demand:
     """Who waits, what is idle, and what running jobs hold.
@@ -39,6 +42,7 @@ def demand_of(
         jobs: that pend.
         nodes: all.
         running: jobs that have nodes.
+        tiers: of all partitions.
         cluster: whose they are.
     """
     names = {node.name for node in nodes}
@@ -52,7 +56,7 @@ def demand_of(
     return Demand(
         NAME,
         PREFIX,
-        waiting=_in_line(jobs, nodes),
+        waiting=_in_line(jobs, nodes, tiers),
         rooms={node.name: Room(node.idle, node.cpus, node.memory) for node in nodes if node.usable},
         holdings={attempt_id(job, cluster): _shares(job) for job in running if job.nodes},
         # A host that is several nodes is none of them.
@@ -80,16 +84,18 @@ def _shares(job: SlurmJob) -> tuple[Share, ...]:
     )
 
 
-def _in_line(jobs: Iterable[PendingJob], nodes: Sequence[SlurmNode]) -> tuple[WaitingJob, ...]:
-    waiting = sorted((job for job in jobs if waits(job)), key=lambda job: -job.priority)
+def _in_line(
+    jobs: Iterable[PendingJob], nodes: Sequence[SlurmNode], tiers: Mapping[str, int]
+) -> tuple[WaitingJob, ...]:
+    def turn(job: PendingJob) -> tuple[int, int]:
+        return -max(tiers.get(name, 0) for name in job.partitions), -job.priority
+
+    waiting = sorted((job for job in jobs if waits(job)), key=turn)
     return tuple(_waiting(job, nodes) for job in waiting)
 
 
 def _waiting(job: PendingJob, nodes: Sequence[SlurmNode]) -> WaitingJob:
     unknown = _unknown(job)
-    simple = not job.features or _FEATURES.fullmatch(job.features) is not None
-    features = frozenset(job.features.split("&")) if job.features and simple else frozenset()
-    named = job.named_nodes or frozenset()
     return WaitingJob(
         str(job.job_id),
         Needs(1) if unknown else _needs(job),
@@ -98,12 +104,20 @@ def _waiting(job: PendingJob, nodes: Sequence[SlurmNode]) -> WaitingJob:
             for node in nodes
             if node.usable
             and job.partitions & node.partitions
-            and features <= node.features
-            and (len(named) != 1 or node.name in named)
+            and _has(node, job.features)
+            and (not job.named_nodes or node.name in job.named_nodes)
         ),
         places=job.partitions,
         unknown=unknown,
     )
+
+
+def _has(node: SlurmNode, features: str) -> bool:
+    """Whether a node has the features; also where it is not known whether it has."""
+    if not features or _FEATURES.fullmatch(features) is None:
+        return True
+    words = frozenset(re.split(r"[&|]", features))
+    return bool(words & node.features) if "|" in features else words <= node.features
 
 
 def _unknown(job: PendingJob) -> str:
@@ -116,11 +130,11 @@ def _unknown(job: PendingJob) -> str:
             bool(job.features) and _FEATURES.fullmatch(job.features) is None,
             f"nodes with {job.features[:80]!r} are not told apart here",
         ),
+        # With fewer names than nodes it needs these and others.
         (
-            named is None or (bool(named) and max(len(named), job.nodes) > 1),
+            named is None or (bool(named) and len(named) != job.nodes),
             "it asks for several nodes, of which it names some",
         ),
-        (job.whole_nodes, "it wants its nodes for itself alone"),
         (bool(job.reservation), "it waits in a reservation"),
         (job.het, "it is one of several components that start together"),
     )
@@ -140,4 +154,5 @@ def _needs(job: PendingJob) -> Needs:
         model=model,
         cpus=job.cpus,
         memory=job.memory,
+        whole=job.whole_nodes,
     )

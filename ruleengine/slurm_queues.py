@@ -10,7 +10,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from gpuwarden.platforms.slurm import HOLDING
-from gpuwarden.platforms.slurm_nodes import decode_nodes
+from gpuwarden.platforms.slurm_nodes import decode_nodes, decode_tiers
 from gpuwarden.platforms.slurm_queue import decode_queue, queue_format
 from gpuwarden.platforms.slurm_texts import decode_config, decode_list, list_format
 from gpuwarden.ruleengine.slurm_demands import demand_of, waiting_only
@@ -50,14 +50,15 @@ class SlurmQueue:
             asyncio.create_task(self.pending()),
             asyncio.create_task(self._nodes()),
             asyncio.create_task(self._running()),
+            asyncio.create_task(self._tiers()),
         )
         try:
-            pending, nodes, running = await asyncio.gather(*asked)
+            pending, nodes, running, tiers = await asyncio.gather(*asked)
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        return demand_of(pending, nodes, running, cluster=cluster)
+        return demand_of(pending, nodes, running, tiers=tiers, cluster=cluster)
 
     async def pending(self) -> tuple[PendingJob, ...]:
         """All jobs that pend now.
@@ -77,6 +78,10 @@ class SlurmQueue:
     async def _nodes(self) -> tuple[SlurmNode, ...]:
         words = ("show", "node", "--details", "--oneliner")
         return decode_nodes(await self._commands.output("scontrol", *words))
+
+    async def _tiers(self) -> dict[str, int]:
+        words = ("show", "partition", "--all", "--oneliner")
+        return decode_tiers(await self._commands.output("scontrol", *words))
 
     async def _name(self) -> str:
         if not self._cluster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -126,6 +127,19 @@ def test_cores_and_memory_are_needed_too(needs: Needs, fit: bool) -> None:
     """Of two nodes with two cards, four cores and eight bytes each."""
     assert fits(needs, [Room({"a100": 2}, 4, 8), Room({"a100": 2}, 4, 8)]) is fit
     assert not fits(needs, [])
+
+
+@pytest.mark.parametrize(
+    ("taken", "freed", "truth"),
+    [(6.0, 6.0, Truth.YES), (8.0, 6.0, Truth.NO), (math.inf, 6.0, Truth.NO)],
+)
+def test_who_wants_a_node_alone_gets_it_only_if_nobody_else_is_there(
+    taken: float, freed: float, truth: Truth
+) -> None:
+    """As jobs of all cards of a node usually do."""
+    rooms = {"n1": Room({"a100": 0}, 2, 8, taken=taken)}
+    waiting = WaitingJob("7", Needs(8, cpus=1, max_nodes=1, whole=True), frozenset({"n1"}))
+    assert serves([Freed("n1", 8, freed)], rooms, [waiting]).truth is truth
 
 
 def _demand(*shares: Share, job: str = "slurm-c-1-0") -> Demand:

@@ -32,7 +32,8 @@ ALL = "cpu=4,mem=2000M,node=1,billing=4"
 
 
 def _demand(*rows: str, running: tuple[SlurmJob, ...] = ()) -> Demand:
-    return demand_of(decode_queue(answer(*rows), MARK), NODES, running, cluster="ci")
+    jobs = decode_queue(answer(*rows), MARK)
+    return demand_of(jobs, NODES, running, tiers={"main": 1, "side": 2}, cluster="ci")
 
 
 def _row(
@@ -55,6 +56,10 @@ def _row(
         (
             _row(ways="N/A;gres:gpu:a100:2;N/A;N/A", nodes="3;3;3"),
             Needs(6, per_node=2, nodes=3, max_nodes=3, model="a100", cpus=4, memory=2000 * MIB),
+        ),
+        (
+            _row(names=";(null);NO;(null);N/A"),
+            Needs(1, max_nodes=1, cpus=4, memory=2000 * MIB, whole=True),
         ),
         (
             _row(ways="gres:gpu:5;N/A;N/A;N/A", nodes="1;0;1"),
@@ -82,11 +87,11 @@ def test_a_request_is_read_in_whichever_way_it_was_made(row: str, needs: Needs) 
         (_row(ways="gres:gpu:1;N/A;gres:gpu:1;N/A"), "could not be read"),
         (_row(ways="N/A;gres:gpu:a100:1,gres:gpu:v100:1;N/A;N/A"), "could not be read"),
         (_row(ways="N/A;gres:gpu:1g.5gb:1;N/A;N/A"), "could not be read"),
-        (_row(names=";fast|big;OK;(null);N/A"), "not told apart"),
+        (_row(names=";fast|big&new;OK;(null);N/A"), "not told apart"),
+        (_row(names=";[a|b];OK;(null);N/A"), "not told apart"),
         (_row(names=";fast*2;OK;(null);N/A"), "not told apart"),
-        (_row(names="gpu[1-2];(null);OK;(null);N/A"), "names some"),
+        (_row(names="gpu[1-2];(null);OK;(null);N/A", nodes="3;3;3"), "names some"),
         (_row(names="gpu[1-;(null);OK;(null);N/A"), "names some"),
-        (_row(names=";(null);NO;(null);N/A"), "for itself alone"),
         (_row(names=";(null);OK;tuesday;N/A"), "reservation"),
         (_row(names=";(null);OK;(null);6"), "several components"),
     ],
@@ -105,6 +110,8 @@ def test_what_is_not_judged_here_is_said(row: str, says: str) -> None:
         (_row(partition="side,main"), {"gpu1", "gpu2"}),
         (_row(names=";fast;OK;(null);N/A"), {"gpu1"}),
         (_row(names=";fast&big;OK;(null);N/A"), set()),
+        (_row(names=";fast|big;OK;(null);N/A"), {"gpu1"}),
+        (_row(names="gpu[1-3];(null);OK;(null);N/A", nodes="3;3;3"), {"gpu1", "gpu2"}),
         (_row(names="gpu2;(null);OK;(null);N/A"), {"gpu2"}),
     ],
 )
@@ -123,6 +130,9 @@ def test_the_line_is_that_of_slurms_priorities() -> None:
     )
     assert [job.name for job in demand.waiting] == ["2", "1"]
     assert (demand.count(), demand.count("main"), demand.count("side")) == (2, 2, 0)
+    # A partition's tier comes before any priority.
+    higher = _demand(_row(job="1", priority=5, partition="side"), _row(job="2", priority=9))
+    assert [job.name for job in higher.waiting] == ["1", "2"]
     jobs = decode_queue(answer(_row(job="1"), _row(job="2")), MARK)
     assert waiting_only(jobs).count("main") == 2
 

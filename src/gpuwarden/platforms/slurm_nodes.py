@@ -1,4 +1,4 @@
-"""What is idle on Slurm's nodes, read from `scontrol show node --details --oneliner`.
+"""What is idle on Slurm's nodes, and whose turn comes first, by `scontrol show`.
 
 What administrators wrote (a comment, why a node is drained) comes last on a line and is not read;
 of what is named twice the first counts.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _FIELD = re.compile(r"(?:^|\s)(?P<key>[A-Za-z]\w*)=(?P<value>\S*)")
 _GRES = re.compile(
@@ -35,6 +35,7 @@ class SlurmNode:
         usable: whether a job could start there now, were there room.
         idle: model of its cards (empty where they have none) -> how many are idle.
         cpus, memory: idle ones; memory in bytes.
+        taken: cores that jobs have.
     """
 
     name: str
@@ -45,18 +46,32 @@ class SlurmNode:
     idle: Mapping[str, int] = field(default_factory=dict)
     cpus: float = 0.0
     memory: float = 0.0
+    taken: float = 0.0
 
 
 def decode_nodes(text: str) -> tuple[SlurmNode, ...]:
     """The nodes of an answer; one of which too little is told is there, and not usable."""
-    found = []
+    return tuple(_node(values) for values in _lines(text) if "NodeName" in values)
+
+
+def decode_tiers(text: str) -> dict[str, int]:
+    """Partition -> its tier, of `scontrol show partition --oneliner`.
+
+    Whatever its priority, a job of a higher tier is served before all of lower ones.
+    """
+    return {
+        values["PartitionName"]: _number(values.get("PriorityTier")) or 0
+        for values in _lines(text)
+        if "PartitionName" in values
+    }
+
+
+def _lines(text: str) -> Iterator[dict[str, str]]:
     for line in text.split("\n"):
         values: dict[str, str] = {}
         for match in _FIELD.finditer(line):
             values.setdefault(match["key"], match["value"])
-        if "NodeName" in values:
-            found.append(_node(values))
-    return tuple(found)
+        yield values
 
 
 def _node(values: Mapping[str, str]) -> SlurmNode:
@@ -82,6 +97,7 @@ def _node(values: Mapping[str, str]) -> SlurmNode:
         },
         cpus=float(max(0, (cpus or 0) - (busy or 0))),
         memory=float(max(0, (memory or 0) - (taken or 0)) * _MEBI),
+        taken=float(busy or 0),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwarden.platforms.slurm_nodes import decode_nodes
+from gpuwarden.platforms.slurm_nodes import decode_nodes, decode_tiers
 
 LINE = (
     "NodeName=node1 Arch=x86_64 CoresPerSocket=1  CPUAlloc=1 CPUEfctv=8 CPUTot=8 CPULoad=0.80 "
@@ -23,7 +23,7 @@ def test_what_is_idle_is_the_difference() -> None:
     (node,) = decode_nodes(LINE + "\n")
     assert node.usable
     assert node.idle == {"a100": 1}
-    assert node.cpus == 7
+    assert (node.cpus, node.taken) == (7, 1)
     assert node.memory == 800 * 2**20
     assert node.partitions == {"main", "side"}
     assert node.features == {"fast"}
@@ -89,3 +89,13 @@ def test_several_nodes_are_told_apart() -> None:
     """One on each line."""
     text = f"{LINE}\n{LINE.replace('node1', 'node2')}\n\n"
     assert [node.name for node in decode_nodes(text)] == ["node1", "node2"]
+
+
+def test_tiers_of_partitions() -> None:
+    """As both versions print them."""
+    line = "PartitionName={} AllowGroups=ALL Default=YES Nodes=node1 {} RootOnly=NO State=UP"
+    text = "\n".join(
+        (line.format("main", "PriorityTier=1"), line.format("high", "PriorityTier=10"))
+    )
+    assert decode_tiers(text + "\n") == {"main": 1, "high": 10}
+    assert decode_tiers(line.format("odd", "") + "\n") == {"odd": 0}

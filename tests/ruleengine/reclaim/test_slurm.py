@@ -333,6 +333,19 @@ def test_what_was_over_before_is_gone_and_no_failure(world: World) -> None:
     assert world.state(forgotten) == State(Standing.ENDED, "FORGOTTEN")
 
 
+def test_accounting_tells_how_a_forgotten_job_ended(
+    world: World, fake: Callable[..., Slurm]
+) -> None:
+    """The attempt that was submitted at that time, not another one of the number."""
+    job = world.start(0)
+    claim = world.claim(job)
+    forgotten = replace(claim, identity={**claim.identity, "number": "4000", "job_id": 4000})
+    rows = f"1|FAILED\\n{claim.identity['submit_time']}|CANCELLED by 0\\n"
+    for script, word in ((f"printf '{rows}'", "CANCELLED"), ("exit 1", "FORGOTTEN")):
+        state = asyncio.run(fake("sacct", script).state(order(forgotten)))
+        assert state == State(Standing.ENDED, word)
+
+
 def test_another_job_of_the_same_number_is_not_touched(world: World) -> None:
     """A controller that lost its state gives numbers again."""
     job = world.start(0)
@@ -404,6 +417,8 @@ def test_a_requeued_job_comes_back_and_the_new_attempt_is_safe(world: World) -> 
     state = world.until(claim, Standing.RETURNED)
     assert state.successor == f"slurm-ci-{job}-1"
     asyncio.run(platform.end(order(claim, Deed.REQUEUE)))
+    # Else it waits until its credential has expired.
+    world.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     world.cluster.wait_for_state(job, "RUNNING")
     assert world.state(claim).standing is Standing.RETURNED
     with pytest.raises(RefusedAction) as refusal:
