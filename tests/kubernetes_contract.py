@@ -99,7 +99,7 @@ async def _reading(client: KubernetesClient, said: dict[str, Any]) -> None:
     items = await client.list(PODS, SPACE)
     said["an item of a list"] = sorted({"kind", "apiVersion"} & items[0].keys())
     read = read_pod(items[0])
-    said["read a pod"] = [read.namespace, read.reference.name, read.node, read.gpus, read.grace]
+    said["read a pod"] = [read.namespace, read.reference.name, read.node, read.devices, read.grace]
     event = {
         "metadata": {"generateName": "gpuwarden-"},
         "involvedObject": {"kind": "Pod", "namespace": SPACE, "name": "one"},

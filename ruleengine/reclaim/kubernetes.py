@@ -8,10 +8,7 @@ read from pods, never from a controller's status, which may lag behind or be wro
 from __future__ import annotations
 
 import datetime as dt
-import ipaddress
 import re
-from collections import OrderedDict
-from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 import structlog
@@ -30,10 +27,10 @@ from gpuwarden.ruleengine.reclaim.kubernetes_client import (
     KubernetesClient,
 )
 from gpuwarden.ruleengine.reclaim.kubernetes_controllers import Act
+from gpuwarden.ruleengine.reclaim.kubernetes_lookups import PodLookup
 from gpuwarden.ruleengine.reclaim.kubernetes_owners import Owners
 from gpuwarden.ruleengine.reclaim.kubernetes_states import PodStates
 from gpuwarden.ruleengine.reclaim.kubernetes_targets import MAX_REASON, Targets, is_final
-from gpuwarden.ruleengine.reclaim.node import host_of
 from gpuwarden.ruleengine.reclaim.ports import Claim, Deed
 
 if TYPE_CHECKING:
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.verdicts import JobFacts
 
 TRIES = 3
-_KNOWN_NAMES = 20_000
 _UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
 _SHOWN = 4
 
@@ -79,7 +75,7 @@ class Kubernetes:
         self._holds = controllers.holds_of(settings.controllers)
         self._targets = Targets(client, self._holds)
         self._states = PodStates(client, self._targets, self._clock)
-        self._names: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._lookup = PodLookup(client, settings.namespaces)
 
     @classmethod
     def from_settings(
@@ -170,6 +166,9 @@ class Kubernetes:
         above = await owners.chain(pod.owner)
         ruling = controllers.ruling([owner.reference for owner in above])
         queued = await owners.workload({pod.uid, *(owner.uid for owner in ruling)})
+        if queued is not None and queued[1] == pod.uid and ruling:
+            # Of a service Kueue queues each pod: the service itself would make another one.
+            queued = None
         if deed is Deed.REQUEUE:
             return await self._returning(
                 pod, ruling, queued=queued, owner=above[0].found if above else None, owners=owners
@@ -193,7 +192,7 @@ class Kubernetes:
         uid = job.job_id.removeprefix(self.prefix)
         if _UID.fullmatch(uid) is None:
             return Blocked("not_a_pod", f"{job.job_id} does not name a pod")
-        pod = await self._pod(uid, job.instance)
+        pod = await self._lookup.pod(uid, job.instance)
         if pod is None:
             return Blocked("not_found", f"the API server has no pod with the uid {uid}")
         why = None
@@ -225,7 +224,7 @@ class Kubernetes:
             return Blocked("too_many_pods", f"{target.title} has {len(others) + 1} pods")
         hold = self._targets.hold_of(target)
         # Helpers of one job (a launcher, say) have no card, and end with it; a service's do not.
-        counted = [item for item in others if item.gpus or hold is None or not hold.gang]
+        counted = [item for item in others if item.devices or hold is None or not hold.gang]
         spared = [item for item in counted if f"{self.prefix}{item.uid}" not in offenders]
         if spared:
             return Blocked(
@@ -271,28 +270,6 @@ class Kubernetes:
             others=frozenset(item.uid for item in beside if item.uid != pod.uid),
         )
         return _claim(claim, pod, ())
-
-    async def _pod(self, uid: str, instance: str) -> Pod | None:
-        """The pod of a uid. No API finds one by it: its node's are looked through, then all."""
-        if uid in self._names:
-            pod = await self._get_pod(*self._names[uid])
-            if pod is not None and pod.uid == uid:
-                return pod
-        selectors = [f"spec.nodeName={node}"] if (node := _node_name(instance)) else []
-        namespaces: tuple[str | None, ...] = self._settings.namespaces or (None,)
-        for fields in (*selectors, ""):
-            for namespace in namespaces:
-                for item in await self._client.list(PODS, namespace, fields=fields):
-                    if kubernetes.value_at(item, "metadata.uid") == uid:
-                        pod = read_pod(item)
-                        self._remember(pod)
-                        return pod
-        return None
-
-    def _remember(self, pod: Pod) -> None:
-        self._names[pod.uid] = (pod.namespace, pod.reference.name)
-        while len(self._names) > _KNOWN_NAMES:
-            self._names.popitem(last=False)
 
     async def _get_pod(self, namespace: str, name: str) -> Pod | None:
         found = await self._client.get(PODS, namespace, name)
@@ -443,14 +420,3 @@ def _named(pods: Sequence[Pod]) -> str:
     names = [pod.title for pod in pods]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def _node_name(instance: str) -> str:
-    """What a node may be called by its scrape target, or an empty string for an address."""
-    with suppress(RefusedAction, ValueError):
-        host = host_of(instance)
-        with suppress(ValueError):
-            ipaddress.ip_address(host.strip("[]"))
-            return ""
-        return kubernetes.checked_name(host)
-    return ""

@@ -34,6 +34,7 @@ MAX_PAGES = 200
 AGENT = "gpuwarden"
 """As which changes are recorded (`fieldManager`)."""
 _MAX_MESSAGE = 500
+_WEBHOOK = "admission webhook"
 _POLICY = ("policy/v1", "policy/v1beta1")
 
 _PLURALS = {
@@ -368,6 +369,8 @@ def _read(status: int, content: bytes) -> Json:
             raise RefusedAction("gone", message)
         case 409:
             raise RefusedAction("conflict", message)
+        case 403 if _WEBHOOK in message:
+            raise RefusedAction("denied", f"the cluster's own policy refused it: {message}")
         case 403:
             raise RefusedAction(
                 "forbidden",

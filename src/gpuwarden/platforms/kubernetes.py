@@ -35,7 +35,6 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 _VERSION = re.compile(r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?v[a-z0-9]{1,30}")
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
-_QUANTITY = re.compile(r"[0-9]{1,9}")
 
 
 class UnexpectedObject(ValueError):
@@ -84,7 +83,8 @@ class Pod:
         grace: seconds between its SIGTERM and SIGKILL, as it was written.
         finalizers: what must let go before the object goes.
         owner: its controller, or None.
-        gpus: cards that it asks for.
+        devices: whether it may have a card or another device: a request of an extended resource, a
+            claim, a runtime class, or a word to NVIDIA's runtime.
         mirror: whether a node runs it from a file of its own.
         queued: whether Kueue queues this very pod.
         created: when it was made.
@@ -100,7 +100,7 @@ class Pod:
     grace: int = DEFAULT_GRACE_SECONDS
     finalizers: tuple[str, ...] = ()
     owner: Reference | None = None
-    gpus: int = 0
+    devices: bool = True
     mirror: bool = False
     queued: bool = False
     created: float = 0.0
@@ -152,7 +152,7 @@ def read_pod(found: Json) -> Pod:
         grace=grace if isinstance(grace, int) and grace >= 0 else DEFAULT_GRACE_SECONDS,
         finalizers=_texts(metadata, "finalizers"),
         owner=controller_of(found),
-        gpus=requested_gpus(spec),
+        devices=may_have_devices(spec),
         mirror=MIRROR_ANNOTATION in annotations,
         queued=labels.get(KUEUE_MANAGED_LABEL) == "true",
         created=_time(metadata, "creationTimestamp") or 0.0,
@@ -198,23 +198,13 @@ def controller_of(found: Json) -> Reference | None:
     return None
 
 
-def requested_gpus(spec: Json) -> int:
-    """Cards that a pod asks for: its containers' sum, or what one of its first ones asks for."""
-
-    def of(key: str) -> list[int]:
-        containers = spec.get(key)
-        return (
-            [_container_gpus(item) for item in containers if isinstance(item, dict)]
-            if (isinstance(containers, list))
-            else []
-        )
-
-    return max([sum(of("containers")), *of("initContainers")])
-
-
-def allocatable_gpus(node: Json) -> int:
-    """Cards that a node has for pods."""
-    return _cards(_part(_part(node, "status"), "allocatable"))
+def may_have_devices(spec: Json) -> bool:
+    """Whether a pod may have a card or another device, however it came by it."""
+    if spec.get("resourceClaims") or spec.get("runtimeClassName"):
+        return True
+    lists = (spec.get("containers"), spec.get("initContainers"))
+    containers = [item for found in lists if isinstance(found, list) for item in found]
+    return any(_has_devices(item) for item in containers if isinstance(item, dict))
 
 
 def is_ready(node: Json) -> bool:
@@ -257,17 +247,16 @@ def _reference(api_version: str, kind: str, name: str, *, uid: str) -> Reference
     return Reference(api_version, kind, checked_name(name), uid)
 
 
-def _container_gpus(container: Json) -> int:
-    resources = _part(container, "resources")
-    # Limits of extended resources are their requests; a request alone is allowed to equal them.
-    return max(_cards(_part(resources, "limits")), _cards(_part(resources, "requests")))
-
-
-def _cards(quantities: Json) -> int:
-    return sum(
-        int(str(value))
-        for name, value in quantities.items()
-        if GPU_RESOURCE.fullmatch(name) and _QUANTITY.fullmatch(str(value))
+def _has_devices(container: Json) -> bool:
+    resources, environment = _part(container, "resources"), container.get("env")
+    asked = {*_part(resources, "limits"), *_part(resources, "requests")}
+    words = environment if isinstance(environment, list) else ()
+    # Extended resources are those of a domain; hugepages and the like have none.
+    return any("/" in name for name in asked) or any(
+        isinstance(word, dict)
+        and word.get("name") == "NVIDIA_VISIBLE_DEVICES"
+        and word.get("value") not in ("none", "void")
+        for word in words
     )
 
 

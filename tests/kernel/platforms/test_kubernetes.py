@@ -12,7 +12,6 @@ from gpuwarden.platforms.kubernetes import (
     controller_of,
     patch_at,
     read_pod,
-    requested_gpus,
     value_at,
 )
 from gpuwarden.platforms.kubernetes_scheduling import quantity, read_claimant, read_offer
@@ -85,14 +84,36 @@ def test_owners() -> None:
     assert controller_of({"metadata": {"ownerReferences": owners[:1]}}) is None
 
 
+@pytest.mark.parametrize(
+    ("spec", "devices"),
+    [
+        ({"containers": [{"resources": {"limits": {"cpu": "1", "hugepages-2Mi": "2Mi"}}}]}, False),
+        (cards(1), True),
+        ({"containers": [{}], "initContainers": cards(1)["containers"]}, True),
+        ({"containers": [{"resources": {"requests": {"volcano.sh/vgpu-number": "1"}}}]}, True),
+        ({"containers": [{}], "resourceClaims": [{"name": "gpu"}]}, True),
+        ({"containers": [{}], "runtimeClassName": "nvidia"}, True),
+        ({"containers": [{"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}]}, True),
+        ({"containers": [{"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]}]}, False),
+    ],
+)
+def test_pods_that_may_have_a_card(spec: dict[str, Any], devices: bool) -> None:
+    """However it came by it: such a pod is nobody's helper."""
+    assert read_pod(pod(spec)).devices is devices
+
+
 def test_cards_of_a_pod() -> None:
     """Containers add up; one of the first may ask for more; MIG counts, other devices do not."""
     first = {"name": "i", "resources": {"limits": {"nvidia.com/gpu": 4}}}
-    spec = {**cards(1), "initContainers": [first]}
-    assert requested_gpus(spec) == 4
-    assert requested_gpus({"containers": [*cards(1)["containers"], *cards(2)["containers"]]}) == 3
+
+    def found(spec: dict[str, Any]) -> dict[str, int]:
+        return dict(read_claimant(pod(spec)).requests.cards)
+
+    assert found({**cards(1), "initContainers": [first]}) == {"nvidia.com/gpu": 4}
+    both = [*cards(1)["containers"], *cards(2)["containers"]]
+    assert found({"containers": both}) == {"nvidia.com/gpu": 3}
     mig = {"limits": {"nvidia.com/mig-1g.5gb": "2", "amd.com/gpu": "1", "nvidia.com/nic": "1"}}
-    assert requested_gpus({"containers": [{"resources": mig}]}) == 2
+    assert found({"containers": [{"resources": mig}]}) == {"nvidia.com/mig-1g.5gb": 2}
 
 
 def test_paths() -> None:

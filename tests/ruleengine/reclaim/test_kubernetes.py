@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests import kubernetes_manifests as manifests
-from tests.ruleengine.reclaim.pods import Hands, hands
+from tests.ruleengine.reclaim.pods import Hands, facts, hands
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.reclaim.kubernetes_targets import DECISION_ANNOTATION
-from gpuwarden.ruleengine.reclaim.ports import Deed, Standing
+from gpuwarden.ruleengine.reclaim.ports import Claim, Deed, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -150,6 +151,32 @@ class TestWhatEnds:
             hands.cluster.let_go()
             assert (await hands.state(order)).standing is Standing.ENDED
             assert hands.cluster.get("Job", "train")["spec"]["suspend"] is True
+
+        check(tmp_path, story)
+
+    def test_a_service_whose_pods_kueue_queues(self, tmp_path: Path) -> None:
+        """It is scaled: without its Workload a pod goes, and the service makes the next one."""
+
+        async def story(hands: Hands) -> None:
+            (pod,) = start(hands, "Deployment", manifests.service("Deployment", "serve"))
+            uid = pod["metadata"]["uid"]
+            hands.cluster.create("Workload", "lab", manifests.workload("w", uid))
+            await hands.platform.end(await hands.claim(pod))
+            assert hands.cluster.get("Deployment", "serve")["spec"]["replicas"] == 0
+
+        check(tmp_path, story)
+
+    @pytest.mark.parametrize("instance", ["10.0.0.7:9835", "node1.example.org:9835", "other:1"])
+    def test_nodes_by_other_names(self, tmp_path: Path, instance: str) -> None:
+        """A target that is an address or a long name leads to its node; any other to all pods."""
+
+        async def story(hands: Hands) -> None:
+            words = [{"type": "InternalIP", "address": "10.0.0.7"},
+                     {"type": "Hostname", "address": "node1.example.org"}]  # fmt: skip
+            hands.cluster.store.status("Node", None, "node1", addresses=words)
+            (pod,) = start(hands, "Pod", manifests.pod("train"))
+            job = replace(facts(pod), instance=instance)
+            assert isinstance(await hands.platform.find(job, Deed.TERMINATE), Claim)
 
         check(tmp_path, story)
 

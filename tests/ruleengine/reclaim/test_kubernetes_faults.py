@@ -84,6 +84,19 @@ class TestRefusals:
 
         check(tmp_path, story)
 
+    def test_a_policy_of_the_cluster(self, tmp_path: Path) -> None:
+        """A webhook's refusal is no missing right."""
+
+        async def story(hands: Hands, pod: Json) -> None:
+            order = await hands.claim(pod)
+            said = 'admission webhook "policy.example.org" denied the request: not at night'
+            hands.cluster.fail("POST", "/eviction", 403, body={"message": said, "code": 403})
+            with pytest.raises(RefusedAction, match="not at night") as refused:
+                await hands.platform.end(order)
+            assert refused.value.reason == "denied"
+
+        check(tmp_path, story)
+
     def test_a_server_that_cannot_suspend(self, tmp_path: Path) -> None:
         """An old one drops the field and says 200: that is noticed."""
 
