@@ -69,6 +69,7 @@ class EngineApp:
         series: for the charts of jobs, or None: there are none.
         session_key: that sessions are signed with; by default one that only this process has.
         metrics_token: that Prometheus shows, or None: anybody reads /metrics.
+        names: whose names who reads; by default made from ticket_key.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class EngineApp:
         series: SeriesSource | None = None,
         session_key: bytes | None = None,
         metrics_token: str | None = None,
+        names: Names | None = None,
     ) -> None:
         self._engine = engine
         self._last_hop = last_hop
@@ -100,7 +102,7 @@ class EngineApp:
         )
         self._sign_ins = sign_ins
         self._metrics_token = metrics_token
-        self._names = Names(
+        self._names = names or Names(
             engine,
             ticket_key,
             identified=sign_ins.possible or engine.settings.web.proxy is not None,

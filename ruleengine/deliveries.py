@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.channels import Channel
     from gpuwarden.ruleengine.directories import Directory, User
     from gpuwarden.ruleengine.ledger import Ledger
+    from gpuwarden.ruleengine.names import Names
     from gpuwarden.ruleengine.texts.speeches import Language
 
 MAX_ALERTS = 1000
@@ -93,6 +94,7 @@ class LastHop:
         directory: the one in force at the time of the call.
         clock: for the record.
         bots: which of the channels are bots in groups, by name.
+        names: whose names channels read that others read along, or None: whoever is told.
     """
 
     def __init__(
@@ -103,7 +105,9 @@ class LastHop:
         directory: Callable[[], Directory],
         clock: Clock,
         bots: Mapping[str, BotSettings] | None = None,
+        names: Names | None = None,
     ) -> None:
+        self._names = names
         self._bots = bots or {}
         self._ledger = ledger
         self._channels = channels
@@ -141,7 +145,8 @@ class LastHop:
         for firing in _firing(body, self._clock.wall()):
             if channel_target and not _for_operators(firing.labels):
                 reads = language or self._directory().language
-                message = firing.message(reads, private=False)
+                teams = self._directory().teams_of(channel_target)
+                message = self._shared(firing, reads, teams)
                 found, missing = [self._delivery(firing, "slack", channel_target, message)], ""
             else:
                 found, missing = self._deliveries(firing, channels)
@@ -222,8 +227,19 @@ class LastHop:
             )
             for to in told.required
         ]
-        shared = firing.message(directory.language, private=False)
+        # A team's contact is of the team.
+        shared = self._shared(firing, directory.language, (firing.labels.get("team", ""),))
         return found + [self._delivery(firing, *to, shared) for to in told.informed]
+
+    def _shared(self, firing: _Firing, language: Language, teams: Sequence[str]) -> Message:
+        """The message for a channel that members of some teams read."""
+        user = firing.labels.get("user", "")
+        if self._names is None:
+            return firing.message(language, private=False)
+        reader = self._names.channel(*teams)
+        veiled = replace(firing, annotations=self._names.veil(reader, dict(firing.annotations)))
+        message = veiled.message(language, private=False)
+        return message.naming(self._names.shown(reader, user)) if user else message
 
     def _require(
         self,

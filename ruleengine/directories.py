@@ -150,6 +150,9 @@ class Team(Strict):
     contact: Contact | None = None
     """Who is told as well of a job whose owner cannot be: has left, or has no address. That is no
     proof to the owner: nothing severe follows unless the owner has a `deputy`."""
+    channels: Annotated[tuple[SlackTarget, ...], BeforeValidator(as_tuple)] = ()
+    """Slack channels that this team alone reads, beside its contact's: notices there name its
+    people. In every other channel a pseudonym stands for the owner."""
     budget: Annotated[tuple[BudgetText, ...], BeforeValidator(_one_or_some)] = ()
     """GPU time that its jobs may hold together, one or several; exported, and compared by the
     default rule over-budget."""
@@ -271,6 +274,14 @@ class Directory(Strict):
     def user(self, name: str) -> User:
         """The person of a user name; one without addresses if the directory has none."""
         return self.users.get(name) or User()
+
+    def teams_of(self, channel: str) -> tuple[str, ...]:
+        """The teams whose own a Slack channel is."""
+        return tuple(
+            name
+            for name, team in self.teams.items()
+            if channel in team.channels or (team.contact and team.contact.slack == channel)
+        )
 
     def team(self, name: str) -> Team:
         """What holds for a team; nothing if the directory says nothing of it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PARTS: Final = ("seen", "expected", "cause", "remedy", "next", "keep", "work", "gpus")
 """Annotations in the order of a message, after its description."""
-SHORT: Final = frozenset({"work", "gpus"})
+SHORT: Final = frozenset({"work", "gpus", "owner"})
 """Parts that are a few words, and stand side by side where there is room."""
 _MAX_SUBJECT = 150
 _MAX_LINE = 1500
@@ -153,6 +153,12 @@ class Message:
             rule=clean(labels.get("rule", ""))[:64],
             thread=labels.get("job_id", "")[:256],
         )
+
+    def naming(self, owner: str) -> Message:
+        """The same for who is not the owner: it says whose job it is about."""
+        phrases = speech(self.language).phrases
+        part = Part("owner", phrases.heading_owner, clean(owner)[:256])
+        return replace(self, parts=(part, *self.parts))
 
     @property
     def tags(self) -> str:

@@ -97,6 +97,7 @@ class LossRecords:
             source: gives Prometheus; nothing else rests on the answer.
         """
         now = self._clock.wall()
+        self._nothing_ended()
         due = self._ledger.rows(
             "SELECT l.decision_id, l.instances, d.user, d.created_at, d.finished_at "
             "FROM losses l JOIN decisions d ON d.id = l.decision_id "
@@ -115,6 +116,16 @@ class LossRecords:
             for decision, _, _, _, finished in due:
                 if now - finished > GIVEN_UP_AFTER:
                     self._write(decision, None, "Prometheus did not say within a day")
+
+    def _nothing_ended(self) -> None:
+        """Decisions that ended nothing cost nothing, and are not asked for."""
+        query = (
+            "SELECT l.decision_id FROM losses l JOIN decisions d ON d.id = l.decision_id "
+            "WHERE l.counted_at IS NULL AND l.why_not = '' AND d.finished_at IS NOT NULL "
+            "AND d.state NOT IN ('verified', 'incomplete', 'failed')"
+        )
+        for (decision,) in self._ledger.rows(query):
+            self._write(decision, None, "nothing was ended")
 
     async def _count(
         self,

@@ -19,13 +19,12 @@ import structlog
 
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.refusals import Refusal
-from gpuwarden.ruleengine.roles import Role
+from gpuwarden.ruleengine.roles import Person, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpuwarden.ruleengine.engine import Engine
-    from gpuwarden.ruleengine.roles import Person
 
 MAX_OPEN_SECONDS = 8 * 3600.0
 """For longer nobody needs every name at once."""
@@ -77,6 +76,10 @@ class Names:
         """The pseudonym of a user."""
         mac = hmac.digest(self._key, user.encode(), "sha256")
         return f"user-{base64.b32encode(mac).decode()[:6].lower()}"
+
+    def channel(self, *teams: str) -> Person:
+        """Whoever reads a channel, as a reader of names: a member of these teams, and nobody."""
+        return Person("", Role.OWNER, teams=teams)
 
     # -- opening
 

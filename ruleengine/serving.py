@@ -25,6 +25,7 @@ from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.files import read_secret
 from gpuwarden.ruleengine.job_histories import PrometheusSeries
 from gpuwarden.ruleengine.ledger import Ledger
+from gpuwarden.ruleengine.names import Names
 from gpuwarden.ruleengine.nodes import Nodes
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.prometheus_settings import client_of
@@ -285,12 +286,18 @@ class Service:
             demands=_demands(settings, self._platforms),
             platforms=self._platforms,
         )
+        names = Names(
+            self.engine,
+            ticket_key,
+            identified=bool(secrets.tokens or secrets.operator_token or values.web.proxy),
+        )
         last_hop = LastHop(
             self.ledger,
             self._channels,
             directory=lambda: rulebook.directory,
             clock=clock,
             bots=values.bots,
+            names=names,
         )
         self.app: Starlette = EngineApp(
             self.engine,
@@ -301,6 +308,7 @@ class Service:
             node_token=secrets.node_token,
             tokens=secrets.tokens,
             metrics_token=secrets.metrics_token,
+            names=names,
             series=PrometheusSeries(
                 [url for shard in values.prometheus.groups for url in shard], self._client
             ),

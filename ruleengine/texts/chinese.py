@@ -16,6 +16,7 @@ CHINESE = Phrases(
     heading_keep="如需保留该任务",
     heading_work="将会丢失的工作",
     heading_gpus="显卡",
+    heading_owner="所有者",
     why_link="查看完整原因",
     keep_button="保留该任务",
     rule_tag="规则 {rule}",

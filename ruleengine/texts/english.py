@@ -16,6 +16,7 @@ ENGLISH = Phrases(
     heading_keep="To keep it",
     heading_work="Work that would be lost",
     heading_gpus="Cards",
+    heading_owner="Owner",
     why_link="Why, in full",
     keep_button="Keep this job",
     rule_tag="rule {rule}",

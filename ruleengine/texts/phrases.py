@@ -28,6 +28,7 @@ class Phrases:
     heading_keep: str
     heading_work: str
     heading_gpus: str
+    heading_owner: str
     why_link: str
     keep_button: str
     rule_tag: str

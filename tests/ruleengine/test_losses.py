@@ -201,6 +201,35 @@ def test_an_end_is_foretold_counted_and_shown(servers: World) -> None:
     asyncio.run(story())
 
 
+def test_a_decision_that_ended_nothing_costs_nothing(servers: World) -> None:
+    """The agent refused: the node is not asked, and the page says why."""
+    servers.fleet.jobs[0].run = {"run_id": "run1", "model": "yolov8m"}
+    servers.agent.refuse = (409, "protected")
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.REFUSED)
+            await world.tick()
+            (decision, *_) = world.engine.ledger.job_decisions("proc-1")
+            assert told(world, decision.id).why_not == "nothing was ended"
+
+    asyncio.run(story())
+
+
+def test_the_notice_says_what_an_end_would_cost(servers: World) -> None:
+    """In GPU time and in money, before it comes to that."""
+    servers.web = PRICED
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.until(CaseState.NOTIFIED)
+            text = world.slack.received[0].body.decode()
+            assert " EUR" in text
+            assert "GPU-hours" in text
+
+    asyncio.run(story())
+
+
 def test_without_a_trainer_nobody_counts(servers: World) -> None:
     """The node knows saved states from trainers only; nothing is asked."""
     source = Counting(servers.fleet)

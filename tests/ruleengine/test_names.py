@@ -14,13 +14,17 @@ from click.testing import CliRunner
 from tests.ruleengine.browsing import KEY, Series
 from tests.ruleengine.engines import World, running, serving
 from tests.ruleengine.test_sign_ins import OWN, bearer, form, sign_in
-from tests.ruleengine.worlds import GIB, Job
+from tests.ruleengine.worlds import GIB, Job, webhook
 from tests.servers import free_port
 
 from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.cases import CaseState
+from gpuwarden.ruleengine.channels import SlackChannel
+from gpuwarden.ruleengine.deliveries import LastHop
 from gpuwarden.ruleengine.name_cli import names as command
+from gpuwarden.ruleengine.names import Names
 from gpuwarden.ruleengine.roles import Role
+from gpuwarden.ruleengine.settings import SlackSettings
 from gpuwarden.ruleengine.sign_ins import Token
 
 if TYPE_CHECKING:
@@ -341,3 +345,51 @@ def test_the_commands_tell_and_open(servers: World, tmp_path: Path) -> None:
         == shown
         == ("Names are hidden from you; `gpuwarden names open --reason WHY` opens them.\n")
     )
+
+
+CHANNELS = (
+    DIRECTORY
+    + """
+teams:
+  speech: {contact: {slack: "#speech-lead"}, channels: ["#speech-gpu"]}
+  vision: {channels: ["#vision-gpu"]}
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("channel", "named"),
+    [("#speech-gpu", True), ("#speech-lead", True), ("#vision-gpu", False), ("#general", False)],
+)
+def test_a_channel_names_the_people_of_the_team_whose_own_it_is(
+    servers: World, channel: str, named: bool
+) -> None:
+    """Elsewhere a pseudonym stands for the owner, the one that pages have."""
+
+    async def story() -> None:
+        async with lived(servers) as (world, _):
+            (servers.folder / "directory.yaml").write_text(CHANNELS)
+            await world.tick()
+            names = Names(world.engine, KEY, identified=True)
+            slack = SlackChannel(SlackSettings(url=world.slack.url, token_file="t"), "xoxb-test")
+            hop = LastHop(
+                world.engine.ledger,
+                {"slack": slack},
+                directory=lambda: world.engine.rulebook.directory,
+                clock=world.clock,
+                names=names,
+            )
+            alert = {
+                "labels": {"alertname": "A", "user": "zebulon", "level": "severe", "job_id": "j"},
+                "annotations": {"summary": "Job j of Zebulon", "description": "zebulon's run"},
+                "startsAt": "2026-01-01T00:00:00Z",
+            }
+            try:
+                await hop.receive(webhook([alert]), ["slack"], channel_target=channel)
+            finally:
+                await slack.aclose()
+            text = world.slack.received[-1].body.decode().lower()
+            assert ("zebulon" in text) is named
+            assert (names.alias("zebulon") in text) is not named
+
+    asyncio.run(story())
