@@ -49,7 +49,16 @@ class AppealDesk:
             raise Refusal(409, "not_enforced", f"the rule {rule_id} only tells; it does not end it")
         return rule, stored.case.user
 
-    def appeal(self, rule_id: str, job_id: str, *, role: Role, by: str, reason: str) -> bool:
+    def appeal(
+        self,
+        rule_id: str,
+        job_id: str,
+        *,
+        role: Role,
+        by: str,
+        reason: str,
+        of: str | None = None,
+    ) -> bool:
         """Write down that an owner objects.
 
         It moves no deadline: a keep does that.
@@ -60,6 +69,7 @@ class AppealDesk:
             role: what lets them.
             by: who.
             reason: why.
+            of: the owner whom a link was sent to, or None: it was checked otherwise.
 
         Returns:
             Whether it is the first of this job.
@@ -68,6 +78,8 @@ class AppealDesk:
             Refusal: the reason is a word, the text says why not.
         """
         rule, user = self.subject(rule_id, job_id)
+        if of is not None and of != user:
+            raise Refusal(409, "other_owner", "this link is of another owner")
         return self._engine.trials.appeal(
             rule, job_id, user=user, by=by, role=role.value, reason=reason, source="appeal"
         )

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
+from gpuwarden.ruleengine import quantities
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.model import Mode
 
@@ -222,4 +223,4 @@ def regretted(
 
 
 def _percent(share: float) -> str:
-    return f"{share * 100:.4g}%"
+    return quantities.render(share, quantities.Unit.RATIO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -78,10 +79,12 @@ def run(
     answer.
     """
     headers = token_headers(token_file)
+    if command and shutil.which(command[0]) is None:
+        raise click.UsageError(f"{command[0]} cannot be started: there is no such program")
     drill = ask("POST", url, "/v1/drills", body={"node": node, "reason": reason}, headers=headers)
     starter = _started(command)
     try:
-        ended = _followed(url, headers, drill, starter, within=within)
+        ended = _followed(url, headers, drill, starter, command=" ".join(command), within=within)
     finally:
         _finished(starter)
     if ended["result"] is None:
@@ -119,6 +122,7 @@ def _followed(
     drill: dict[str, Any],
     starter: subprocess.Popen[bytes] | None,
     *,
+    command: str,
     within: float | None,
 ) -> dict[str, Any]:
     """The drill as it was last seen: ended, or given up; each step is told once it has ended."""
@@ -131,12 +135,11 @@ def _followed(
                 break
             click.echo(_line(step))
             told += 1
-        waited = time.monotonic() - begun
-        if drill["finished_at"] is not None or waited > limit:
-            return drill
         if starter is not None and not failed and starter.poll() not in (None, 0):
             failed = True
-            click.echo(f"{starter.args!r} ended with status {starter.returncode}", err=True)
+            click.echo(f"{command} ended with status {starter.returncode}", err=True)
+        if drill["finished_at"] is not None or time.monotonic() - begun > limit:
+            return drill
         time.sleep(_POLL_SECONDS)
         try:
             drill = ask("GET", url, f"/v1/drills/{drill['id']}", headers=headers)

@@ -333,9 +333,15 @@ def explanation_lines(found: dict[str, Any]) -> Iterator[str]:
 def _canary_lines(canary: dict[str, Any]) -> Iterator[str]:
     back = canary["back_to_warn"]
     share = quantities.render(canary["share"], quantities.Unit.RATIO)
+    owners = _counted(back["appeals"], "owner objects", "owners object")
     yield f"  On trial: it ends jobs of {share} of the owners, and warns all others. It falls back"
-    yield f"  to warn by itself once {back['appeals']} owners object or {back['regrets']} ends are"
-    yield f"  regretted within {_time(back['within'])}, until an admin resumes it."
+    yield f"  to warn by itself once {owners} or"
+    yield f"  {_counted(back['regrets'], 'end is', 'ends are')} regretted within"
+    yield f"  {_time(back['within'])}, until an admin resumes it."
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
 
 
 def _limit_lines(who: str, limits: dict[str, Any]) -> Iterator[str]:

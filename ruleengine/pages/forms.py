@@ -286,6 +286,7 @@ class Forms:
                 role=Role.OWNER,
                 by=claim.user or "owner",
                 reason=word(fields, "reason"),
+                of=claim.user,
             )
         except Refusal as error:
             return await self._linked(

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ruleengine.fleets import a_rule
+from tests.ruleengine.fleets import a_rule, fleet_of
 from tests.ruleengine.languages import rules
 
 from gpuwarden.ruleengine import canaries
 from gpuwarden.ruleengine.canaries import Ended, Objected, Objection, Seen
+from gpuwarden.ruleengine.dry_runs import DryRun
+from gpuwarden.ruleengine.effects import Effect
+from gpuwarden.ruleengine.guards import PastEnd
 from gpuwarden.ruleengine.lints_of_canaries import lint_canary
-from gpuwarden.ruleengine.model import Canary, Mode, Rule, Target
+from gpuwarden.ruleengine.model import Canary, Mode, Rule, RuleSet, Target
+from gpuwarden.ruleengine.rule_differences import differences
+from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
+from gpuwarden.ruleengine.verdicts import Truth
 
 USERS = st.text(min_size=1, max_size=20)
 IDS = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,62}", fullmatch=True)
@@ -107,7 +114,7 @@ def test_the_guard_says_how_many_and_of_how_many() -> None:
     assert block.reason == "canary_share"
     assert block.sentence == (
         "2 of the 25 jobs that the rule found within 7d were ended; one more would be above "
-        "canary.share, which is 10%"
+        "canary.share, which is 10 %"
     )
     assert canaries.share_blocks(on_trial(a_rule(IDLE)), found=30, ended=2) == []
     assert canaries.share_blocks(a_rule(IDLE), found=1, ended=9) == []
@@ -207,3 +214,68 @@ ENDING = [
         "max_work_lost": "40h",
     },
 ]
+
+
+@pytest.mark.parametrize(
+    ("change", "effect"),
+    [
+        ({"share": "20%"}, Effect.STRICTER),
+        ({"appeals": 3}, Effect.STRICTER),
+        ({"regrets": 2}, Effect.STRICTER),
+        ({"within": "3d"}, Effect.STRICTER),
+        ({"within": "14d"}, Effect.LAXER),
+        ({"share": "5%", "appeals": 1}, Effect.LAXER),
+        ({"share": "20%", "appeals": 1}, Effect.DIFFERENT),
+    ],
+)
+def test_a_change_of_a_canary_is_told_with_its_direction(
+    change: dict[str, Any], effect: Effect
+) -> None:
+    """More owners, or more that it takes to fall back, end more jobs."""
+    before, after = on_trial(a_rule(IDLE)), on_trial(a_rule(IDLE), canary(**change))
+    sets = [RuleSet(version=1).model_copy(update={"rules": (rule,)}) for rule in (before, after)]
+    (difference,) = differences(*sets)
+    assert [(item.part, item.effect) for item in difference.changes] == [("canary", effect)]
+
+
+def test_an_explanation_says_whom_it_ends_and_what_puts_it_back() -> None:
+    """For people, with the numbers of the file."""
+    rule = on_trial(a_rule(IDLE, stages=ENDING, ignore_phases={}))
+    lines = explanation_lines(explain_rule(rule, RuleSet(version=1), scrape_interval=5.0))
+    text = " ".join(line.strip() for line in lines)
+    assert (
+        "On trial: it ends jobs of 10 % of the owners, and warns all others. It falls back to warn "
+        "by itself once 2 owners object or 1 end is regretted within 7d, until an admin resumes "
+        "it." in text
+    )
+
+
+def test_dry_runs_end_the_jobs_of_the_same_owners_as_the_engine_and_no_more_than_the_share() -> (
+    None
+):
+    """Forty owners, a job each: those in the share become due, the others would only have been."""
+    rule = on_trial(a_rule(IDLE, stages=ENDING, ignore_phases={}), canary("25%"))
+    run = DryRun(RuleSet(version=1).model_copy(update={"rules": (rule,)}), 5.0)
+    users = [f"user{number}" for number in range(40)]
+    for tick in range(60):
+        for user in users:
+            run.advance(
+                rule,
+                (rule.id, f"proc-{user}"),
+                Truth.YES,
+                grades=(),
+                delta=15.0,
+                time=1000.0 + 15.0 * tick,
+                user=user,
+            )
+    inside = {f"proc-{user}" for user in users if canaries.in_share(rule.id, user, 0.25)}
+    assert 0 < len(inside) < len(users)
+    assert {job for _, job in run.due()} == inside
+    outside = next(case for pair, case in run.cases.items() if pair[1] not in inside)
+    assert [mark.would for mark in outside.marks if mark.do == "terminate"] == [True]
+    facts, pair = dataclasses.replace(fleet_of(), time=1000.0 + 15.0 * 60), run.due()[0]
+    for ended in range(11):
+        found = run.objections(rule, pair, facts, job=None, judged=None, owners=(), ended=0)
+        assert found is not None
+        assert ("canary_share" in {block.reason for block in found}) is (ended >= 10)
+        run.ends.append(PastEnd(facts.time, "", rule.id, f"proc-{ended}"))

@@ -81,7 +81,7 @@ def test_outside_of_the_share_the_owner_is_warned_and_told_of_no_end(servers: Wo
             assert rule["case"]["not_before"] is None
             reasons = {b["reason"]: b["sentence"] for b in rule["why_not"]}
             assert reasons["canary"] == (
-                "the rule is on trial with 50% of the owners; this owner's jobs are outside"
+                "the rule is on trial with 50 % of the owners; this owner's jobs are outside"
             )
             assert "would_terminate" in world.kinds()
 
