@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.servers import until
+from tests.servers import binary, until
 
 from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput
@@ -136,3 +136,74 @@ def test_it_ends_by_itself_in_the_process_that_called_it(scenario: Path) -> None
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert list((scenario.parent / "run" / "jobs").iterdir()) == []
+
+
+LIBCUDA = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static void say(const char *what, unsigned long long value) {
+    FILE *out = fopen(getenv("CALLS"), "a");
+    fprintf(out, "%s %llu\\n", what, value);
+    fclose(out);
+}
+static int fails(const char *what) {
+    const char *name = getenv("FAILS");
+    return name != NULL && strcmp(name, what) == 0 ? 2 : 0;
+}
+int cuInit(unsigned flags) { say("init", flags); return fails("init"); }
+int cuDeviceGet(int *device, int index) {
+    *device = index; say("device", index); return fails("device");
+}
+int cuCtxCreate_v2(void **context, unsigned flags, int device) {
+    *context = (void *)0x1234; say("context", device); return fails("context");
+}
+int cuCtxDestroy_v2(void *context) { say("destroy", (unsigned long long)context); return 0; }
+int cuMemAlloc_v2(unsigned long long *memory, size_t size) {
+    *memory = 0x700000000001ULL; say("alloc", size); return fails("alloc");
+}
+int cuMemsetD8_v2(unsigned long long memory, unsigned char value, size_t size) {
+    say("set", memory); return fails("set");
+}
+int cuGetErrorString(int status, const char **text) { *text = "out of memory"; return 0; }
+"""
+"""The functions of the driver's library that a victim calls, with their real signatures."""
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A libcuda that writes down its calls; the file of the calls."""
+    (tmp_path / "cuda.c").write_text(LIBCUDA)
+    built = ["-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1"), str(tmp_path / "cuda.c")]
+    subprocess.run([binary(("gcc",)), *built], check=True, timeout=60)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    return tmp_path / "calls"
+
+
+def test_on_a_real_card_the_memory_is_asked_of_the_driver_and_goes_with_its_context(
+    scenario: Path, driver: Path
+) -> None:
+    """The card that was named, so many bytes, touched once; all of it freed on SIGTERM."""
+    victim = started(scenario, "--gpus", "driver", "--card", "3", "--memory", "64")
+    until(declared(scenario).exists, 60)
+    calls = ["init 0", "device 3", "context 3", f"alloc {64 * MIB}", f"set {0x700000000001}"]
+    assert driver.read_text().splitlines() == calls
+    victim.terminate()
+    assert victim.wait(60) == 0
+    assert driver.read_text().splitlines() == [*calls, f"destroy {0x1234}"]
+
+
+@pytest.mark.parametrize("call", ["init", "device", "context", "alloc", "set"])
+def test_a_driver_that_refuses_is_told_with_its_own_words(
+    scenario: Path, driver: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Nothing is declared, and no context is left behind."""
+    monkeypatch.setenv("FAILS", call)
+    assert started(scenario, "--gpus", "driver").wait(60) == 3
+    assert (
+        "out of memory; is there such a card, and memory left on it?" in log(scenario).read_text()
+    )
+    assert not declared(scenario).exists()
+    calls = driver.read_text().splitlines()
+    assert calls[-1].split()[0] == ("destroy" if call in ("alloc", "set") else call)
