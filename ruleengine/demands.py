@@ -212,14 +212,14 @@ def serves(
         return Service(Truth.NO, "the job's end frees no card")
     after = {node: _with(room, given.get(node)) for node, room in rooms.items()}
     for job in waiting:
-        wanted = _wanted(job, rooms) & given.keys()
+        wanted = [node for node in given if _wants(job, node, rooms)]
         if not wanted:
             continue
         if job.unknown:
             text = f"{job.name} is first in line for these cards, and {job.unknown}"
             return Service(Truth.UNKNOWN, text)
         if any(_unclear(job.needs, rooms[node]) for node in wanted):
-            text = f"which of the cards on {', '.join(sorted(wanted))} become idle is not known"
+            text = f"which of the cards on {', '.join(wanted)} become idle is not known"
             return Service(Truth.UNKNOWN, text)
         return _judged(job, rooms, after, place=place)
     return Service(Truth.NO, "nobody who waits could use the cards that the job's end frees")
@@ -251,13 +251,12 @@ def _asked(needs: Needs) -> str:
     return f"{needs.cards}{model} card{'s' if needs.cards > 1 else ''}{nodes or also}"
 
 
-def _wanted(job: WaitingJob, rooms: Mapping[str, Room]) -> set[str]:
-    """Nodes whose cards the job would take."""
-    return {
-        node
-        for node in job.candidates & rooms.keys()
-        if not job.needs.model or job.needs.model in rooms[node].cards
-    }
+def _wants(job: WaitingJob, node: str, rooms: Mapping[str, Room]) -> bool:
+    """Whether the job would take a node's cards."""
+    room = rooms.get(node)
+    if room is None or node not in job.candidates:
+        return False
+    return not job.needs.model or job.needs.model in room.cards
 
 
 def _unclear(needs: Needs, room: Room) -> bool:

@@ -91,24 +91,37 @@ def _in_line(
         return -max(tiers.get(name, 0) for name in job.partitions), -job.priority
 
     waiting = sorted((job for job in jobs if waits(job)), key=turn)
-    return tuple(_waiting(job, nodes) for job in waiting)
+    # Queues are long, and ask for few different things.
+    where: dict[tuple[object, ...], frozenset[str]] = {}
+    found = []
+    for job in waiting:
+        asked = (job.partitions, job.features, job.named_nodes)
+        if asked not in where:
+            where[asked] = _candidates(job, nodes)
+        found.append(_waiting(job, where[asked]))
+    return tuple(found)
 
 
-def _waiting(job: PendingJob, nodes: Sequence[SlurmNode]) -> WaitingJob:
+def _waiting(job: PendingJob, candidates: frozenset[str]) -> WaitingJob:
     unknown = _unknown(job)
     return WaitingJob(
         str(job.job_id),
         Needs(1) if unknown else _needs(job),
-        candidates=frozenset(
-            node.name
-            for node in nodes
-            if node.usable
-            and job.partitions & node.partitions
-            and _has(node, job.features)
-            and (not job.named_nodes or node.name in job.named_nodes)
-        ),
+        candidates=candidates,
         places=job.partitions,
         unknown=unknown,
+    )
+
+
+def _candidates(job: PendingJob, nodes: Sequence[SlurmNode]) -> frozenset[str]:
+    """Nodes on which it could run, were there room."""
+    return frozenset(
+        node.name
+        for node in nodes
+        if node.usable
+        and job.partitions & node.partitions
+        and _has(node, job.features)
+        and (not job.named_nodes or node.name in job.named_nodes)
     )
 
 

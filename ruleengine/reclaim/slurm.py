@@ -375,11 +375,16 @@ class Slurm:
             return
         if not _DECISION.fullmatch(word.rpartition(":")[2]):
             return
-        answer = await self._commands.run(
-            "scontrol", "update", f"JobId={identity.number}", f"AdminComment={text}"
-        )
-        if answer.status:
-            log.warning("no comment in Slurm", job=identity.number, error=answer.complaint)
+        try:
+            answer = await self._commands.run(
+                "scontrol", "update", f"JobId={identity.number}", f"AdminComment={text}"
+            )
+            error = answer.complaint if answer.status else ""
+        except ServiceUnavailable as unknown:
+            error = str(unknown)
+        if error:
+            # What is to be done does not hang on it.
+            log.warning("no comment in Slurm", job=identity.number, error=error)
 
     # -- looking
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.ruleengine.fleets import a_job
 from tests.ruleengine.test_slurm_queues import MARK, answer
@@ -169,3 +171,14 @@ def test_from_queue_and_nodes_to_an_answer(ask: str, cards: str, truth: Truth) -
     held = SlurmJob(5, nodes=("gpu2",), tres={"cpu": "4", "mem": "2000M", "gres/gpu": cards})
     demand = _demand(_row(ways=ask), running=(held,))
     assert service(demand, a_job(job_id="slurm-ci-5-0"), "main").truth is truth
+
+
+def test_a_long_queue_is_asked_for_few_things() -> None:
+    """Ten thousand that wait and a thousand nodes are answered within one tick's patience."""
+    nodes = tuple(replace(NODES[1], name=f"gpu{n}", cpus=8, memory=MIB) for n in range(1000))
+    row = _row(ways="N/A;gres:gpu:2;N/A;N/A")
+    jobs = decode_queue(answer(row), MARK) * 10_000
+    demand = demand_of(jobs, nodes, (), tiers={}, cluster="ci")
+    candidates = {id(job.candidates) for job in demand.waiting}
+    assert (len(demand.waiting), len(candidates)) == (10_000, 1)
+    assert len(demand.waiting[0].candidates) == 1000
