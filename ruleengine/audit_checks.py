@@ -104,10 +104,12 @@ def _in_order(document: Mapping[str, Any]) -> _Finding:
     if document["clock_set_back"]:
         return None, _SET_BACK
     deadlines, decision, look = (document[k] for k in ("deadlines", "decision", "last_look"))
+    # A request to save waits for no notice.
+    notified_at = deadlines["notified_at"] if decision["action"] in _TAKES else None
     course: list[tuple[str, str | None]] = [
         ("the first sample", deadlines["opened_at"]),
         ("for met", deadlines["detected_at"]),
-        ("the notice proven", deadlines["notified_at"]),
+        ("the notice proven", notified_at),
         ("the last look", None if look is None else look["at"]),
         ("decided", decision["created_at"]),
         ("finished", decision["finished_at"]),
@@ -291,6 +293,8 @@ def _proven(document: Mapping[str, Any]) -> _Finding:
 
 
 def _nothing_down(document: Mapping[str, Any]) -> _Finding:
+    if document["decision"]["action"] not in _TAKES:
+        return None, "a request to save is held back by no limit and no promise"
     decided = _seconds(document["decision"]["created_at"])
     standing = [
         hold["reason"]

@@ -163,6 +163,11 @@ class Case:
         )
 
     @property
+    def saving(self) -> bool:
+        """Whether the job was asked to save, and still may: nothing is taken from it meanwhile."""
+        return any(act.open and act.do == Action.CHECKPOINT for act in self.acts)
+
+    @property
     def over(self) -> bool:
         """Whether nothing more is decided: the job is being ended, was ended, or has left."""
         return self.state in DECIDED and not self.leaving

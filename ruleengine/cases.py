@@ -338,7 +338,8 @@ def _due(case: Case, rule: Rule, truth: Truth | None, delta: float) -> tuple[Cas
         return case, []
     following = next_stage(case, rule) if truth is Truth.YES else None
     if following is None or not ready(case, rule, *following):
-        return postponed(case, "the rule no longer says so")
+        why = "it was asked to save" if case.saving else "the rule no longer says so"
+        return postponed(case, why)
     if case.state is CaseState.DUE:
         return dataclasses.replace(case, due_for=case.due_for + delta), []
     detail = {

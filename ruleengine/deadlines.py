@@ -136,6 +136,7 @@ def ready(case: Case, rule: Rule, key: str, stage: Stage) -> bool:
     """Whether a stage may take the job's cards, as far as times and notices go."""
     return (
         rule.mode == "enforce"
+        and not case.saving
         and case.promise_of(key) is not None
         and case.notified_at is not None
         and reached(case, rule, key, stage)

@@ -366,6 +366,8 @@ def case_blocks(
         found.append(Blocked("refused", f"the node's agent refused; tried again in {left}"))
     elif case.state is not CaseState.DUE:
         found.append(Blocked("not_due", f"the case is {case.state}"))
+    if case.saving:
+        found.append(Blocked("saving", "its trainer was asked to save, and still has time for it"))
     if job is None or verdict is None:
         return [*found, Blocked("job_gone", "the job is no longer there")]
     return [

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuwarden.ruleengine.alertmanager import Alert
-    from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.cases import Case, Promise
     from gpuwarden.ruleengine.layouts import Message
 
 BOOT = "boot-1"
@@ -53,10 +53,19 @@ WHITELIST = (
 )
 
 
-def rule_text(*, after: str = "8m", mode: str = "enforce", whitelist: str = "") -> str:
-    """The rules of this world, with its limits."""
+SOFTER = (
+    "  - {level: moderate, after: 3m, do: checkpoint, grace: 60s}\n"
+    "  - {level: severe, after: 6m, do: yield, notice_delivered_for: 3m, grace: 90s}\n"
+)
+
+
+def rule_text(
+    *, after: str = "8m", mode: str = "enforce", whitelist: str = "", softer: str = ""
+) -> str:
+    """The rules of this world, with its limits; maybe with softer stages before the end."""
     text = RULES.replace("MODE", mode).replace("WHITELIST", whitelist)
-    return text.replace("after: 8m", f"after: {after}")
+    text = text.replace("after: 8m", f"after: {after}")
+    return text.replace("  - {level: severe, after", f"{softer}  - {{level: severe, after")
 
 
 @dataclass
@@ -65,12 +74,16 @@ class Seen:
 
     Attributes:
         ends: (time, job, user) of every end that reached a node, once per attempt.
-        promised: job -> until when its owner was told that nothing happens.
+        left: the same of every job that left when it was asked.
+        asked: (job, what it was asked for), in order.
+        promised: (job, what is done) -> until when its owner was told that it is not.
         faults: what must never be, in words.
     """
 
     ends: list[tuple[float, str, str]] = field(default_factory=list)
-    promised: dict[str, float] = field(default_factory=dict)
+    left: list[tuple[float, str, str]] = field(default_factory=list)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    promised: dict[tuple[str, str], float] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
 
@@ -99,6 +112,7 @@ class Nodes(AgentClient):
         self._lives = lives
         self._reports: dict[str, ActionReport] = {}
         self._first: dict[str, str] = {}
+        self._watched: dict[str, ActionRequest] = {}
 
     async def node(self, host: str) -> NodeInfo:
         """Who it is."""
@@ -113,10 +127,11 @@ class Nodes(AgentClient):
         if self._lives.agents == "refusing":
             raise RefusedAction("protected", "no")
         action = ActionRequest.decode(request.body)
-        assert action.action is Action.TERMINATE
+        if action.action is not Action.TERMINATE:
+            return self._softer(action)
         first = self._first.setdefault(action.job_id, action.decision_id)
         if first == action.decision_id and first not in self._reports:
-            self._lives.watch(action)
+            self._lives.watch(action.job_id, "terminate")
             self._reports[first] = ActionReport(
                 first,
                 action.job_id,
@@ -130,11 +145,41 @@ class Nodes(AgentClient):
             raise ServiceUnavailable("the answer was lost")
         return self._reports[first]
 
+    def _softer(self, action: ActionRequest) -> ActionReport:
+        """Hand a request over to a trainer, or watch until it has left."""
+        lives, name = self._lives, action.decision_id
+        if action.action is Action.REQUEST_LEAVE and lives.heeds(action.job_id):
+            lives.leave(action.job_id)
+        self._watched[name] = action
+        if lives.agents == "deaf":
+            raise ServiceUnavailable("the answer was lost")
+        return self._answer(action)
+
+    def _answer(self, action: ActionRequest) -> ActionReport:
+        about = (action.decision_id, action.job_id, action.action)
+        if action.action is not Action.WATCH:
+            return ActionReport(
+                *about,
+                ActionState.FINISHED,
+                outcome=Outcome.DONE,
+                steps=dict.fromkeys(("journalled",), self._lives.true_time()),
+            )
+        if any(job.job_id == action.job_id for job in self._lives.fleet.jobs):
+            return ActionReport(*about, ActionState.ACTING)
+        return ActionReport(
+            *about,
+            ActionState.FINISHED,
+            outcome=Outcome.RECLAIMED,
+            steps=dict.fromkeys(("exited", "proven"), self._lives.true_time()),
+            proof=Proof(gone=True, memory_freed=2**30),
+        )
+
     async def report(self, host: str, decision_id: str) -> ActionReport | None:
         """How far an action has come."""
         if self._lives.agents in ("silent", "deaf"):
             raise ServiceUnavailable(f"{host} is silent")
-        return self._reports.get(decision_id)
+        asked = self._watched.get(decision_id)
+        return self._reports.get(decision_id) if asked is None else self._answer(asked)
 
 
 @dataclass
@@ -159,9 +204,12 @@ class Lives:
     Args:
         folder: for the files; made anew for each example.
         jobs: how many, of two owners in turn.
+        softer: stages of the rule before its end.
     """
 
-    def __init__(self, folder: Path, jobs: int = 4) -> None:
+    def __init__(self, folder: Path, jobs: int = 4, softer: str = "") -> None:
+        self.softer = softer
+        self._known: set[str] = set()
         self.folder, self.clock, self.keys, self.seen = folder, OwnedClock(), Keys(folder), Seen()
         self.offset, self.agents = 0.0, "well"
         self.alertmanager_down = self.slack_down = False
@@ -176,13 +224,14 @@ class Lives:
                     uuid=f"GPU-{n}",
                     started=old,
                     activity={"cpu": old},
+                    run={"run_id": f"run-{n}"} if softer else {},
                 )
                 for n in range(jobs)
             ],
         )
         self._born = jobs
         (folder / "directory.yaml").write_text(DIRECTORY)
-        (folder / "rules.yaml").write_text(rule_text())
+        (folder / "rules.yaml").write_text(rule_text(softer=softer))
         (folder / "engine.yaml").write_text(
             "version: 1\nprometheus: {url: http://127.0.0.1:1}\nrules: [rules.yaml]\n"
             f"directory: directory.yaml\nledger: ledger.sqlite\ntick: {TICK:.0f}s\n"
@@ -224,7 +273,9 @@ class Lives:
         self.clock.pass_(pause)
         rules = self.folder / "rules.yaml"
         if check_rule_files([rules]).rules is None:
-            rules.write_text(rule_text())  # until somebody has mended it no engine comes up
+            rules.write_text(
+                rule_text(softer=self.softer)
+            )  # until somebody has mended it no engine comes up
         self.engine = self._begin()
 
     async def close(self) -> None:
@@ -248,6 +299,7 @@ class Lives:
         self._born += 1
         at = self.true_time() - LONG_AGO
         fresh = Job(f"proc-{self._born}", old.user, old.uuid, started=at, activity={"cpu": at})
+        fresh.run = {"run_id": f"run-{self._born}"} if self.softer else {}
         self.fleet.jobs[number % len(self.fleet.jobs)] = fresh
 
     async def tick(self, count: int = 1) -> None:
@@ -258,6 +310,7 @@ class Lives:
             before = len(self.seen.ends)
             done = self.engine.ticks.outcomes.get("completed", 0)
             await self.engine.tick()
+            self._look()
             for _ in range(20):
                 await asyncio.sleep(0)
             ended = len(self.seen.ends) - before
@@ -270,7 +323,7 @@ class Lives:
                     self.seen.faults.append("an end in the first tick after an outage")
                 self.missed = 0
             await self._forward()
-            gone = {job for _, job, _ in self.seen.ends}
+            gone = {job for _, job, _ in self.seen.ends} | {job for _, job, _ in self.seen.left}
             self.fleet.jobs = [job for job in self.fleet.jobs if job.job_id not in gone]
 
     async def _forward(self) -> None:
@@ -290,27 +343,52 @@ class Lives:
                 continue
             stages = [notice_stage(mark) for mark in told_marks(case, rule)]
             if self.ledger.delivery(stored.id, stages).complete:
-                self.seen.promised.setdefault(case.job_id, self._told_until(case))
+                for promise in case.promises:
+                    key = (case.job_id, promise.key.rsplit("-", 1)[1])
+                    self.seen.promised.setdefault(key, self._told_until(case, promise))
 
-    def _told_until(self, case: Case) -> float:
-        promise = min(case.promises, key=lambda promise: promise.after)
+    def _told_until(self, case: Case, promise: Promise) -> float:
         left = max(promise.after + case.kept - case.elapsed, promise.notice_delivered_for)
         return self.clock.monotonic() + max(0.0, left)
 
-    # -- what must be true when a node ends a job
+    def leave(self, job_id: str) -> None:
+        """A trainer does as it was asked."""
+        job = next((job for job in self.fleet.jobs if job.job_id == job_id), None)
+        if job is not None and all(job_id != left for _, left, _ in self.seen.left):
+            self.seen.left.append((self.clock.monotonic(), job_id, job.user))
 
-    def watch(self, action: ActionRequest) -> None:
-        """Check an end against the world as it is."""
+    def heeds(self, job_id: str) -> bool:
+        """Whether a job leaves when it is asked to: every third one does."""
+        return int(job_id.rpartition("-")[2]) % 3 == 0
+
+    def _look(self) -> None:
+        """Check what was decided in this tick beside ends: the world is as it was then."""
+        for decision in self.ledger.recent_decisions(0.0):
+            if decision.id in self._known or decision.action == "terminate":
+                continue
+            self._known.add(decision.id)
+            self.watch(decision.job_id, decision.action)
+
+    # -- what must be true when a job is ended, or asked for something
+
+    def watch(self, job_id: str, do: str) -> None:
+        """Check an act against the world as it is."""
         now, seen = self.clock.monotonic(), self.seen
-        job = next((job for job in self.fleet.jobs if job.job_id == action.job_id), None)
+        job = next((job for job in self.fleet.jobs if job.job_id == job_id), None)
+        before = [done for name, done in seen.asked if name == job_id]
         faults = {
             "the job is not there": job is None,
-            "an attempt was ended twice": any(done == action.job_id for _, done, _ in seen.ends),
+            # What is asked is looked at after the tick, in which the job may then have been ended.
+            "an attempt was ended before": any(
+                done == job_id and (do == "terminate" or at < now) for at, done, _ in seen.ends
+            ),
+            "asked for too often": before.count(do) >= 3,
+            "softer than before": do == "checkpoint" and "yield" in before,
             "Prometheus was down": self.fleet.down,
             "the clocks differ": abs(self.offset) > 5,
             "the kill switch was on": (self.folder / "halt").exists(),
-            "its owner was never told": action.job_id not in seen.promised,
-            "its owner was told of a later time": now < seen.promised.get(action.job_id, 0.0) - 0.1,
+            "its owner was never told": do != "checkpoint" and (job_id, do) not in seen.promised,
+            "its owner was told of a later time": now < seen.promised.get((job_id, do), 0.0) - 0.1,
             "the rule did not enforce": self.engine.rulebook.rules.rules[0].mode != "enforce",
         }
         if job is not None:
@@ -321,9 +399,14 @@ class Lives:
                 "it is on the whitelist": job.user == "alice"
                 and "whitelist" in (self.folder / "rules.yaml").read_text(),
             }
-            own = [t for t, _, user in seen.ends if user == job.user and t > now - DAY]
+        past = [(t, user) for t, _, user in [*seen.ends, *seen.left] if t > now - DAY]
+        if job is not None and do != "checkpoint":
+            own = [user for _, user in past if user == job.user]
             faults["too many of one owner in a day"] = len(own) >= PER_USER_PER_DAY
+            hour = [t for t, _ in past if t > now - HOUR]
+            faults["too many in an hour"] = len(hour) >= PER_HOUR
+        if do != "terminate":
+            seen.asked.append((job_id, do))
+        elif job is not None:
             seen.ends.append((now, job.job_id, job.user))
-        past = [t for t, _, _ in seen.ends[:-1] if t > now - HOUR]
-        faults["too many in an hour"] = len(past) >= PER_HOUR
-        seen.faults += [f"{action.job_id}: {text}" for text, wrong in faults.items() if wrong]
+        seen.faults += [f"{job_id}: {do}: {text}" for text, wrong in faults.items() if wrong]

@@ -9,6 +9,7 @@ import pytest
 from tests.ruleengine.test_cases import due, rule
 
 from gpuwarden.ruleengine import guards
+from gpuwarden.ruleengine.acts import Act
 from gpuwarden.ruleengine.cases import Case, CaseState, Delivery
 from gpuwarden.ruleengine.guards import PastEnd, Situation
 from gpuwarden.ruleengine.model import TerminateLimits
@@ -23,6 +24,7 @@ JOB = JobFacts(
     gpus=(GpuFacts("GPU-1", "0", "A100"),),
     start_time=NOW - 3000,
 )
+SAVING = Act("moderate-checkpoint", "checkpoint", "d", NOW)
 LIMITS = TerminateLimits(
     per_tick=1, per_hour=3, per_user_per_day=2, halt_above_share_of_running="10%"
 )
@@ -190,6 +192,7 @@ def test_zero_is_none_allowed() -> None:
         ({"truth": Truth.UNKNOWN}, "not_confirmed"),
         ({"truth": Truth.NO}, "not_confirmed"),
         ({"kept_until": NOW + 1}, "kept"),
+        ({"case": dataclasses.replace(due(), acts=(SAVING,))}, "saving"),
         ({"delivery": Delivery()}, "notice_not_delivered"),
         ({"case": dataclasses.replace(due(), notice_age=299.0)}, "notice_too_young"),
         ({"case": dataclasses.replace(due(), elapsed=479.0)}, "deadline"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.ruleengine.lives import WHITELIST, Lives, rule_text
+from tests.ruleengine.lives import SOFTER, WHITELIST, Lives, rule_text
 from tests.ruleengine.worlds import Job
 
 from gpuwarden.ruleengine import dossiers
@@ -87,7 +87,13 @@ async def _halt(lives: Lives, _number: int) -> None:
 
 
 async def _rules(lives: Lives, number: int) -> None:
-    (lives.folder / "rules.yaml").write_text(RELOADS[number % len(RELOADS)])
+    # Where rules are softer, they also lose those stages, and get them back.
+    texts = (*RELOADS, *(_softened(text) for text in RELOADS)) if lives.softer else RELOADS
+    (lives.folder / "rules.yaml").write_text(texts[number % len(texts)])
+
+
+def _softened(text: str) -> str:
+    return text.replace("  - {level: severe, after", f"{SOFTER}  - {{level: severe, after")
 
 
 async def _agents(lives: Lives, number: int) -> None:
@@ -120,17 +126,17 @@ async def _well(lives: Lives) -> None:
     lives.fleet.nodes = dict.fromkeys(lives.fleet.nodes, True)
     lives.step_clock(-lives.offset)
     (lives.folder / "halt").unlink(missing_ok=True)
-    (lives.folder / "rules.yaml").write_text(rule_text())
+    (lives.folder / "rules.yaml").write_text(rule_text(softer=lives.softer))
 
 
 @contextlib.contextmanager
-def _lives(jobs: int) -> Iterator[Lives]:
+def _lives(jobs: int, softer: str = "") -> Iterator[Lives]:
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
-        yield Lives(Path(name), jobs)
+        yield Lives(Path(name), jobs, softer)
 
 
-def _checked(story: Callable[[Lives], object]) -> None:
-    with _lives(jobs=6) as lives:
+def _checked(story: Callable[[Lives], object], softer: str = "") -> None:
+    with _lives(jobs=6, softer=softer) as lives:
 
         async def whole() -> None:
             try:
@@ -143,7 +149,8 @@ def _checked(story: Callable[[Lives], object]) -> None:
             finally:
                 await lives.close()
             for job, found in decisions.items():
-                standing = [d for d in found if d.state not in ("refused", "lapsed")]
+                ends = [d for d in found if d.action == "terminate"]
+                standing = [d for d in ends if d.state not in ("refused", "lapsed")]
                 assert len(standing) <= 1, job
             assert broken == []
 
@@ -226,6 +233,22 @@ def test_promises_and_limits_hold_through_every_life(steps: list[Step]) -> None:
     _checked(lambda lives: _any(lives, steps))
 
 
+@settings(deadline=None, max_examples=4, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(steps=st.lists(_STEPS, min_size=1, max_size=10))
+def test_they_hold_as_well_where_jobs_are_asked_before_they_are_ended(steps: list[Step]) -> None:
+    """To save, and to leave: every third job does; the others are ended in their time."""
+    _checked(lambda lives: _any(lives, steps), SOFTER)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(3600)
+@settings(deadline=None, max_examples=150, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(steps=st.lists(_STEPS, min_size=1, max_size=30))
+def test_they_hold_as_well_through_every_long_life_with_softer_stages(steps: list[Step]) -> None:
+    """The same, longer and more often."""
+    _checked(lambda lives: _any(lives, steps), SOFTER)
+
+
 @pytest.mark.sweep
 @pytest.mark.timeout(3600)
 @settings(deadline=None, max_examples=200, phases=[Phase.explicit, Phase.reuse, Phase.generate])
@@ -257,3 +280,21 @@ def test_in_a_world_that_is_well_jobs_are_ended_within_the_limits() -> None:
         assert len(lives.seen.ends) == 6
 
     _checked(story)
+
+
+def test_in_a_world_that_is_well_jobs_are_asked_before_they_are_ended() -> None:
+    """What the tests above allow does happen: some leave, some are ended, all were asked before."""
+
+    async def story(lives: Lives) -> None:
+        await lives.tick(LONG)
+        for _ in range(3):
+            await lives.restart(pause=7 * 3600.0)
+            await lives.tick(LONG // 2)
+        assert lives.seen.left
+        assert lives.seen.ends
+        for _, job, _ in lives.seen.ends:
+            assert [do for name, do in lives.seen.asked if name == job] == ["checkpoint", "yield"]
+        gone = [job for _, job, _ in [*lives.seen.left, *lives.seen.ends]]
+        assert len(gone) == len(set(gone))
+
+    _checked(story, SOFTER)

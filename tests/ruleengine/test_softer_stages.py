@@ -86,6 +86,16 @@ def test_a_request_to_save_that_never_arrived_is_made_twice_and_no_more() -> Non
     assert saving(asked(case, RULE, CHECKPOINT, ActState.LAPSED)) == []
 
 
+def test_nothing_is_taken_while_a_job_may_still_save() -> None:
+    """Where both are overdue, after a halt: first it saves, or its time for that is over."""
+    case = asked(due(minutes=20), RULE, CHECKPOINT, ActState.ACTING)
+    step = after(case, 2, RULE)
+    assert (case.saving, step.case.state, kinds(step)) == (True, CaseState.NOTIFIED, ["postponed"])
+    for state in (ActState.DONE, ActState.UNHEEDED, ActState.UNDELIVERABLE):
+        answered = cases.settled(step.case, f"d-{CHECKPOINT}", state)
+        assert after(answered, 1, RULE).case.state is CaseState.DUE
+
+
 @pytest.mark.parametrize("mode", ["observe", "warn"])
 def test_a_rule_that_does_not_enforce_writes_down_every_act_that_it_would_do(mode: str) -> None:
     """And asks nobody for anything."""
@@ -383,8 +393,11 @@ def test_whatever_happens_acts_keep_their_order_their_times_and_their_notices(
             assert truth is YES
             assert case.elapsed >= stage.after
             assert all(not done.takes for done in decided)
-            case = asked(case, rule, key, answer or ActState.DONE)
-        if case.state is CaseState.DUE:
+            case = asked(case, rule, key, answer)
+        saves = [act for act in case.acts if act.open and act.do == "checkpoint"]
+        for act in saves if answer is not None else ():
+            case = cases.settled(case, act.decision_id, answer or ActState.DONE)
+        if case.state is CaseState.DUE and not case.saving:
             found = cases.next_stage(case, rule)
             assert found is not None
             key, stage = found

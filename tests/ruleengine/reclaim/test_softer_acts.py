@@ -117,12 +117,12 @@ def test_a_keep_takes_the_request_to_leave_back_and_moves_all_that_follows(
     async def story() -> None:
         async with leaving(scene) as world:
             KeepDesk(world.engine).grant(
-                "idle-held", JOB, role=Role.OWNER, by="alice", reason="mine", seconds=3600.0
+                "idle-held", JOB, role=Role.OWNER, by="alice", reason="mine", seconds=1200.0
             )
             await passing(world, lambda: outcomes(world) == [("yield", "withdrawn")])
             assert scene.nodes.asked(Action.CANCEL)
             assert world.state(JOB) is CaseState.NOTIFIED
-            await world.tick(int(3000 / 15))
+            await world.tick(int(900 / 15))
             assert outcomes(world) == [("yield", "withdrawn")]
             await passing(world, lambda: len(scene.nodes.asked(Action.REQUEST_LEAVE)) == 2)
             assert "end terminate" not in scene.scheduler.calls
