@@ -69,6 +69,8 @@ KINDS = (
     _job("GpuwardenJobEnding", "severe", "told"),
     _job("GpuwardenJobEnded", "ended", "told"),
     _job("GpuwardenNoticeWithdrawn", "moderate", "told"),
+    _job("GpuwardenJobCameBack", "moderate", "told"),
+    _job("GpuwardenJobCameBack", "page", "page"),
     _job("GpuwardenNoticeUndeliverable", "page", "page"),
     _job("GpuwardenReclaimUnproven", "page", "page"),
     Kind(

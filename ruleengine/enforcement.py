@@ -18,19 +18,21 @@ import structlog
 
 from gpuwarden.agent_api import ActionReport, ActionState, Outcome
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
-from gpuwarden.ruleengine import cases, guards
+from gpuwarden.ruleengine import cases, guards, returns
 from gpuwarden.ruleengine.acts import ActState
-from gpuwarden.ruleengine.cases import Event
+from gpuwarden.ruleengine.cases import CaseState, Event
 from gpuwarden.ruleengine.guards import Blocked
+from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.reclaim.drafts import Desk
 from gpuwarden.ruleengine.reclaim.ladders import PROOF_SECONDS, Interrupted, Ladder, Tools
 from gpuwarden.ruleengine.reclaim.node import SignedRequest
 from gpuwarden.ruleengine.reclaim.questions import STALE_EPOCH, Questions, another_engine
 from gpuwarden.ruleengine.reclaim.reaches import Reacher
 from gpuwarden.ruleengine.records import Change
+from gpuwarden.ruleengine.returns import Returns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.cases import Case
@@ -112,6 +114,7 @@ class Reclaimer:
         platforms: adapters of what owns jobs.
         withheld: why nothing may be ended now (kill switch, pause), or an empty string.
         saved_at: Unix time of the newest saved state of a job, or None where that is not known.
+        comeback: work that is started again within this after it was ended came back; seconds.
         poll: seconds between two questions to an agent or a platform.
 
     Attributes:
@@ -131,12 +134,14 @@ class Reclaimer:
         platforms: Sequence[Platform] = (),
         withheld: Callable[[], str] = lambda: "",
         saved_at: Callable[[str], float | None] = lambda _job_id: None,
+        comeback: float = 600.0,
         poll: float = POLL_SECONDS,
     ) -> None:
         self._ledger = ledger
         self._table = table
         self._agents = agents
         self._reacher = Reacher(agents, signer, platforms)
+        self._returns = Returns(ledger, comeback)
         self._clock = clock
         self._poll = poll
         self._questions: Questions | None = None
@@ -165,17 +170,37 @@ class Reclaimer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def reach(
-        self, job: JobFacts, do: str, *, offenders: Collection[str] = ()
-    ) -> Reach | Blocked:
+    async def reach(self, job: JobFacts, do: str, case: StoredCase) -> Reach | Blocked:
         """Everybody that an act on a job needs, or why it cannot be done now.
 
         Args:
             job: by the tick's facts.
             do: the stage's: checkpoint, yield, requeue or terminate.
-            offenders: ids of all jobs that are due by the same rule now.
+            case: for which it is to be done.
         """
-        return await self._reacher.reach(job, do, offenders=offenders)
+        found = await self._reacher.reach(job, do, offenders=self._offenders(case.case.rule_id))
+        if isinstance(found, Blocked) or not Action(do).ends:
+            return found
+        now = self._clock.wall()
+        back = self._returns.find(
+            job,
+            found.claim,
+            rule_id=case.case.rule_id,
+            user=case.case.user or job.user,
+            now=now,
+        )
+        if back is None:
+            return found
+        if returns.told(self._ledger, case.id) != back:
+            event = Event(returns.CAME_BACK, dataclasses.asdict(back))
+            current = self._table.get(case.case.rule_id, case.case.job_id) or case
+            self._table.save([Change(current.id, current.case, "enforce", (event,))], time=now)
+        return back.blocked(now)
+
+    def _offenders(self, rule_id: str) -> frozenset[str]:
+        """Jobs that are due by a rule: what ends together must all be among them."""
+        due = (stored.case for stored in self._table.all() if stored.case.state is CaseState.DUE)
+        return frozenset(case.job_id for case in due if case.rule_id == rule_id)
 
     async def act(
         self,
@@ -237,7 +262,14 @@ class Reclaimer:
             }
         change = Change(stored.id, case, rule.mode.value, (Event("authorised", detail),))
         try:
-            self._ledger.authorise(decision, change, time=now, parts=draft.parts, act=draft.act)
+            self._ledger.authorise(
+                decision,
+                change,
+                time=now,
+                parts=draft.parts,
+                act=draft.act,
+                works=returns.works_of(job, reach.claim) if stage.do.ends else (),
+            )
         except sqlite3.IntegrityError:
             return Blocked("already_ended", "this attempt already has a decision that stands")
         self._table.replace(stored, case)

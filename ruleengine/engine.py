@@ -122,6 +122,7 @@ class Engine:
             platforms=platforms,
             withheld=self._withheld,
             saved_at=self._saved_at,
+            comeback=settings.comeback,
             poll=poll,
         )
         self.kill_switch = kill_switch
@@ -337,12 +338,7 @@ class Engine:
             else:
                 free.append((stored, job, *following))
         reached = await asyncio.gather(
-            *(
-                self.reclaimer.reach(
-                    job, stage.do.value, offenders=self._offenders(stored.case.rule_id)
-                )
-                for stored, job, _, stage in free
-            )
+            *(self.reclaimer.reach(job, stage.do.value, stored) for stored, job, _, stage in free)
         )
         ended: list[str] = []
         for (stored, job, key, stage), reach in zip(free, reached, strict=True):
@@ -364,10 +360,6 @@ class Engine:
         """Write down what held due ends back, and since when."""
         blocks = {stored.id: self.view.blocks.get(pair_of(stored), ()) for stored in self._due()}
         self._holds.seen(blocks, time=self.clock.wall())
-
-    def _offenders(self, rule_id: str) -> frozenset[str]:
-        """Jobs that are due by a rule: what ends together must all be among them."""
-        return frozenset(s.case.job_id for s in self._due() if s.case.rule_id == rule_id)
 
     def _withheld(self) -> str:
         """Why nothing may be ended at this very moment, whatever was decided before; read again."""

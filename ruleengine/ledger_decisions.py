@@ -43,6 +43,7 @@ class Decisions(_Ledger, Protocol):
         time: float,
         parts: Iterable[Part] = (),
         act: PlatformAct | None = None,
+        works: Iterable[str] = (),
     ) -> None:
         """Write a decision and its case down together, before anything is sent.
 
@@ -52,6 +53,7 @@ class Decisions(_Ledger, Protocol):
             time: Unix time.
             parts: what the agents of its nodes are to be asked.
             act: how far its platform has come, where one carries it out.
+            works: what names the work that the job does; see `returns.works_of`.
 
         Raises:
             sqlite3.IntegrityError: the attempt already has a decision that stands.
@@ -66,6 +68,9 @@ class Decisions(_Ledger, Protocol):
                 _store_part(db, part)
             if act is not None:
                 _store_act(db, act)
+            db.executemany(
+                "INSERT INTO works VALUES (?, ?)", [(decision.id, work) for work in sorted(works)]
+            )
             store(db, change, time)
 
     def settle(

@@ -352,5 +352,14 @@ MIGRATIONS = (
     CREATE INDEX drills_open ON drills (id) WHERE finished_at IS NULL;
     CREATE TABLE drill_nodes (node TEXT PRIMARY KEY, since REAL NOT NULL) STRICT;
     """,
+    # What names the work of a job that was ended, so that it is known when it comes back.
+    """
+    CREATE TABLE works (
+        decision_id TEXT NOT NULL REFERENCES decisions (id) ON DELETE CASCADE,
+        work TEXT NOT NULL,
+        PRIMARY KEY (decision_id, work)
+    ) STRICT;
+    CREATE INDEX works_work ON works (work);
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.model import OwnerMay, Rule
     from gpuwarden.ruleengine.profiles import Expected
     from gpuwarden.ruleengine.records import Decision
+    from gpuwarden.ruleengine.returns import Return
     from gpuwarden.ruleengine.texts.speeches import Language, Speech
     from gpuwarden.ruleengine.verdicts import Evidence
 
@@ -353,6 +354,30 @@ def withdrawn(case: Case, *, rule_gone: bool, speech: Speech) -> dict[str, str]:
             phrases.withdrawn_description, rule=case.rule_id, job=case.job_id, why=why
         ),
         "next": phrases.withdrawn_next,
+    }
+
+
+def came_back(case: Case, back: Return, *, zone: str, speech: Speech) -> dict[str, str]:
+    """Annotations of the message that a job which was ended has come back.
+
+    Args:
+        case: of the job that is there now.
+        back: how often it was ended, and until when it is left alone.
+        zone: of the owner.
+        speech: the language.
+    """
+    phrases, say = speech.phrases, speech.say
+    return {
+        "summary": say(phrases.came_back_summary, job=case.job_id),
+        "description": say(
+            phrases.came_back_description,
+            rule=case.rule_id,
+            job=case.job_id,
+            work=back.work,
+            times=back.times,
+            last=speech.time(back.last, zone),
+        ),
+        "next": say(phrases.came_back_next, until=speech.time(back.until, zone)),
     }
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.messages import Outlook
     from gpuwarden.ruleengine.model import OwnerMay, Rule
     from gpuwarden.ruleengine.records import Decision, Notice
+    from gpuwarden.ruleengine.returns import Return
     from gpuwarden.ruleengine.texts.speeches import Language
     from gpuwarden.ruleengine.verdicts import Evidence
 
@@ -216,6 +217,26 @@ def withdrawn_alerts(
         context.languages, partial(messages.withdrawn, case, rule_gone=rule_gone)
     )
     return [Alert(labels, texts, at, context.now, url)]
+
+
+def came_back_alerts(case: Case, back: Return, *, owner: User, context: Context) -> list[Alert]:
+    """The news, to owner and operators, that a job which was ended has come back.
+
+    Args:
+        case: of the job that is there now.
+        back: how often it was ended, and until when it is left alone.
+        owner: whose it is.
+        context: what alerts are made with.
+    """
+    zone = owner.timezone or context.zone
+    texts = messages.in_languages(
+        context.languages, partial(messages.came_back, case, back, zone=zone)
+    )
+    url, identity = context.page(case.job_id), _identity("GpuwardenJobCameBack", case, owner)
+    return [
+        Alert({**identity, "level": level, "mode": "enforce"}, texts, back.last, context.now, url)
+        for level in ("moderate", "page")
+    ]
 
 
 def halted_alert(sentence: str, since: float, context: Context, *, whole: bool) -> Alert:

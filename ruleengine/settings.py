@@ -237,6 +237,10 @@ class EngineSettings(Strict):
     """How people reach the engine's pages; written into notices."""
     cool_down: Seconds = 600.0
     """Between two ends of one owner's jobs, so that there is time to react to the first."""
+    comeback: Annotated[Seconds, Field(gt=0)] = 600.0
+    """A job whose work was ended and is started again within this came back by itself: it is told,
+    and not ended again for six times this, then twelve times; after three ends within a day not
+    for a day."""
     settle: Annotated[Seconds, Field(gt=0)] | None = None
     """Unbroken fresh data that must follow a start or an outage before anything is ended; three
     scrapes and two ticks by default."""

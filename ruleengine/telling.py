@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine import cases, guards, notices, tickets
+from gpuwarden.ruleengine import cases, guards, notices, returns, tickets
 from gpuwarden.ruleengine.cases import Case, CloseReason
 from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.losses import at_risk
@@ -16,17 +16,20 @@ from gpuwarden.ruleengine.messages import Outlook, UpcomingAct
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.notices import AlertBook, Context
 from gpuwarden.ruleengine.profiles import expectation
+from gpuwarden.ruleengine.returns import CAME_BACK
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS
+from gpuwarden.ruleengine.views import pair_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.alertmanager import Alert, AlertmanagerClient
+    from gpuwarden.ruleengine.directories import User
     from gpuwarden.ruleengine.enforcement import CaseTable
     from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.model import Rule
-    from gpuwarden.ruleengine.records import Decision
+    from gpuwarden.ruleengine.records import Decision, StoredCase
     from gpuwarden.ruleengine.rulebooks import RuleBook
     from gpuwarden.ruleengine.settings import EngineSettings
     from gpuwarden.ruleengine.trials import Trials
@@ -143,6 +146,7 @@ class Teller:
                 owner=owner,
                 context=context,
             )
+            found += self._came_back(stored, view, owner, context)
             waiting += bool(undeliverable)
             found += undeliverable
         self.undeliverable = waiting
@@ -163,6 +167,16 @@ class Teller:
             whole = not {*view.halted}.isdisjoint(view.shares)
             found.append(notices.halted_alert(sentence, view.halted_since, context, whole=whole))
         return found
+
+    def _came_back(
+        self, stored: StoredCase, view: View, owner: User, context: Context
+    ) -> list[Alert]:
+        if all(block.reason != CAME_BACK for block in view.blocks.get(pair_of(stored), ())):
+            return []
+        back = returns.told(self._ledger, stored.id)
+        if back is None:
+            return []
+        return notices.came_back_alerts(stored.case, back, owner=owner, context=context)
 
     def _withdrawn(
         self, case: Case, at: float, context: Context, *, rule_gone: bool

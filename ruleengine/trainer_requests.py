@@ -135,7 +135,7 @@ class TrainerRequests:
 
     async def _ask(self, wanted: _Wanted) -> None:
         stored, rule, key, stage, job, verdict = wanted
-        reach = await self._reclaimer.reach(job, stage.do.value)
+        reach = await self._reclaimer.reach(job, stage.do.value, stored)
         # Others may have been asked meanwhile.
         stored = self._cases.get(*pair_of(stored)) or stored
         refused = reach if isinstance(reach, Blocked) else None

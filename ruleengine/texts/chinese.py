@@ -209,6 +209,11 @@ CHINESE = Phrases(
     unproven_summary="任务 {job}：无法证实其已经结束",
     unproven_description="规则 {rule} 已于 {time} 结束您的任务 {job}，但尚不能证实它已全部退出（"
     "{reason}）。管理员正在处理。",
+    came_back_summary="任务 {job} 被结束后又重新出现",
+    came_back_description="任务 {job}（{work}）在一天内已被规则 {rule} 结束 {times} 次，最近一次为 "
+    "{last}；随后又被启动，并再次违反该规则。",
+    came_back_next="在 {until} 之前不会再次结束该任务。如果是控制器、队列或脚本在重新启动它，"
+    "请将其停止，或解决该规则所指出的问题。",
     withdrawn_summary="任务 {job} 不会被结束",
     withdrawn_description="规则 {rule} 此前曾通知将结束您的任务 {job}。该决定已撤销：{why}。",
     withdrawn_next="不会对该任务采取任何措施，您无需进行任何操作。",

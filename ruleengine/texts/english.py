@@ -208,6 +208,12 @@ ENGLISH = Phrases(
     unproven_summary="Job {job}: its end could not be proven",
     unproven_description="The rule {rule} ended your job {job} at {time}, but not all of it is "
     "proven gone ({reason}). The operators look into it.",
+    came_back_summary="Job {job} has come back after it was ended",
+    came_back_description="The work of job {job} ({work}) was ended by the rule {rule} {times} "
+    "times within a day, at {last} for the last time, was started again, and breaks the rule "
+    "again.",
+    came_back_next="It is not ended again before {until}. If a controller, a queue or a script "
+    "starts it again, stop that, or mend what the rule is about.",
     withdrawn_summary="Job {job} is not ended after all",
     withdrawn_description="The rule {rule} had announced the end of your job {job}. That is called "
     "off: {why}.",

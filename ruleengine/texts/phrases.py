@@ -155,6 +155,9 @@ class Phrases:
     requeued_description: str
     unproven_summary: str
     unproven_description: str
+    came_back_summary: str
+    came_back_description: str
+    came_back_next: str
     withdrawn_summary: str
     withdrawn_description: str
     withdrawn_next: str
