@@ -21,6 +21,7 @@ from gpuwarden.ruleengine.alert_routes import (
     Route,
     UnreadableRoutes,
     Value,
+    inside,
     read_matchers,
     read_routes,
     text_of,
@@ -91,6 +92,7 @@ class _Receiver:
         authorised: whether every call of the last hop carries credentials.
         truncates: whether a call leaves alerts out beyond a number.
         ways: how many integrations it has.
+        unknown: whether one of them may be the last hop, by an address in a file of its own.
     """
 
     span: Span
@@ -98,6 +100,7 @@ class _Receiver:
     authorised: bool = True
     truncates: bool = False
     ways: int = 0
+    unknown: bool = False
 
 
 def check_routes(
@@ -212,6 +215,13 @@ class _Check:
         return receiver is not None and bool(receiver.channels - self._reading_along)
 
     def _unproven(self, ways: Sequence[Route], labels: Mapping[str, Value]) -> None:
+        for route in ways:
+            known = self._receivers.get(route.receiver)
+            if known is not None and known.unknown:
+                text = f'the receiver "{route.receiver}" has its address in a file: whether it is '
+                text += "the engine's last hop is not known here"
+                self._say("GW510", Severity.WARNING, known.span, text)
+                return
         # Those before it were told to go on: this is where the owner should have been.
         route = ways[-1]
         what = "which makes no proof" if route.receiver in self._receivers else "which is not there"
@@ -400,12 +410,13 @@ def _receivers(root: Node) -> dict[str, _Receiver]:
 
 def _receiver(node: Node) -> _Receiver:
     channels: set[str] = set()
-    authorised, truncates, ways = True, False, 0
+    authorised, truncates, ways, unknown = True, False, 0, False
     for key, value in node.value.items() if isinstance(node.value, dict) else ():
         if not key.endswith("_configs"):
             continue
         ways += len(value.items())
         for item in value.items() if key == "webhook_configs" else ():
+            unknown = unknown or bool(text_of(item, "url_file"))
             address = urlsplit(text_of(item, "url"))
             hop = _LAST_HOP.fullmatch(address.path)
             if hop is None or "channel" in parse_qs(address.query):
@@ -413,13 +424,13 @@ def _receiver(node: Node) -> _Receiver:
             channels |= set(hop["channels"].split("+"))
             truncates = truncates or text_of(item, "max_alerts") not in ("", "0")
             authorised = authorised and _has_credentials(item)
-    return _Receiver(node.span, frozenset(channels), authorised, truncates, ways)
+    return _Receiver(node.span, frozenset(channels), authorised, truncates, ways, unknown)
 
 
 def _has_credentials(node: Node) -> bool:
-    config = node.child("http_config")
+    config = inside(node, "http_config")
     names = ("authorization", "bearer_token", "bearer_token_file", "oauth2")
-    return config is not None and any(config.child(name) is not None for name in names)
+    return config is not None and any(inside(config, name) is not None for name in names)
 
 
 def _such(labels: Mapping[str, Value]) -> str:

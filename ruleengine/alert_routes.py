@@ -163,7 +163,7 @@ class _Reader:
         )
         if not settings.receiver:
             raise UnreadableRoutes("route: names no receiver", node.span)
-        routes = node.child("routes")
+        routes = inside(node, "routes")
         return Route(
             span=node.span,
             receiver=settings.receiver,
@@ -191,11 +191,11 @@ def read_matchers(node: Node, prefix: str = "") -> Iterator[Matcher]:
         UnreadableRoutes: one is none.
     """
     for key, op in ((f"{prefix}match", "="), (f"{prefix}match_re", "=~")):
-        found = node.child(key)
+        found = inside(node, key)
         if found is not None and isinstance(found.value, dict):
             for name, value in found.value.items():
                 yield _checked(Matcher(name, op, str(value.value)), value)
-    listed = node.child(f"{prefix}matchers")
+    listed = inside(node, f"{prefix}matchers")
     for item in listed.items() if listed is not None else ():
         yield from _parsed(item)
 
@@ -231,25 +231,35 @@ def _checked(matcher: Matcher, node: Node) -> Matcher:
     return matcher
 
 
+def inside(node: Node, key: str) -> Node | None:
+    """What a mapping says of a key, by itself or by YAML's merge keys, or None."""
+    found = node.child(key)
+    merged = node.child("<<")
+    if found is not None or merged is None:
+        return found
+    others = merged.items() if isinstance(merged.value, list) else (merged,)
+    return next((item for other in others if (item := inside(other, key)) is not None), None)
+
+
 def text_of(node: Node, key: str) -> str:
     """A text of a mapping, or an empty string."""
-    found = node.child(key)
+    found = inside(node, key)
     return "" if found is None or found.value is None else str(found.value)
 
 
 def texts_of(node: Node, key: str) -> Sequence[str]:
     """A list of texts of a mapping; empty if there is none."""
-    found = node.child(key)
+    found = inside(node, key)
     return () if found is None else [str(item.value) for item in found.items()]
 
 
 def _flag(node: Node, key: str) -> bool:
-    found = node.child(key)
+    found = inside(node, key)
     return found is not None and found.value is True
 
 
 def _seconds(node: Node, key: str, default: float) -> float:
-    found = node.child(key)
+    found = inside(node, key)
     if found is None or found.value is None:
         return default
     try:

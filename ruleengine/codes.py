@@ -66,6 +66,8 @@ CODES: dict[str, str] = {
     "GW411": "Warning, a directory: the user has left, and nobody stands in.",
     "GW412": "Warning, a directory: the team is not among its teams.",
     "GW413": "Warning, a directory: no address for operators.",
+    "GW414": "Warning, a directory: the address is another user's as well.",
+    "GW415": "Warning, a directory: two names differ only in small and capital letters.",
     "GW500": "Routes: the file is not one that Alertmanager would take.",
     "GW501": "Routes: what precedes an action, or a page, may be muted; a warning for mild levels.",
     "GW502": "Routes: what precedes an action, or a page, could be silenced by another alert.",
@@ -76,6 +78,7 @@ CODES: dict[str, str] = {
     "GW507": "Routes: a receiver calls the engine without credentials.",
     "GW508": "Routes: a page reaches nobody.",
     "GW509": "Warning, routes: the Watchdog has no receiver of its own, or is seldom sent.",
+    "GW510": "Warning, routes: a receiver's address is in a file, and not known here.",
 }
 """Code -> meaning. GW1xx is about form, GW2xx about meaning, GW3xx are warnings, GW4xx about the
 directory, GW5xx about Alertmanager's routes."""

@@ -2,7 +2,8 @@
 
 Errors make it unusable. Warnings say who could not be told, so that an operator finds out before a
 notice does: GW410 a user without an address, GW411 one who has left and whom nobody stands in for,
-GW412 a team that the file says nothing of, GW413 no address for operators.
+GW412 a team that the file says nothing of, GW413 no address for operators, GW414 an address that is
+another's as well, GW415 two names that differ only in small and capital letters.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def check_directory(path: Path, *, now: float) -> CheckedDirectory:
         if directory is not None:
             found += _references(directory, document.root)
             found += _unreachable(directory, document.root, now)
+            found += _alike(directory, document.root)
     if any(item.severity is Severity.ERROR for item in found):
         directory = None
     return CheckedDirectory(directory, tuple(found), document.text)
@@ -120,6 +122,25 @@ def _unreachable(directory: Directory, root: Node, now: float) -> Iterator[Diagn
     if not operators.email and operators.slack is None:
         text = "operators: no address: nobody can be told by the engine that an owner cannot be"
         yield Diagnostic("GW413", Severity.WARNING, root.at(("operators",)).span, text)
+
+
+def _alike(directory: Directory, root: Node) -> Iterator[Diagnostic]:
+    """Users who may be one: whoever has gone through a proxy by mail address is then neither."""
+    addresses: dict[str, str] = {}
+    names: dict[str, str] = {}
+    for name, user in directory.users.items():
+        users = root.child("users")
+        at = root.span if users is None else users.keys.get(name, users.span)
+        first = names.setdefault(name.lower(), name)
+        if first != name:
+            text = f'users.{name}: there is "{first}" as well: is one of them misspelt?'
+            yield Diagnostic("GW415", Severity.WARNING, at, text)
+        for address in user.addresses:
+            other = addresses.setdefault(address.lower(), name)
+            if other != name:
+                text = f"users.{name}: {address} is the address of {other} as well: each reads of "
+                text += "the other's jobs"
+                yield Diagnostic("GW414", Severity.WARNING, at, text)
 
 
 def _addressed(user: User) -> bool:

@@ -42,8 +42,8 @@ _PERSONS = frozenset(
 _IDENTITY = frozenset(
     {
         *("rule_id", "rule", "job_id", "state", "kind", "mode", "action", "channel", "stage"),
-        *("status", "step", "deed", "role", "platform", "level", "do", "truth", "condition", "key"),
-        *("id", "decision", "decision_id", "fingerprint", "starts_at", "hash", "outcome", "name"),
+        *("status", "step", "deed", "role", "platform", "level", "do", "truth", "outcome"),
+        *("id", "decision", "decision_id", "fingerprint", "starts_at", "hash", "rule_hash"),
     }
 )
 """Columns and keys whose words are the product's own, or name what is no person."""

@@ -120,6 +120,27 @@ def test_what_stops_a_notice_is_found(_case: str, old: str, new: str, found: lis
     assert codes(GOOD.replace(old, new, 1), channels=("slack", "email")) == found
 
 
+def test_an_address_in_a_file_is_not_taken_for_a_mistake() -> None:
+    """It may be the engine's; that nobody knows is said."""
+    hidden = GOOD.replace("url: http://engine:9837/v1/notify/slack+email", "url_file: /run/url")
+    assert codes(hidden) == ["GW510w"]
+
+
+def test_what_a_file_says_by_merging_is_read() -> None:
+    """YAML's `<<`, which Alertmanager takes: of settings, matchers and credentials."""
+    merged = GOOD.replace(
+        "    http_config: {authorization: {credentials_file: token}}",
+        "    http_config: {<<: &with {authorization: {credentials_file: token}}}",
+    )
+    assert codes(merged) == []
+    muted = merged.replace(
+        SEVERE,
+        "{<<: {matchers: ['level=~\"moderate|severe|ended\"'], mute_time_intervals: [n]}, "
+        "receiver: owner}",
+    )
+    assert codes(muted) == ["GW501e"]
+
+
 def test_a_second_way_without_a_mute_is_enough() -> None:
     """What is muted in one place and told in another is told."""
     twice = f"{SEVERE[:-1]}, mute_time_intervals: [night], continue: true}}\n    - {SEVERE}"

@@ -74,6 +74,18 @@ users:
     assert check_directory(tmp_path / "directory.yaml", now=NOON).directory is not None
 
 
+def test_users_who_may_be_one_are_told(tmp_path: Path) -> None:
+    """An address twice, and names that differ in capital letters only."""
+    text = """version: 1
+operators: {slack: "#ops"}
+users:
+  ana: {email: ana@example.org}
+  Ana: {email: ANA@example.org}
+  bob: {email: bob@example.org}
+"""
+    assert sorted(checked(tmp_path, text)) == ["5:3 GW414", "5:3 GW415"]
+
+
 def test_the_command_says_whether_the_file_can_be_used(tmp_path: Path) -> None:
     """Exit status 2 for an error, 0 for warnings."""
     path = tmp_path / "directory.yaml"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.ruleengine.engines import World, running
+from tests.ruleengine.reclaim.scenes import JOB, Scene
+from tests.ruleengine.reclaim.test_ladders import decided, over
 from tests.ruleengine.test_ledger import add
 from tests.ruleengine.test_ledger_files import called, status
 from tests.ruleengine.worlds import GIB, Job
@@ -279,3 +281,38 @@ def test_the_command_erases_and_refuses(tmp_path: Path) -> None:
         (row,) = ledger.rows("SELECT json_extract(body, '$.user') FROM cases")
     assert f"In the place of the name stands {row[0]}\n" in done.output
     assert row[0].startswith("erased-")
+
+
+def test_what_a_platform_did_is_gone_through_as_well(servers: World) -> None:
+    """Parts on nodes, the platform's claim, looks and texts of the audit: no table is missed."""
+    scene = Scene.of(servers)
+
+    async def story() -> None:
+        async with decided(scene) as world:
+            await over(world)
+            (decision,) = world.engine.ledger.job_decisions(JOB)
+            world.fleet.jobs = [job for job in world.fleet.jobs if job.job_id != JOB]
+            for _ in range(80):
+                if world.engine.cases.get("idle-held", JOB) is None:
+                    break
+                await world.tick()
+            world.clock.pass_(2 * DAY)
+            owner = world.engine.rulebook.directory.user(decision.user)
+            person = Person(decision.user, owner.addresses, "erased")
+            with world.engine.ledger.transaction() as db:
+                db.execute("UPDATE platform_acts SET claim = ?, detail = ?", CLAIMS)
+            assert bytes_with(world.folder, decision.user)
+            rows = take_out(world.folder, world.clock.wall(), person, everywhere=True)
+            assert {"decisions", "platform_acts", "cases"} <= rows.keys()
+            assert bytes_with(world.folder, decision.user, *owner.addresses) == []
+            assert world.engine.ledger.decision(decision.id) is not None
+            await world.tick(3)
+
+    asyncio.run(story())
+
+
+CLAIMS = (
+    '{"namespace": "alice", "name": "train-alice-1", "uid": "u"}',
+    '{"key": "user=alice", "condition": "alice\'s quota"}',
+)
+"""What a platform calls after a person."""
