@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.verdicts import JobFacts
 
 TRIES = 3
+YOUNG_SECONDS = 120.0
+"""A successor that is no older has only come because its predecessor was asked to leave."""
 _UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
 _SHOWN = 4
 
@@ -345,15 +347,17 @@ class Kubernetes:
         if ended and is_final(found):
             raise RefusedAction("gone", f"{target.title} has ended by itself")
         members = await owners.members(claim.root_uid, pods)
+        # A trainer that was asked to leave may be gone by now, and its controller may have made
+        # a successor at once: that has nothing to lose yet, and goes too. One that has run for long
+        # is an attempt of its own, of which nobody was told.
+        since = self._clock.wall() - YOUNG_SECONDS
         new = [
             pod
             for pod in members
-            # A trainer that was asked to leave may be gone before this: its successor that has not
-            # begun is kept from it. One that runs is another attempt, of which nobody was told.
             if pod.living
             and pod.deletion is None
             and not claim.known(pod.uid)
-            and not (ended and pod.phase == "Pending")
+            and not (ended and (pod.phase == "Pending" or pod.created > since))
         ]
         if new:
             raise RefusedAction(

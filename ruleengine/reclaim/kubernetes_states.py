@@ -86,13 +86,17 @@ class PodStates:
         word = pod.phase if pod is not None else "deleted"
         owners = Owners(self._client, claim.namespace, self._targets.holds)
         root = claim.root_uid or (claim.target.uid if claim.target is not None else "")
-        successor = ""
+        new: list[Pod] = []
         if root:
             members = await owners.members(root, await owners.pods())
             new = [item for item in members if item.living and not claim.known(item.uid)]
-            successor = f"{new[0].title} ({new[0].uid})" if new else ""
+        staying = next((item for item in new if item.deletion is None), None)
+        successor = "" if staying is None else f"{staying.title} ({staying.uid})"
         if not successor and claim.target is not None and await self._targets.brings_back(claim):
             successor = claim.target.title
+        if not successor and new:
+            # It had a successor, which its controller was told to end as well.
+            return State(Standing.ENDING, word="Terminating", detail={"pod": new[0].title})
         if successor:
             return State(Standing.RETURNED, word=word, successor=successor)
         return State(Standing.ENDED, word=word)

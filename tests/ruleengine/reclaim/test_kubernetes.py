@@ -12,6 +12,7 @@ from tests.ruleengine.reclaim.pods import Hands, facts, hands
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine.guards import Blocked
+from gpuwarden.ruleengine.reclaim.kubernetes import YOUNG_SECONDS
 from gpuwarden.ruleengine.reclaim.kubernetes_targets import DECISION_ANNOTATION
 from gpuwarden.ruleengine.reclaim.ports import Claim, Deed, Standing
 
@@ -432,12 +433,31 @@ class TestLeavingFirst:
 
         check(tmp_path, story)
 
-    def test_its_successor_runs(self, tmp_path: Path) -> None:
+    def test_its_successor_has_just_begun(self, tmp_path: Path) -> None:
+        """It has nothing to lose, and came only because of the request: `terminate` holds."""
+
+        async def story(hands: Hands) -> None:
+            (pod,) = start(hands, "Job", manifests.job("train"))
+            order = await hands.claim(pod)
+            hands.cluster.store.status("Pod", "lab", pod["metadata"]["name"], phase="Failed")
+            hands.cluster.run_pods()
+            assert (await hands.state(order)).standing is Standing.RETURNED
+            await hands.platform.end(order)
+            assert hands.cluster.get("Job", "train")["spec"]["suspend"] is True
+            assert (await hands.state(order)).standing is Standing.ENDING
+            hands.cluster.let_go()
+            assert (await hands.state(order)).standing is Standing.ENDED
+
+        check(tmp_path, story)
+
+    def test_its_successor_has_run_for_long(self, tmp_path: Path) -> None:
         """That is another attempt, of which nobody was told: it is left alone."""
 
         async def story(hands: Hands) -> None:
             (pod,) = start(hands, "Job", manifests.job("train"))
             order = await hands.claim(pod)
+            before = hands.cluster.store.now() - YOUNG_SECONDS - 1
+            hands.cluster.store.now = lambda: before
             hands.cluster.store.status("Pod", "lab", pod["metadata"]["name"], phase="Failed")
             hands.cluster.run_pods()
             with pytest.raises(RefusedAction) as refused:
