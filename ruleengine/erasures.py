@@ -131,9 +131,15 @@ def erase(
         reason: why, for the audit.
 
     Raises:
-        RefusedAction: something of theirs is open, or counts for a limit.
+        RefusedAction: something of theirs is open, or counts for a limit, or the audit would name
+            them anew.
         LedgerUnusable: the file cannot be read or written; nothing has changed.
     """
+    if person.words.search(f"{by} {reason}"):
+        raise RefusedAction(
+            "named_anew",
+            "who erases, or why, names the person, and would stand in the audit: say it without",
+        )
     try:
         with _opened(path) as db:
             db.execute("BEGIN IMMEDIATE")

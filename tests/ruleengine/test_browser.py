@@ -58,6 +58,8 @@ LOOK = """() => {
   };
 }"""
 PATHS = (
+    "/shares",
+    "/names",
     "/",
     "/jobs",
     "/cards",

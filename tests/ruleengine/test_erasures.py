@@ -211,6 +211,25 @@ def test_what_is_open_is_not_erased(tmp_path: Path) -> None:
         assert refused.value.reason == "keeps"
 
 
+@pytest.mark.parametrize(("by", "reason"), [("olga", "Alice asked"), ("alice", "asked")])
+def test_the_audit_does_not_name_the_person_anew(tmp_path: Path, by: str, reason: str) -> None:
+    """The erasure's own line is for ever."""
+    with Ledger(tmp_path / "l"):
+        pass
+    with pytest.raises(RefusedAction) as refused:
+        erase(
+            tmp_path / "l",
+            ALICE,
+            others=(),
+            everywhere=False,
+            dry_run=False,
+            now=1e9,
+            by=by,
+            reason=reason,
+        )
+    assert refused.value.reason == "named_anew"
+
+
 NAMES = (r"EXAMPLE\alice", "ali-ce@example.org", "müller", "a.b")
 
 
