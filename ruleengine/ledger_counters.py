@@ -21,6 +21,14 @@ class Counters:
         ).fetchone()
         return int(count)
 
+    def events_by_rule(self, kind: str) -> dict[str, int]:
+        """Rule -> how many events of a kind there ever were."""
+        rows = self._db.execute(
+            "SELECT rule_id, sum(count) FROM event_counts WHERE kind=? GROUP BY 1 ORDER BY 1",
+            (kind,),
+        )
+        return {rule: int(count) for rule, count in rows}
+
     def notice_attempts(self) -> dict[tuple[str, str], int]:
         """(channel, outcome) -> how often."""
         rows = self._db.execute("SELECT channel, outcome, count FROM attempts")

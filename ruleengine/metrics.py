@@ -19,6 +19,7 @@ from gpuwarden.ruleengine import health
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.nodes import NodeState
 from gpuwarden.ruleengine.profiles import expectation
+from gpuwarden.ruleengine.returns import CAME_BACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -173,6 +174,8 @@ class EngineCollector(Collector):
             for (rule, do, word), n in ends.items()
             if word in ("incomplete", "failed") and Action(do).ends and rule != drills
         )
+        back = ledger.events_by_rule(CAME_BACK)
+        yield "gpuwarden_jobs_came_back_total", [((rule,), float(n)) for rule, n in back.items()]
         idle = ledger.count_events("idle_detected", but=drills)
         yield "gpu_idle_detected_total", [((), float(idle))]
         yield "gpu_released_success_total", [((), float(freed))]

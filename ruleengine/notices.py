@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from gpuwarden.errors import RefusedAction
 from gpuwarden.ruleengine import messages
 from gpuwarden.ruleengine.alertmanager import Alert
-from gpuwarden.ruleengine.cases import OPEN_DECISION
+from gpuwarden.ruleengine.cases import OPEN_DECISION, RETRY_REFUSED_SECONDS
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.reclaim.node import host_of
+from gpuwarden.ruleengine.returns import Return
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.messages import Outlook
     from gpuwarden.ruleengine.model import OwnerMay, Rule
     from gpuwarden.ruleengine.records import Decision, Notice
-    from gpuwarden.ruleengine.returns import Return
     from gpuwarden.ruleengine.texts.speeches import Language
     from gpuwarden.ruleengine.verdicts import Evidence
 
@@ -237,6 +237,19 @@ def came_back_alerts(case: Case, back: Return, *, owner: User, context: Context)
         Alert({**identity, "level": level, "mode": "enforce"}, texts, back.last, context.now, url)
         for level in ("moderate", "page")
     ]
+
+
+def back_by(decision: Decision) -> Return | None:
+    """That a bare process came back, by the word of its node's agent, or None.
+
+    Only the node knows by which parent a command was started: its agent refuses to end it again.
+    """
+    if decision.state != "refused" or decision.finished_at is None:
+        return None
+    if not decision.reason.startswith("cooldown"):
+        return None
+    until = decision.finished_at + RETRY_REFUSED_SECONDS
+    return Return("started again by the same parent", 1, decision.finished_at, until)
 
 
 def halted_alert(sentence: str, since: float, context: Context, *, whole: bool) -> Alert:

@@ -9,7 +9,7 @@ import structlog
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, notices, returns, tickets
-from gpuwarden.ruleengine.cases import Case, CloseReason
+from gpuwarden.ruleengine.cases import Case, CaseState, CloseReason
 from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.losses import at_risk
 from gpuwarden.ruleengine.messages import Outlook, UpcomingAct
@@ -171,9 +171,12 @@ class Teller:
     def _came_back(
         self, stored: StoredCase, view: View, owner: User, context: Context
     ) -> list[Alert]:
-        if all(block.reason != CAME_BACK for block in view.blocks.get(pair_of(stored), ())):
-            return []
-        back = returns.told(self._ledger, stored.id)
+        back = None
+        if any(block.reason == CAME_BACK for block in view.blocks.get(pair_of(stored), ())):
+            back = returns.told(self._ledger, stored.id)
+        elif stored.case.state is CaseState.REFUSED:
+            decisions = self._ledger.job_decisions(stored.case.job_id)
+            back = notices.back_by(decisions[-1]) if decisions else None
         if back is None:
             return []
         return notices.came_back_alerts(stored.case, back, owner=owner, context=context)

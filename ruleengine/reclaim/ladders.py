@@ -51,6 +51,8 @@ PROOF_SECONDS = 120.0
 LATE_SECONDS = 900.0
 """An end that comes later than this after its time, since no engine ran, is not made."""
 END_TRIES = 5
+PATIENCE = 5.0
+"""So many times longer are the pauses while a job may leave by itself: its platform has others."""
 SAVE_SECONDS = 5.0
 """How often the time that has passed is written down."""
 WORTH_ANOTHER_TRY = frozenset({"disruption_budget"})
@@ -147,9 +149,9 @@ class Ladder:
         found = self._tools.ledger.parts(self._decision.id)
         return [part for part in found if part.action == action.value]
 
-    async def _pause(self) -> None:
+    async def _pause(self, *, times: float = 1.0) -> None:
         """Between two questions; an engine whose ledger is another's by now stops here."""
-        await asyncio.sleep(self._tools.poll)
+        await asyncio.sleep(times * self._tools.poll)
         taken = self._tools.ledger.taken(self._tools.questions.epoch)
         if taken:
             raise Interrupted(taken)
@@ -257,7 +259,7 @@ class Ladder:
             if waited - saved >= SAVE_SECONDS:
                 self._keep(waited=waited)
                 saved = waited
-            await self._pause()
+            await self._pause(times=PATIENCE)
         self._keep(waited=self._decision.grace)
         if self._order is None:
             await self._withdrawn_requests()

@@ -261,6 +261,13 @@ ENGINE_METRICS = (
         "rule",
         "kind",
     ),
+    _engine(
+        "gpuwarden_jobs_came_back_total",
+        _C,
+        "",
+        "Jobs found due again after their work was ended and had been started again by itself.",
+        "rule",
+    ),
     _engine("gpu_idle_detected_total", _C, "", "Jobs found holding GPUs idle."),
     _engine("gpu_released_success_total", _C, "", "Reclaims proven by NVML."),
     _engine("gpu_release_failed_total", _C, "", "Reclaims that could not be proven."),

@@ -111,8 +111,29 @@ def test_a_job_that_comes_back_is_told_and_not_ended_in_a_loop(
             assert {item["user"] for item in told} == {"alice"}
             (block,) = world.engine.view.blocks["idle-held", "proc-2"]
             assert block.sentence.startswith("run run-1 was ended once within a day")
+            assert world.told()['gpuwarden_jobs_came_back_total{rule="idle-held"}'] == 1
             while len(world.agent.ended) == 1 and world.clock.wall() < ended_at + 3700:
                 await world.tick()
             assert world.agent.ended == ["proc-1", "proc-2"]
+
+    asyncio.run(story())
+
+
+def test_what_its_parent_starts_again_is_told_by_the_word_of_its_node(servers: World) -> None:
+    """Only the agent knows who starts a bare process; it refuses, and that is no secret."""
+    servers.agent.refuse = (403, "cooldown")
+
+    async def story() -> None:
+        async with running(servers) as world:
+            while not world.agent.requests:
+                await world.tick()
+            await world.tick()
+            assert world.state() is CaseState.REFUSED
+            labels = [alert["labels"] for alert in world.alerts.received[-1].json()]
+            told = {item["level"] for item in labels if item["alertname"] == "GpuwardenJobCameBack"}
+            assert told == {"moderate", "page"}
+            await world.tick(50)
+            assert len(world.agent.requests) >= 2
+            assert world.agent.ended == []
 
     asyncio.run(story())

@@ -154,6 +154,8 @@ class Nodes:
         holds: host -> whether its processes are still there.
         refuses: host -> why its agent does not watch.
         unproven: host -> why its watch ends without proof.
+        slow: hosts whose agent does not come to it.
+        expired: hosts whose watches have run out.
         delivers: whether trainers can be asked.
         undelivered: hosts on which none can.
     """
@@ -164,6 +166,8 @@ class Nodes:
     holds: dict[str, bool] = field(default_factory=dict)
     refuses: dict[str, str] = field(default_factory=dict)
     unproven: dict[str, str] = field(default_factory=dict)
+    slow: set[str] = field(default_factory=set)
+    expired: set[str] = field(default_factory=set)
     delivers: bool = True
     undelivered: set[str] = field(default_factory=set)
     on_request: Callable[[], None] | None = None
@@ -201,6 +205,11 @@ class Nodes:
             return ActionReport(
                 *about, ActionState.FINISHED, outcome=Outcome.REFUSED, reason=self.refuses[host]
             )
+        if host in self.slow:
+            return ActionReport(*about, ActionState.ACCEPTED)
+        if host in self.expired:
+            outcome, why = Outcome.INCOMPLETE, "survivors"
+            return ActionReport(*about, ActionState.FINISHED, outcome=outcome, reason=why)
         process = SignalledProcess(4711, 99, gpu_memory=int(30 * GIB))
         if not self._gone(host):
             return ActionReport(*about, ActionState.ACTING, processes=(process,))

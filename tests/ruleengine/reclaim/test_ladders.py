@@ -449,3 +449,110 @@ def test_the_claim_and_the_words_of_the_platform_are_kept(servers: World) -> Non
             assert scene.scheduler.offenders == frozenset({JOB})
 
     asyncio.run(story())
+
+
+def test_a_decision_that_has_not_begun_in_time_lapses(servers: World) -> None:
+    """Its engine died before every node watched: the next one finds it too old."""
+    scene = Scene.of(servers, NODE, OTHER_NODE)
+    scene.nodes.slow = {"localhost"}
+
+    async def story() -> None:
+        async with decided(scene) as world:
+            await until_step(world, "watching")
+        servers.clock.pass_(40)
+        async with running(servers) as world:
+            await world.settled()
+            (decision,) = world.engine.ledger.job_decisions(JOB)
+            assert decision.state == "lapsed"
+            assert scene.scheduler.calls == []
+            assert scene.nodes.asked(Action.REQUEST_LEAVE) == []
+            assert world.engine.ledger.ends_since(0.0) == []
+
+    asyncio.run(story())
+
+
+def test_a_grace_runs_only_while_an_engine_does(servers: World) -> None:
+    """Whoever was told a minute has it, whatever happened to the engine meanwhile."""
+    scene = Scene.of(servers)
+
+    async def story() -> None:
+        async with decided(scene) as world:
+            await until_step(world, "waiting")
+            world.clock.pass_(30)
+            await asyncio.sleep(0.2)
+        servers.clock.pass_(300)
+        async with running(servers) as world:
+            world.engine.reclaimer.follow()
+            await asyncio.sleep(0.2)
+            world.clock.pass_(25)
+            await asyncio.sleep(0.2)
+            assert scene.scheduler.calls == ["ask"]
+            world.clock.pass_(10)
+            await world.settled()
+            assert scene.scheduler.calls == ["ask", "end terminate"]
+
+    asyncio.run(story())
+
+
+def test_an_end_whose_time_has_long_passed_is_not_made(servers: World) -> None:
+    """What was judged an hour ago is judged anew: the request is taken back."""
+    scene = Scene.of(servers)
+
+    async def story() -> None:
+        async with decided(scene) as world:
+            await until_step(world, "waiting")
+        servers.clock.pass_(3600)
+        async with running(servers) as world:
+            world.engine.reclaimer.follow()
+            await asyncio.sleep(0.2)
+            world.clock.pass_(61)
+            await world.settled()
+            (decision,) = world.engine.ledger.job_decisions(JOB)
+            assert decision.state == "refused"
+            assert decision.reason.startswith("withheld: no engine ran when its time came")
+            assert scene.scheduler.calls == ["ask"]
+            assert len(scene.nodes.asked(Action.CANCEL)) == 1
+
+    asyncio.run(story())
+
+
+def test_a_platform_that_is_no_longer_named_leaves_the_decision_open(servers: World) -> None:
+    """Until engine.yaml says again how it is reached; nothing is guessed meanwhile."""
+    scene = Scene.of(servers)
+
+    async def story() -> None:
+        async with decided(scene) as world:
+            await until_step(world, "waiting")
+        servers.platforms = ()
+        async with running(servers) as world:
+            world.clock.pass_(61)
+            world.engine.reclaimer.follow()
+            await asyncio.sleep(0.3)
+            assert len(world.engine.ledger.open_decisions()) == 1
+        servers.platforms = (scene.scheduler,)
+        async with running(servers) as world:
+            world.engine.reclaimer.follow()
+            await asyncio.sleep(0.2)
+            world.clock.pass_(61)
+            await world.settled()
+            assert world.state(JOB) is CaseState.VERIFIED
+
+    asyncio.run(story())
+
+
+def test_a_watch_that_ran_out_is_begun_anew_before_the_end(servers: World) -> None:
+    """One of before would prove nothing of an end that came after it."""
+    scene = Scene.of(servers)
+
+    async def story() -> None:
+        async with decided(scene) as world:
+            await until_step(world, "waiting")
+            scene.nodes.expired = {"127.0.0.1"}
+            await asyncio.sleep(0.2)
+            scene.nodes.expired = set()
+            world.clock.pass_(61)
+            await world.settled()
+            assert len(scene.nodes.asked(Action.WATCH)) == 2
+            assert world.state(JOB) is CaseState.VERIFIED
+
+    asyncio.run(story())
