@@ -116,6 +116,8 @@ async def _reading(client: KubernetesClient, said: dict[str, Any]) -> None:
     said["no group"] = await client.has_group("example.net")
     revision = Reference("apps/v1", "ControllerRevision", "x", _OTHER)
     said["a kind"] = (await client.kind(revision)).plural
+    old = Reference("apps/v1beta1", "Deployment", "x", _OTHER)
+    said["a kind of a version that is gone"] = (await client.kind(old)).path(SPACE, "x")
     unknown = Reference("apps/v1", "Pipeline", "x", _OTHER)
     said["no kind"] = await answer(client.kind(unknown))
     elsewhere = Reference("example.net/v1", "Pipeline", "x", _OTHER)

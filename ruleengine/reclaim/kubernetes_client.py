@@ -101,7 +101,7 @@ class KubernetesClient:
             importlib.import_module("lightkube.core.exceptions").ConfigError,
         )
         self._timeout = timeout
-        self._plurals: dict[tuple[str, str], str] = dict(_PLURALS)
+        self._kinds = {key: Kind(key[0], plural) for key, plural in _PLURALS.items()}
         self._policy: str | None = None
 
     @classmethod
@@ -150,30 +150,41 @@ class KubernetesClient:
     async def kind(self, owner: Reference) -> Kind:
         """Where an object's kind is found; asked once for each that is not built in.
 
+        A reference keeps the version by which it was made, which the server may serve no more: the
+        object is then found by the version that its group prefers.
+
         Raises:
             RefusedAction: `unknown_kind`: the server has no such kind.
             ServiceUnavailable: not known.
         """
         key = (owner.api_version, owner.kind)
-        if key not in self._plurals:
-            root = "apis" if "/" in owner.api_version else "api"
-            try:
-                found = await self._ask("GET", f"{root}/{owner.api_version}")
-            except RefusedAction as error:
-                if error.reason != "gone":
-                    raise
+        if key not in self._kinds:
+            found = await self._discovered(owner.api_version, owner.kind)
+            if found is None and owner.group:
+                preferred = await self.has_group(owner.group)
+                if preferred not in (None, owner.api_version):
+                    found = await self._discovered(str(preferred), owner.kind)
+            if found is None:
                 raise RefusedAction(
-                    "unknown_kind", f"the API server has no {owner.api_version}"
-                ) from error
-            for item in _items(found, "resources"):
-                name, kind = item.get("name"), item.get("kind")
-                if isinstance(name, str) and isinstance(kind, str) and "/" not in name:
-                    self._plurals.setdefault((owner.api_version, kind), checked_name(name))
-        if key not in self._plurals:
-            raise RefusedAction(
-                "unknown_kind", f"the API server has no {owner.kind} in {owner.api_version}"
-            )
-        return Kind(owner.api_version, self._plurals[key])
+                    "unknown_kind", f"the API server has no {owner.kind} in {owner.api_version}"
+                )
+            self._kinds[key] = found
+        return self._kinds[key]
+
+    async def _discovered(self, api_version: str, kind: str) -> Kind | None:
+        """A kind by what a version of a group says, or None where it does not know it."""
+        root = "apis" if "/" in api_version else "api"
+        try:
+            found = await self._ask("GET", f"{root}/{api_version}")
+        except RefusedAction as error:
+            if error.reason != "gone":
+                raise
+            return None
+        for item in _items(found, "resources"):
+            name = item.get("name")
+            if item.get("kind") == kind and isinstance(name, str) and "/" not in name:
+                return Kind(api_version, checked_name(name))
+        return None
 
     async def has_group(self, group: str) -> str | None:
         """The version of an API group that the server prefers, or None where it has no such group.
