@@ -10,6 +10,9 @@ from gpuwarden import durations
 from gpuwarden.ruleengine import quantities
 from gpuwarden.ruleengine.fields import Ratio, Seconds, Strict
 
+MAX_WITHIN_SECONDS = 90 * 86400.0
+"""Objections are remembered for at least so long, whatever `retention.audit` says."""
+
 
 class BackToWarn(Strict):
     """What puts the rule back to warn by itself, until an admin says otherwise."""
@@ -18,8 +21,9 @@ class BackToWarn(Strict):
     """Owners who object to an announced or done end: an appeal, or a keep by the owner."""
     regrets: Annotated[StrictInt, Field(ge=1)]
     """Ends that were wrong: the run was back within an hour, or an operator says so."""
-    within: Annotated[Seconds, Field(gt=0)]
-    """How far back appeals and regrets count; what came before an admin resumed counts no more."""
+    within: Annotated[Seconds, Field(gt=0, le=MAX_WITHIN_SECONDS)]
+    """How far back appeals and regrets count, at most 90d; what came before an admin resumed counts
+    no more."""
 
 
 class Canary(Strict):

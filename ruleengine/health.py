@@ -26,7 +26,8 @@ def problems(engine: Engine) -> list[str]:
     failures = engine.breaker.failures
     if failures >= FAILURES:
         found.append(f"Prometheus has failed {failures} times in a row: it is asked less often")
-    return [*found, *(text for text in (engine.rulebook.problem, engine.teller.problem) if text)]
+    texts = (engine.rulebook.problem, engine.teller.problem, engine.trials.problem)
+    return [*found, *(text for text in texts if text)]
 
 
 def rows(engine: Engine) -> Iterator[tuple[str, Iterable[Row]]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from gpuwarden.ruleengine.canary_terms import MAX_WITHIN_SECONDS
 from gpuwarden.ruleengine.ledger import LedgerUnusable
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ def prune(
         db.execute(
             "UPDATE trust SET time=? WHERE job_id IN (SELECT value FROM json_each(?))",
             (now, seen),
+        )
+        db.execute(
+            "DELETE FROM objections WHERE id IN (SELECT id FROM objections WHERE at < ? LIMIT ?)",
+            (min(horizon, now - MAX_WITHIN_SECONDS), limit),
         )
         trust = db.execute(
             "DELETE FROM trust WHERE time < ? RETURNING rule_id, job_id", (now - TRUST_SECONDS,)

@@ -243,9 +243,10 @@ def _next(
             time=speech.time(now + (outlook.remaining or 0.0), zone),
             grace=speech.about(outlook.grace),
         )
-    if case.run_id is not None:
-        return text
-    return speech.sentences(text, phrases.next_save_yourself)
+    further = [] if case.run_id is not None else [phrases.next_save_yourself]
+    if rule.canary is not None:
+        further.append(phrases.next_on_trial)
+    return speech.sentences(text, *further) if further else text
 
 
 def _acts(condition: str, acts: Sequence[UpcomingAct], speech: Speech, *, zone: str) -> str:

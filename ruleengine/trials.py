@@ -82,6 +82,11 @@ class Trials:
         self._unreadable = False
         self.refresh()
 
+    @property
+    def problem(self) -> str:
+        """Why every rule on trial only warns, in words; empty while its state can be read."""
+        return _UNREADABLE if self._unreadable else ""
+
     # -- what holds
 
     def refresh(self, facts: FleetFacts | None = None) -> None:

@@ -179,6 +179,7 @@ CHINESE = Phrases(
     next_requeue="不早于 {time}，由其所在平台结束并重新排队",
     next_terminate="不早于 {time}，将其结束：先发送 SIGTERM，{grace}后发送 SIGKILL",
     next_save_yourself="未发现可以请求其保存的训练程序：请提前自行保存所需内容。",
+    next_on_trial="该规则尚在试行：如认为结束不妥，请在任务页面上提出异议；异议达到一定数量后，规则将只作提醒。",
     keep_used_up="该任务已被保留 {used} 次，达到此规则允许的上限。",
     keep_terms="每次最多推迟 {length}；共 {times} 次，还可使用 {left} 次。",
     keep_open="打开此页面并说明理由",

@@ -178,6 +178,8 @@ ENGLISH = Phrases(
     next_terminate="not before {time} it is ended: SIGTERM, and SIGKILL {grace} later",
     next_save_yourself="No trainer is known in it that could be asked to save: save what you need "
     "before.",
+    next_on_trial="This rule is on trial: if the end would be wrong, object on the job's page; "
+    "with enough objections it only warns.",
     keep_used_up="It has been kept {used} times, which is all this rule allows.",
     keep_terms="Each time moves the end by up to {length}; {left} of {times} left.",
     keep_open="Open this page and say why",

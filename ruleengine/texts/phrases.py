@@ -128,6 +128,7 @@ class Phrases:
     next_requeue: str
     next_terminate: str
     next_save_yourself: str
+    next_on_trial: str
     keep_used_up: str
     keep_terms: str
     keep_open: str

@@ -18,6 +18,7 @@ from tests.ruleengine.worlds import Job
 
 from gpuwarden.ruleengine import tickets
 from gpuwarden.ruleengine.cases import CaseState
+from gpuwarden.ruleengine.ledger_upkeep import prune
 
 if TYPE_CHECKING:
     import httpx
@@ -73,6 +74,7 @@ def test_outside_of_the_share_the_owner_is_warned_and_told_of_no_end(servers: Wo
             await world.until(CaseState.NOTIFIED)
             notice = world.slack.received[-1].json()
             assert "ended" not in str(notice).replace("not ended", "")
+            assert "on trial" not in str(notice)
             await world.tick(60)
             assert world.state() is CaseState.NOTIFIED
             assert world.agent.requests == []
@@ -95,6 +97,8 @@ def test_inside_of_the_share_the_job_is_ended_as_without_a_canary(servers: World
     async def story() -> None:
         async with running(servers) as world:
             await ended(world)
+            notice = world.slack.received[0].json()["text"]
+            assert "This rule is on trial: if the end would be wrong, object" in notice
             assert {"notified", "due", "authorised", "verified"} <= set(world.kinds())
 
     asyncio.run(story())
@@ -289,5 +293,24 @@ def test_a_trial_that_cannot_be_read_only_warns(servers: World, table: str) -> N
             (block,) = world.engine.trials.objections(world.case())
             assert block.reason == "held_back"
             assert "cannot be read" in block.sentence
+            assert block.sentence in world.engine.problems
+
+    asyncio.run(story())
+
+
+def test_objections_are_forgotten_only_once_they_can_count_for_no_trial(servers: World) -> None:
+    """They outlive the shortest retention by far; a case's own audit does not."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            trials, ledger = world.engine.trials, world.engine.ledger
+            for job in ("old", "young"):
+                trials.regret(RULE, job, job, by="olga", role="operator", reason="x")
+                world.clock.pass_(2 * 86400)
+            now = world.clock.wall()
+            # Four and two days have passed since.
+            for days, left in ((60, ["old", "young"]), (87, ["young"]), (89, [])):
+                prune(ledger, now=now + days * 86400, keep=7 * 86400.0, jobs=(), runs=())
+                assert [job for (job,) in ledger.rows("SELECT job_id FROM objections")] == left
 
     asyncio.run(story())
