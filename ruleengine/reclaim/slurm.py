@@ -1,17 +1,10 @@
-"""Ending Slurm's jobs by Slurm's own commands, and never a process by its number.
-
-An attempt is one (cluster, number, time of submission, restarts, user). Slurm counts a restart up
-when it takes a job back into its queue, while its nodes are still being emptied, and gives it a new
-time of submission once they are: so a job that is COMPLETING with one restart more and the old time
-is still the same attempt.
-"""
+"""Ending Slurm's jobs by Slurm's own commands, and never a process by its number."""
 
 from __future__ import annotations
 
 import re
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 import structlog
@@ -24,16 +17,25 @@ from gpuwarden.platforms.slurm_attempts import (
     decode_records,
     record_format,
 )
+from gpuwarden.platforms.slurm_nodes import decode_nodes
 from gpuwarden.platforms.slurm_texts import decode_config
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.reclaim.ports import Claim, Deed, Standing, State
+from gpuwarden.ruleengine.reclaim.slurm_attempts import (
+    NAME,
+    Identity,
+    Look,
+    standing,
+    strange,
+    together,
+)
 from gpuwarden.ruleengine.reclaim.slurm_nodes import disagreement
 from gpuwarden.ruleengine.slurm_commands import slurm_commands
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from gpuwarden.platforms.slurm import SlurmAttempt, SlurmJob
+    from gpuwarden.platforms.slurm import SlurmAttempt
     from gpuwarden.platforms.slurm_attempts import Record
     from gpuwarden.platforms.slurm_texts import ClusterConfig
     from gpuwarden.ruleengine.reclaim.ports import Order
@@ -41,12 +43,10 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.slurm_commands import Answer, SlurmCommands
     from gpuwarden.ruleengine.verdicts import JobFacts
 
-NAME: Final = "slurm"
 PREFIX: Final = "slurm-"
 MARK: Final = "gpuwarden:"
 """How the administrators' comment begins that says which decision a job was ended by."""
 
-_NUMBER = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?")
 _DECISION = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _FORBIDDEN = re.compile(r"permission denied|not permitted|invalid user|access", re.IGNORECASE)
 _NO_REQUEUE = re.compile(r"presently disabled|only batch jobs", re.IGNORECASE)
@@ -54,57 +54,6 @@ _OVER = re.compile(rf"{UNKNOWN_JOB}|already complet", re.IGNORECASE)
 _REMEMBERED = 10_000
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Identity:
-    """What a claim says of its attempt."""
-
-    cluster: str
-    number: str
-    job_id: int
-    submit_time: int
-    restarts: int
-    user_id: int
-
-    @classmethod
-    def of(cls, claim: Claim) -> Self:
-        """Read a claim, which may have been on disk since.
-
-        Raises:
-            RefusedAction: it is none of Slurm's.
-        """
-        found = claim.identity
-        try:
-            identity = cls(
-                cluster=str(found["cluster"]),
-                number=str(found["number"]),
-                job_id=int(found["job_id"] or 0),
-                submit_time=int(found["submit_time"] or 0),
-                restarts=int(found["restarts"] or 0),
-                user_id=int(found["user_id"] if found["user_id"] is not None else -1),
-            )
-        except (KeyError, ValueError) as error:
-            raise RefusedAction("bad_claim", f"no claim of a Slurm job: {error}") from error
-        if claim.platform != NAME or not _NUMBER.fullmatch(identity.number):
-            raise RefusedAction("bad_claim", f"no claim of a Slurm job: {identity.number[:40]!r}")
-        return identity
-
-    def has(self, job: SlurmJob) -> bool:
-        """Whether a job is this very attempt."""
-        if job.user_id != self.user_id or job.submit_time != float(self.submit_time):
-            return False
-        ending = "COMPLETING" in job.states and job.restarts == self.restarts + 1
-        return job.job_id == self.job_id and (job.restarts == self.restarts or ending)
-
-    def follows(self, job: SlurmJob) -> bool:
-        """Whether a job is a later attempt of the same job."""
-        return (
-            job.job_id == self.job_id
-            and job.user_id == self.user_id
-            and job.restarts > self.restarts
-            and not self.has(job)
-        )
 
 
 class _Memory:
@@ -120,19 +69,6 @@ class _Memory:
 
     def __contains__(self, key: object) -> bool:
         return key in self._known
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """What the controller keeps of a job now.
-
-    Attributes:
-        record: of the job, or of the first of its components.
-        held_by_others: whether another component has nodes.
-    """
-
-    record: Record
-    held_by_others: bool = False
 
 
 class Slurm:
@@ -197,7 +133,7 @@ class Slurm:
         if records is None:
             return Blocked("gone", f"Slurm knows no job {attempt.number}")
         own = next((r for r in records if attempt_id(r.job, config.name) == job.job_id), None)
-        blocked = _strange(own, records, job) or _together(
+        blocked = strange(own, records, job) or together(
             records, config.name, {job.job_id, *offenders}
         )
         if own is None or blocked is not None:
@@ -277,7 +213,7 @@ class Slurm:
 
     async def ask(self, order: Order) -> bool:
         """Send the signal that the job's script asked for, once to an attempt; see the port."""
-        identity = _Identity.of(order.claim)
+        identity = Identity.of(order.claim)
         record = await self._own(identity)
         key = (identity.number, identity.submit_time, identity.restarts)
         word = f"asked:{identity.restarts}:"
@@ -307,7 +243,7 @@ class Slurm:
 
     async def end(self, order: Order) -> None:
         """End the attempt, and for `terminate` keep it from coming back; see the port."""
-        identity = _Identity.of(order.claim)
+        identity = Identity.of(order.claim)
         look = await self._look(identity)
         if look is None:
             self._over(order, "Slurm knows the job no more")
@@ -319,7 +255,7 @@ class Slurm:
             text = f"job {identity.number} is another one by now ({look.record.word})"
             raise RefusedAction("target_changed", text)
 
-    async def _end(self, order: Order, identity: _Identity, record: Record) -> None:
+    async def _end(self, order: Order, identity: Identity, record: Record) -> None:
         """End what is the attempt itself."""
         if not record.job.holds:
             self._over(order, f"job {identity.number} is {record.word}")
@@ -334,7 +270,7 @@ class Slurm:
             answer = await self._commands.run("scontrol", "requeue", identity.number)
             self._judge(answer, identity, "scontrol requeue")
 
-    async def _after(self, order: Order, identity: _Identity, record: Record) -> None:
+    async def _after(self, order: Order, identity: Identity, record: Record) -> None:
         """See to an attempt that has come after it."""
         job = record.job
         if order.deed is Deed.REQUEUE or job.ended or record.held:
@@ -354,7 +290,7 @@ class Slurm:
         if order.decision_id not in self._told:
             raise RefusedAction("gone", text)
 
-    def _judge(self, answer: Answer, identity: _Identity, what: str) -> None:
+    def _judge(self, answer: Answer, identity: Identity, what: str) -> None:
         """What follows from how a command ended; that a job is over by now is no error."""
         said = answer.complaint or " ".join(answer.output.split())
         if not answer.status and "error" not in said.lower():
@@ -368,7 +304,7 @@ class Slurm:
             raise RefusedAction("forbidden", f"{text}; the engine must be an operator of Slurm")
         raise ServiceUnavailable(text)
 
-    async def _mark(self, identity: _Identity, record: Record, word: str) -> None:
+    async def _mark(self, identity: Identity, record: Record, word: str) -> None:
         """Leave in Slurm's own record who did it, unless the site keeps something there."""
         text = f"{MARK}{word}"
         if record.mark not in ("", text) and not record.mark.startswith(MARK):
@@ -390,7 +326,7 @@ class Slurm:
 
     async def state(self, order: Order) -> State:
         """What has become of the attempt; see the port."""
-        identity = _Identity.of(order.claim)
+        identity = Identity.of(order.claim)
         look = await self._look(identity)
         if look is None:
             # It neither counts nodes as the job's nor could start it: that is its end for Slurm.
@@ -398,13 +334,31 @@ class Slurm:
         record, job = look.record, look.record.job
         if not (identity.has(job) or identity.follows(job)):
             return State(Standing.ENDED, "REPLACED", detail={"by": record.word})
-        standing = _standing(identity, look)
+        stands = standing(identity, look)
         successor = ""
-        if standing is Standing.RETURNED:
+        if stands is Standing.RETURNED:
             successor = attempt_id(job, identity.cluster)
-        return State(standing, record.word, successor=successor)
+        lost = await self._lost(job.nodes) if stands is Standing.ENDING else ()
+        return State(
+            stands,
+            record.word,
+            obstacle="node_lost" if lost else "",
+            successor=successor,
+            detail={"nodes": ",".join(lost)} if lost else {},
+        )
 
-    async def _forgotten(self, identity: _Identity) -> State:
+    async def _lost(self, nodes: Sequence[str]) -> list[str]:
+        """Nodes that the controller cannot reach, for which it waits with what ends there."""
+        if not nodes:
+            return []
+        words = ("show", "node", "--details", "--oneliner", ",".join(nodes))
+        try:
+            text = await self._commands.output("scontrol", *words)
+        except ServiceUnavailable:
+            return []
+        return [node.name for node in decode_nodes(text) if node.lost]
+
+    async def _forgotten(self, identity: Identity) -> State:
         """The end of a job that the controller has dropped, from accounting where there is some."""
         word = "FORGOTTEN"
         if self._commands.has("sacct"):
@@ -418,7 +372,7 @@ class Slurm:
                     word = said.split()[0]
         return State(Standing.ENDED, word)
 
-    async def _own(self, identity: _Identity) -> Record:
+    async def _own(self, identity: Identity) -> Record:
         """What is kept of the attempt itself.
 
         Raises:
@@ -432,7 +386,7 @@ class Slurm:
             raise RefusedAction("target_changed", text)
         return look.record
 
-    async def _look(self, identity: _Identity) -> _Look | None:
+    async def _look(self, identity: Identity) -> Look | None:
         """What is kept under the attempt's number, or None.
 
         Raises:
@@ -447,48 +401,4 @@ class Slurm:
         if record is None:
             return None
         parts = [r for r in records if r is not record and r.job.het_job_id is not None]
-        return _Look(record, any(part.job.holds for part in parts))
-
-
-def _standing(identity: _Identity, look: _Look) -> Standing:
-    """How an attempt stands of which this, or a later attempt of the same job, is known."""
-    record, job = look.record, look.record.job
-    if identity.has(job) and job.holds:
-        return Standing.ENDING if "COMPLETING" in job.states else Standing.RUNNING
-    if look.held_by_others:
-        return Standing.ENDING
-    # What waits comes back, unless a person must release it first.
-    waits = bool(job.states & PENDING) and not record.held
-    return Standing.RETURNED if waits or job.holds else Standing.ENDED
-
-
-def _strange(own: Record | None, records: Sequence[Record], job: JobFacts) -> Blocked | None:
-    """Why a job is not the one of the facts, as it runs now."""
-    found = own or records[0]
-    if own is None:
-        text = f"by Slurm job {found.job.number} is in another attempt now ({found.word})"
-        return Blocked("target_changed", text)
-    if not job.user or job.user not in (own.job.user_name, str(own.job.user_id)):
-        text = f"by Slurm the job is {own.job.user_name}'s, by its node {job.user or 'nobody'}'s"
-        return Blocked("user_differs", text)
-    if not own.job.holds or own.job.submit_time is None or own.job.user_id is None:
-        return Blocked("not_running", f"by Slurm the job is {own.word}")
-    if "COMPLETING" in own.job.states:
-        return Blocked("ending_already", f"by Slurm the job is {own.word}")
-    return None
-
-
-def _together(
-    records: Sequence[Record], cluster: str, offenders: Collection[str]
-) -> Blocked | None:
-    """Whether all that would end with it may end: components with cards only if they offend."""
-    others = [
-        r.job.job_id for r in records if r.gpu and attempt_id(r.job, cluster) not in offenders
-    ]
-    if len(records) < 2 or not others:
-        return None
-    return Blocked(
-        "not_all_offenders",
-        f"Slurm ends a heterogeneous job only whole, and its component "
-        f"{', '.join(map(str, others))} has cards and is not due",
-    )
+        return Look(record, any(part.job.holds for part in parts))

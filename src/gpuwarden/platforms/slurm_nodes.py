@@ -20,6 +20,7 @@ _GRES = re.compile(
 )
 _USABLE: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "CLOUD", "DYNAMIC_NORM", "PLANNED"})
 """States in which a job could start; with a word that is not here it is not known whether."""
+_LOST: Final = frozenset({"DOWN", "NOT_RESPONDING", "NO_RESPOND"})
 _SHARED_CARDS: Final = frozenset({"mps", "shard"})
 _MEBI = 2**20
 
@@ -32,6 +33,7 @@ class SlurmNode:
         name: Slurm's.
         hosts: what else it is called: its host's name, its address.
         partitions, features: that it is in, that it has.
+        lost: whether the controller cannot reach it, so that what it was told there is not known.
         usable: whether a job could start there now, were there room.
         idle: model of its cards (empty where they have none) -> how many are idle.
         cpus, memory: idle ones; memory in bytes.
@@ -42,6 +44,7 @@ class SlurmNode:
     hosts: frozenset[str] = frozenset()
     partitions: frozenset[str] = frozenset()
     features: frozenset[str] = frozenset()
+    lost: bool = False
     usable: bool = False
     idle: Mapping[str, int] = field(default_factory=dict)
     cpus: float = 0.0
@@ -89,6 +92,7 @@ def _node(values: Mapping[str, str]) -> SlurmNode:
         hosts=frozenset(_words(values, "NodeHostName", "NodeAddr")),
         partitions=frozenset(_words(values, "Partitions")),
         features=frozenset(_words(values, "ActiveFeatures")),
+        lost=bool(states & _LOST),
         usable=told and not shared and bool(states) and states <= _USABLE,
         idle={
             model: max(0, count - used.get(("gpu", model), 0))

@@ -70,6 +70,7 @@ def test_a_node_in_doubt_is_no_room(old: str, new: str) -> None:
     """Nobody is ended for a job that could not start there."""
     (node,) = decode_nodes(LINE.replace(old, new))
     assert not node.usable
+    assert node.lost is ("DOWN" in new)
 
 
 @pytest.mark.parametrize("state", ["MIXED", "IDLE", "ALLOCATED", "IDLE+CLOUD", "MIXED+PLANNED"])

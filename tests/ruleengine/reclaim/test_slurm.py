@@ -280,6 +280,21 @@ def test_who_ignores_term_is_killed_by_slurm(world: World) -> None:
     assert world.lines(job).count("SIGTERM") == 1
 
 
+def test_a_node_that_is_lost_holds_its_jobs_end_up(
+    world: World, fake: Callable[..., Slurm]
+) -> None:
+    """Slurm waits for it, and so does whoever reads what holds it up."""
+    claim = world.claim(world.start(-1, "--nodelist=node1"))
+    world.end(claim)
+    line = "NodeName=node1 State=IDLE+COMPLETING+NOT_RESPONDING"
+    real = binary(("scontrol",))
+    platform = fake("scontrol", f'[ "$2" = node ] && echo {line} || exec {real} "$@"')
+    state = asyncio.run(platform.state(order(claim)))
+    assert (state.standing, state.obstacle) == (Standing.ENDING, "node_lost")
+    assert dict(state.detail) == {"nodes": "node1"}
+    assert world.state(claim).obstacle == ""
+
+
 def test_the_decision_stands_in_slurms_own_record(world: World) -> None:
     """Unless the site keeps something of its own there."""
     one, two = world.start(0), world.start(0)
