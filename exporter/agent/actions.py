@@ -15,7 +15,11 @@ from gpuwarden.exporter.agent.deliveries import Deliveries
 from gpuwarden.exporter.agent.journal import Journal, JournalError, Record
 from gpuwarden.exporter.agent.ladder import Interrupted, Ladder, finish
 from gpuwarden.exporter.agent.restarts import Origins, began_after
-from gpuwarden.exporter.agent.settings import MAXIMUM_GRACE_SECONDS, MINIMUM_GRACE_SECONDS
+from gpuwarden.exporter.agent.settings import (
+    MAXIMUM_GRACE_SECONDS,
+    MAXIMUM_WATCH_SECONDS,
+    MINIMUM_GRACE_SECONDS,
+)
 from gpuwarden.exporter.agent.watches import Watcher
 from gpuwarden.exporter.nvml import RELEASED
 from gpuwarden.exporter.processes import parse_proc_job_id, read_process
@@ -310,7 +314,7 @@ class Actions:
 
     def _carry_out(self, request: ActionRequest, record: Record) -> None:
         try:
-            _check_grace(request.grace)
+            _check_grace(request)
             self._check_released(request.action)
             if request.action is Action.TERMINATE:
                 self._terminate(request, record)
@@ -433,12 +437,13 @@ def _keys(target: Target) -> frozenset[tuple[int, int]]:
     return frozenset(identity.key for identity in target.group.identities)
 
 
-def _check_grace(grace: float) -> None:
-    if not MINIMUM_GRACE_SECONDS <= grace <= MAXIMUM_GRACE_SECONDS:
+def _check_grace(request: ActionRequest) -> None:
+    watches = request.action is Action.WATCH
+    most = MAXIMUM_WATCH_SECONDS if watches else MAXIMUM_GRACE_SECONDS
+    if not MINIMUM_GRACE_SECONDS <= request.grace <= most:
         raise RefusedAction(
             "grace",
-            f"a grace of {grace:g} s is outside of {MINIMUM_GRACE_SECONDS:g} to "
-            f"{MAXIMUM_GRACE_SECONDS:g} s",
+            f"a grace of {request.grace:g} s is outside of {MINIMUM_GRACE_SECONDS:g} to {most:g} s",
         )
 
 

@@ -13,6 +13,9 @@ DEFAULT_PORT = 9836
 DEFAULT_JOURNAL = Path("/var/lib/gpuwarden/agent.journal")
 MINIMUM_GRACE_SECONDS = 1.0
 MAXIMUM_GRACE_SECONDS = 3600.0
+MAXIMUM_WATCH_SECONDS = 10_800.0
+"""A watch lasts longer than the grace: its platform has one of its own, and may have to be asked
+again."""
 
 
 @dataclass(frozen=True, slots=True)

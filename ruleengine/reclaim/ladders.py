@@ -456,13 +456,11 @@ class Ladder:
 
     async def _renewed_watches(self, watches: list[Part]) -> None:
         """A watch that has run out before the end would prove nothing of it."""
-        number = 1
-        for part in watches:
-            if part.state == "incomplete":
-                number += 1
-                again = self._tools.questions.again(part, number=int(self._clock.wall()))
-                self._tools.ledger.save_part(again)
-        if number > 1:
+        survived = [part for part in watches if part.reason.startswith("survivors")]
+        for part in survived:
+            again = self._tools.questions.again(part, number=int(self._clock.wall()))
+            self._tools.ledger.save_part(again)
+        if survived:
             await self._tools.questions.put(self._parts(Action.WATCH))
 
     async def _withdrawn_requests(self) -> bool:

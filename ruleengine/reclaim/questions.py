@@ -167,7 +167,7 @@ class Questions:
             return part
         try:
             if part.state == "pending" and self._clock.wall() < part.expires:
-                return await self._sent(part)
+                return await self._sent(self._of_this_life(part))
             report = await self._agents.report(part.host, part.agent_id)
             if report is not None:
                 return self._take(part, report)
@@ -179,6 +179,14 @@ class Questions:
         except ServiceUnavailable as error:
             log.warning("agent does not answer", part=part.agent_id, error=str(error))
             return part
+
+    def _of_this_life(self, part: Part) -> Part:
+        """The same question by this engine: agents obey none of an earlier life once it spoke."""
+        if ActionRequest.decode(part.body).epoch >= self.epoch:
+            return part
+        part = self.again(part)
+        self._ledger.save_part(part)
+        return part
 
     async def _unknown(self, part: Part, *, renew: bool) -> Part:
         """What to do about a question of which its agent knows nothing."""

@@ -106,6 +106,15 @@ def test_an_unknown_job_is_refused(node: Node, job_id: str) -> None:
     assert (report.outcome, report.reason) == (Outcome.REFUSED, "gone")
 
 
+def test_a_watch_may_last_longer_than_a_grace(node: Node, jobs: Jobs) -> None:
+    """It spans the grace, the platform's own, and what comes after; and has an end."""
+    job = jobs.start("polite")
+    name = begun(node, job.job_id, grace=10_800.0)
+    end(job)
+    assert node.outcome(name).outcome is Outcome.RECLAIMED
+    assert node.ask(job.job_id, Action.WATCH, grace=10_801.0).reason == "grace"
+
+
 def test_a_driver_that_says_nothing_proves_nothing(node: Node, jobs: Jobs, cards: Cards) -> None:
     """Without the lists of now, nobody could tell later what was given back."""
     job = jobs.start("polite")

@@ -154,6 +154,7 @@ class Nodes:
         holds: host -> whether its processes are still there.
         refuses: host -> why its agent does not watch.
         unproven: host -> why its watch ends without proof.
+        silent: hosts whose agent tells its name and takes nothing on.
         slow: hosts whose agent does not come to it.
         expired: hosts whose watches have run out.
         delivers: whether trainers can be asked.
@@ -166,18 +167,26 @@ class Nodes:
     holds: dict[str, bool] = field(default_factory=dict)
     refuses: dict[str, str] = field(default_factory=dict)
     unproven: dict[str, str] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
     slow: set[str] = field(default_factory=set)
     expired: set[str] = field(default_factory=set)
     delivers: bool = True
     undelivered: set[str] = field(default_factory=set)
     on_request: Callable[[], None] | None = None
     taken: dict[tuple[str, str], ActionRequest] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
 
     def answer(self, host: str, what: ActionRequest | str) -> Answer:
         """Answer one action, or one question for a report."""
+        if host in self.silent:
+            return 503, b"{}"
         if isinstance(what, str):
             known = self.taken.get((host, what))
             return (404, b"{}") if known is None else (200, self._report(host, known).encode())
+        epoch = self.epochs.get(host, 0)
+        if what.epoch < epoch and (host, what.decision_id) not in self.taken:
+            return 403, b'{"error": "stale_epoch", "message": "an engine of later has spoken"}'
+        self.epochs[host] = max(epoch, what.epoch)
         first = self.taken.setdefault((host, what.decision_id), what)
         if self.on_request is not None and what.action is Action.REQUEST_LEAVE:
             self.on_request()

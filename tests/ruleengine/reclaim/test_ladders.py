@@ -556,3 +556,23 @@ def test_a_watch_that_ran_out_is_begun_anew_before_the_end(servers: World) -> No
             assert world.state(JOB) is CaseState.VERIFIED
 
     asyncio.run(story())
+
+
+def test_what_an_earlier_life_could_not_ask_is_asked_by_the_new_one(servers: World) -> None:
+    """An agent that has heard the new engine obeys none of before: the question is signed anew."""
+    scene = Scene.of(servers, NODE, OTHER_NODE)
+    scene.nodes.silent = {"localhost"}
+
+    async def story() -> None:
+        async with decided(scene) as world:
+            await until_step(world, "watching")
+            scene.nodes.epochs["localhost"] = world.engine.epoch + 1
+        scene.nodes.silent = set()
+        async with running(servers) as world:
+            await until_step(world, "waiting")
+            assert world.engine.reclaimer.superseded == ""
+            world.clock.pass_(61)
+            await world.settled()
+            assert world.state(JOB) is CaseState.VERIFIED
+
+    asyncio.run(story())
