@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 NAME: Final = "Kubernetes"
 PREFIX: Final = "pod-"
+DEMAND_SECONDS: Final = 30.0
+"""For all lists of one tick."""
 _PENDING: Final = "spec.nodeName=,status.phase=Pending"
 _PLACED: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
@@ -41,20 +44,25 @@ class KubernetesQueue:
             ServiceUnavailable: the API server does not answer, or may not.
         """
         try:
-            pending = [
-                read_claimant(item) for item in await self._client.list(PODS, None, fields=_PENDING)
-            ]
-            if not fits or not any(pod.waits for pod in pending):
-                return demand_of(pending, (), ())
-            nodes = [read_offer(item) for item in await self._client.list(NODES, None)]
-            placed = [
-                read_claimant(item) for item in await self._client.list(PODS, None, fields=_PLACED)
-            ]
+            async with asyncio.timeout(DEMAND_SECONDS):
+                return await self._demand(fits=fits)
+        except TimeoutError as error:
+            text = f"the API server needed more than {DEMAND_SECONDS:g} s to list its pods"
+            raise ServiceUnavailable(text) from error
         except RefusedAction as error:
             raise ServiceUnavailable(str(error)) from error
         except UnexpectedObject as error:
             raise ServiceUnavailable(f"the API server's answer: {error}") from error
-        return demand_of(pending, nodes, placed)
+
+    async def _demand(self, *, fits: bool) -> Demand:
+        pending = await self._pods(_PENDING)
+        if not fits or not any(pod.waits for pod in pending):
+            return demand_of(pending, (), ())
+        nodes = [read_offer(item) for item in await self._client.list(NODES, None)]
+        return demand_of(pending, nodes, await self._pods(_PLACED))
+
+    async def _pods(self, fields: str) -> list[Claimant]:
+        return [read_claimant(item) for item in await self._client.list(PODS, None, fields=fields)]
 
 
 def demand_of(

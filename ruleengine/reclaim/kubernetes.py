@@ -7,6 +7,7 @@ read from pods, never from a controller's status, which may lag behind or be wro
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import re
 from typing import TYPE_CHECKING, Self
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.reclaim.ports import Order, State
     from gpuwarden.ruleengine.verdicts import JobFacts
 
+FIND_SECONDS = 45.0
+"""For all questions about one pod: a tick waits for them."""
 TRIES = 3
 YOUNG_SECONDS = 120.0
 """A successor that is no older has only come because its predecessor was asked to leave."""
@@ -117,7 +120,11 @@ class Kubernetes:
             The claim, or why not.
         """
         try:
-            return await self._find(job, deed, frozenset(offenders))
+            async with asyncio.timeout(FIND_SECONDS):
+                return await self._find(job, deed, frozenset(offenders))
+        except TimeoutError:
+            text = f"to look the pod up took longer than {FIND_SECONDS:g} s"
+            return Blocked("platform_unreachable", text)
         except RefusedAction as error:
             return Blocked(error.reason, str(error))
         except TemporaryError as error:

@@ -66,6 +66,22 @@ def test_the_role(version: str) -> None:
         valid(document, version)
 
 
+def test_every_change_says_which_object_is_meant(tmp_path: Path) -> None:
+    """By its uid, and for a controller also by its version: never by a name alone."""
+
+    async def run() -> list[Json]:
+        async with hands(tmp_path) as found:
+            assert await end_all(found) == []
+            return found.cluster.bodies
+
+    sent = [body for body in asyncio.run(run()) if body.get("kind") != "Event"]
+    evictions = [body for body in sent if body.get("kind") == "Eviction"]
+    assert [body["deleteOptions"]["preconditions"].keys() for body in evictions] == [{"uid"}]
+    changes = [body["metadata"] for body in sent if "kind" not in body]
+    assert len(changes) >= 8
+    assert all(metadata["uid"] and metadata["resourceVersion"] for metadata in changes)
+
+
 def test_without_the_extra(tmp_path: Path) -> None:
     """The engine says what to install; without `kubernetes` it needs none of it."""
     code = (
