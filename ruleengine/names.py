@@ -8,18 +8,24 @@ leaves the engine for a reader goes through `veil`: no page or endpoint decides 
 from __future__ import annotations
 
 import base64
+import dataclasses
+import functools
 import hmac
 import json
 import re
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from gpuwarden.catalogue import CATALOGUE
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Person, Role
+from gpuwarden.ruleengine.texts.english import ENGLISH
+from gpuwarden.ruleengine.unknown_reasons import REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,6 +42,17 @@ _KEPT = frozenset({"schema", "job_id", "rule", "id", "uuid", "state", "mode", "k
 _RUN = re.compile(r"[^\W_]+")
 _ALIAS = re.compile(r"user-[a-z2-7]{6}")
 _HIDDEN = "hidden"
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+_SENTENCES = (
+    "admin administrator daemon guest nobody operator owner root service system ubuntu debian",
+    "a an and are as at be been before but by can done ended ends every for from has have held",
+    "here if in into is it its job last limit may more most must no not nothing now of on one only",
+    "or other our out over owner rule since so than that the their them then there these they this",
+    "to until wait was what when where which while who why will with within without you your",
+    "batch cuda data dataset demo detect dev epoch gpu image images lab loader model pose project",
+    "seg student students team test tests train training user users val work yolo",
+)
+"""Words of sentences that are put together elsewhere, and names that nodes often have."""
 
 log = structlog.get_logger(__name__)
 
@@ -194,9 +211,24 @@ class Names:
         words: dict[str, tuple[str, ...]] = {}
         for word in owners:
             first = _RUN.search(word)
-            if first is not None:
+            if first is not None and word not in own_words():
                 words[first[0]] = (*words.get(first[0], ()), word)
         return _Known(teams, words, owners)
+
+
+@functools.cache
+def own_words() -> frozenset[str]:
+    """The words that pages, notices and metrics are made of, in small letters.
+
+    A user who is called like one (`gpu`, `data`, `root`) is hidden where a field names them. As a
+    word in a text it tells nobody anything, and without it the text could not be read.
+    """
+    texts = [path.read_text(encoding="utf-8") for path in sorted(_TEMPLATES.glob("*.html"))]
+    phrases = (getattr(ENGLISH, item.name) for item in dataclasses.fields(ENGLISH))
+    texts += [text for text in phrases if isinstance(text, str)]
+    texts += [f"{metric.name} {metric.help} {metric.labels}" for metric in CATALOGUE.values()]
+    texts += [*REASONS, *REASONS.values(), *_SENTENCES]
+    return frozenset(run.lower() for text in texts for run in _RUN.findall(text))
 
 
 class _Veil:

@@ -22,7 +22,7 @@ from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.channels import SlackChannel
 from gpuwarden.ruleengine.deliveries import LastHop
 from gpuwarden.ruleengine.name_cli import names as command
-from gpuwarden.ruleengine.names import Names
+from gpuwarden.ruleengine.names import Names, own_words
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.settings import SlackSettings
 from gpuwarden.ruleengine.sign_ins import Token
@@ -393,3 +393,24 @@ def test_a_channel_names_the_people_of_the_team_whose_own_it_is(
             assert (names.alias("zebulon") in text) is not named
 
     asyncio.run(story())
+
+
+def test_a_user_who_is_called_like_a_word_spoils_no_page(servers: World) -> None:
+    """Their name is hidden where a field names them; texts keep the word, which tells nothing."""
+    servers.fleet.jobs.append(Job("proc-9", "gpu", "GPU-9", utilization=0.8, memory=31 * GIB))
+
+    async def story() -> None:
+        async with lived(servers) as (_, app), browser(app, "xaver") as client:
+            document = (await client.get("/v1/shares", headers=bearer(SECRETS["xaver"]))).json()
+            assert "gpu" not in {row["user"] for row in document["users"]}
+            rules = (await client.get("/v1/rules", headers=bearer(SECRETS["xaver"]))).json()
+            assert "gpu_utilization" in rules["rules"][0]["text"]
+            assert "user-" not in rules["rules"][0]["text"]
+
+    asyncio.run(story())
+
+
+def test_names_of_people_are_no_words_of_ours() -> None:
+    """Else they would stay in texts."""
+    people = "alice bob carol ana ben cho dmitri eve lin maria olga wei jun müller singh kim"
+    assert own_words().isdisjoint(people.split())
