@@ -227,11 +227,15 @@ def _deadlines(dossier: Dossier) -> dict[str, Any]:
 
 def _set_back(dossier: Dossier) -> list[dict[str, Any]]:
     """Where the engine's clock was set back meanwhile, by the order of what it wrote."""
-    before, found = dossier.case.opened_at, []
-    for line in dossier.events:
-        if line.time < before:
-            found.append({"at": rfc3339(line.time), "by": round(before - line.time, 3)})
-        before = line.time
+    # What held a case back is written in ticks that may have no event.
+    courses = ([line.time for line in dossier.events], [hold.begun_at for hold in dossier.holds])
+    found = []
+    for times in courses:
+        before = dossier.case.opened_at
+        for at in times:
+            if at < before:
+                found.append({"at": rfc3339(at), "by": round(before - at, 3)})
+            before = at
     return found
 
 

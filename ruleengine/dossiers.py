@@ -191,7 +191,7 @@ def read(ledger: Ledger, decision_id: str) -> Dossier | None:
             Hold(*row)
             for row in ledger.rows(
                 "SELECT reason, sentence, begun_at, ended_at FROM holds WHERE case_id=? "
-                "ORDER BY begun_at, id",
+                "ORDER BY id",
                 (number,),
             )
         ),

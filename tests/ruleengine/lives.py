@@ -75,14 +75,14 @@ class Seen:
     Attributes:
         ends: (time, job, user) of every end that reached a node, once per attempt.
         left: the same of every job that left when it was asked.
-        asked: (job, what it was asked for), in order.
+        asked: (case, job, what it was asked for), in order.
         promised: (job, what is done) -> until when its owner was told that it is not.
         faults: what must never be, in words.
     """
 
     ends: list[tuple[float, str, str]] = field(default_factory=list)
     left: list[tuple[float, str, str]] = field(default_factory=list)
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    asked: list[tuple[int, str, str]] = field(default_factory=list)
     promised: dict[tuple[str, str], float] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
@@ -367,15 +367,15 @@ class Lives:
             if decision.id in self._known or decision.action == "terminate":
                 continue
             self._known.add(decision.id)
-            self.watch(decision.job_id, decision.action)
+            self.watch(decision.job_id, decision.action, decision.case_id)
 
     # -- what must be true when a job is ended, or asked for something
 
-    def watch(self, job_id: str, do: str) -> None:
+    def watch(self, job_id: str, do: str, case_id: int = 0) -> None:
         """Check an act against the world as it is."""
         now, seen = self.clock.monotonic(), self.seen
         job = next((job for job in self.fleet.jobs if job.job_id == job_id), None)
-        before = [done for name, done in seen.asked if name == job_id]
+        before = [done for case, _, done in seen.asked if case == case_id]
         faults = {
             "the job is not there": job is None,
             # What is asked is looked at after the tick, in which the job may then have been ended.
@@ -406,7 +406,7 @@ class Lives:
             hour = [t for t, _ in past if t > now - HOUR]
             faults["too many in an hour"] = len(hour) >= PER_HOUR
         if do != "terminate":
-            seen.asked.append((job_id, do))
+            seen.asked.append((case_id, job_id, do))
         elif job is not None:
             seen.ends.append((now, job.job_id, job.user))
         seen.faults += [f"{job_id}: {do}: {text}" for text, wrong in faults.items() if wrong]

@@ -293,7 +293,10 @@ def test_in_a_world_that_is_well_jobs_are_asked_before_they_are_ended() -> None:
         assert lives.seen.left
         assert lives.seen.ends
         for _, job, _ in lives.seen.ends:
-            assert [do for name, do in lives.seen.asked if name == job] == ["checkpoint", "yield"]
+            assert [do for _, name, do in lives.seen.asked if name == job] == [
+                "checkpoint",
+                "yield",
+            ]
         gone = [job for _, job, _ in [*lives.seen.left, *lives.seen.ends]]
         assert len(gone) == len(set(gone))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -263,5 +264,45 @@ def test_a_request_counts_for_the_limits_while_it_stands_and_the_jobs_own_not_ag
                 world, lambda: [d.state for d in found(first)][1:] == ["verified"], limit=160
             )
             assert [d.action for d in found(first)] == ["yield", "terminate"]
+
+    asyncio.run(story())
+
+
+def test_a_missed_state_is_asked_for_before_the_end_and_judged_then(servers: World) -> None:
+    """T51: who saves when asked loses little and is ended; who does not would lose too much."""
+    scene = Scene.of(servers)
+    rules(servers, CHECKPOINT)
+    path = servers.folder / "rules.yaml"
+    path.write_text(path.read_text().replace("max_work_lost: 12h", "max_work_lost: 30m"))
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await passing(world, lambda: world.state(JOB) is CaseState.DUE)
+            await world.tick(8)
+            assert outcomes(world) == [("checkpoint", "unheeded")]
+            assert world.why(JOB) == {"work_lost"}
+            world.fleet.jobs[0].saved = world.clock.wall()
+            await passing(world, lambda: world.state(JOB) is CaseState.VERIFIED)
+            assert outcomes(world)[1:] == [("terminate", "verified")]
+            assert scene.scheduler.calls.count("end terminate") == 1
+
+    asyncio.run(story())
+
+
+def test_a_notice_tells_each_step_with_its_time_and_how_to_put_them_off(servers: World) -> None:
+    """T44: nobody is surprised by the first of them, nor by the last."""
+    Scene.of(servers)
+    rules(servers, CHECKPOINT, YIELD)
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await passing(world, lambda: world.state(JOB) is CaseState.NOTIFIED)
+            (message,) = world.slack.received
+            text = message.json()["text"]
+            found = [line for line in text.splitlines() if line.startswith("- ")]
+            assert [len(re.findall(r"\d\d:\d\d:\d\d", line)) for line in found] == [1, 1, 1]
+            for line, words in zip(found, ("save its state", "leave", "is ended"), strict=True):
+                assert words in line
+            assert f"gpuwarden keep {JOB}" in text
 
     asyncio.run(story())
