@@ -29,6 +29,7 @@ from gpuwarden.ruleengine.enforcement_cli import enforcement
 from gpuwarden.ruleengine.ledger_cli import ledger
 from gpuwarden.ruleengine.name_cli import names
 from gpuwarden.ruleengine.node_cli import nodes
+from gpuwarden.ruleengine.notice_cli import notices
 from gpuwarden.ruleengine.profile_cli import profiles
 from gpuwarden.ruleengine.rule_cli import rules
 from gpuwarden.ruleengine.serving import Service, check_files
@@ -51,6 +52,7 @@ __all__ = [
     "ledger",
     "names",
     "nodes",
+    "notices",
     "profiles",
     "regret",
     "rules",

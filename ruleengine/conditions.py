@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.ruleengine import quantities, signals
+from gpuwarden.ruleengine.described import Sentences
 from gpuwarden.ruleengine.fields import (
     DeviationText,
     Ratio,
@@ -332,6 +333,10 @@ class Promql(Comparing):
 
     promql: Annotated[str, Field(min_length=1, max_length=4000)]
     """PromQL that gives a value, not a comparison; rows need the label job_id."""
+    means: Sentences = ""
+    """What the value is, in a few words for owners: notices have it before the figure."""
+    unit: Literal["ratio", "seconds", "bytes"] | None = None
+    """What notices tell the value in: per cent, a duration or a size; else it is a number."""
 
     @model_validator(mode="after")
     def _plain_number(self) -> Self:

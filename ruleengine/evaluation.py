@@ -532,6 +532,7 @@ class _Judge:
             truth,
             measured=f"an estimated {low} to {high} of {size}",
             reason="estimate_too_wide" if truth is Truth.UNKNOWN else "",
+            values={"low": found.low, "high": found.high, "of": min(known)},
             estimated=True,
         )
 

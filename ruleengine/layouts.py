@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
+from markupsafe import Markup
 
 from gpuwarden.ruleengine.messages import KEEP_COMMAND, KEEP_LINK, LANGUAGE
 from gpuwarden.ruleengine.texts.speeches import LANGUAGES, speech
@@ -219,13 +220,17 @@ def _link(value: object) -> str:
 @functools.cache
 def mail_template() -> jinja2.Template:
     """The form of a mail, read once: an upgrade on disk must not change what still runs."""
+    return _environment().get_template("mail.html")
+
+
+def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    ).get_template("mail.html")
+    )
 
 
 # -- Slack
@@ -327,3 +332,23 @@ def _button(text: str, url: str, name: str, *, style: str = "") -> dict[str, Any
         "action_id": name,
     }
     return {**made, "style": style} if style else made
+
+
+def slack_page(message: Message) -> str:
+    """What a message looks like in Slack, near enough to judge it by; for previews."""
+    found = _environment()
+    found.filters["mrkdwn"] = _shown
+    page = found.get_template("slack_preview.html")
+    return page.render(message=message, blocks=slack_blocks(message))
+
+
+def _shown(text: str) -> Markup:
+    """Slack's mrkdwn, as far as `slack_blocks` makes it: bold headings, and one block of code."""
+    code = re.fullmatch(r"```(.*)```", text, re.DOTALL)
+    if code:
+        return Markup("<pre>{}</pre>").format(Markup(code[1]))  # noqa: S704 - it is escaped already
+    heading, line, rest = text.partition("\n")
+    bold = re.fullmatch(r"\*(.+)\*", heading)
+    if bold:
+        heading = f"<b>{bold[1]}</b>"
+    return Markup(heading + line + rest)  # noqa: S704 - likewise

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from gpuwarden import durations
 from gpuwarden.ruleengine.cases import next_stage
+from gpuwarden.ruleengine.causes import DATA_LOADING, HYPERPARAMETERS, MODEL, UNKNOWN
+from gpuwarden.ruleengine.conditions import ProfileCondition, leaves
 from gpuwarden.ruleengine.described import described
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.quantities import Unit
@@ -53,6 +55,12 @@ KEEP_LINK = "keep_link"
 """Annotation: the address at which the owner may keep the job; for nobody else."""
 KEEP_COMMAND = "keep_command"
 """Annotation: the command by which the owner may keep it; likewise."""
+_EXPECTED_OF: Mapping[str, frozenset[str]] = {
+    DATA_LOADING: frozenset({"throughput"}),
+    HYPERPARAMETERS: frozenset({"gpu_memory", "throughput"}),
+    MODEL: frozenset({"throughput"}),
+}
+"""Cause -> expectations that it is told from."""
 _WORDLESS = frozenset({KEEP_LINK, KEEP_COMMAND})
 """Annotations that are the same in every language."""
 
@@ -148,7 +156,12 @@ def notice(
     since = case.detected_at if case.detected_at is not None else case.opened_at
     what = described(rule.description, speech.language)
     texts = {
-        "summary": say(phrases.notice_summary, job=case.job_id, where=where, what=what or rule.id),
+        "summary": say(
+            phrases.notice_summary,
+            job=case.job_id,
+            where=where,
+            what=what.rstrip(phrases.full_stop) or rule.id,
+        ),
         "description": speech.sentences(
             say(
                 phrases.notice_description,
@@ -169,7 +182,7 @@ def notice(
             )
         ),
         "expected": _lines(
-            conditions.expectations(tuple(outlook.expected.values()), speech)
+            conditions.expectations(_worth_telling(case, rule, outlook), speech)
             or dict.fromkeys(item.expected for item in evidence if item.expected)
         ),
         **_cause(case, speech),
@@ -189,18 +202,29 @@ def notice(
     return texts
 
 
+def _worth_telling(case: Case, rule: Rule, outlook: Outlook) -> tuple[Expected, ...]:
+    """What the job should show, where that has to do with what it is told."""
+    asked = {
+        name
+        for condition in rule.conditions
+        for leaf in leaves(condition)
+        if isinstance(leaf, ProfileCondition)
+        for name in leaf.profile.entries
+    }
+    asked |= _EXPECTED_OF.get(case.cause, frozenset())
+    return tuple(item for name, item in outlook.expected.items() if name in asked)
+
+
 def _lines(parts: Iterable[str]) -> str:
     return "\n".join(parts)
 
 
 def _cause(case: Case, speech: Speech) -> dict[str, str]:
     """The probable cause and what helps; as diagnosed where its figures are missing."""
-    if not case.cause:
-        return {"cause": "", "remedy": ""}
+    if case.cause in ("", UNKNOWN):
+        return {"cause": "", "remedy": ""}  # it would only say again what was seen
     name = causes.name(case.cause, speech)
     because = causes.because(case.cause, case.figures, speech) if case.figures else case.because
-    if case.cause == "unknown":
-        because = ""  # it would only say again what was seen
     helps = causes.remedy(case.cause, case.figures, speech) if case.figures else case.remedy
     return {
         "cause": f"{name}{speech.phrases.colon}{because}" if because else name,
@@ -216,7 +240,7 @@ def _work(outlook: Outlook, speech: Speech) -> str:
     text = say(template, length=speech.about(outlook.work_lost))
     if outlook.cards:
         hours = outlook.work_lost * len(outlook.cards) / 3600
-        text += say(phrases.work_gpu_hours, hours=speech.amount(hours, Unit.COUNT))
+        text += say(phrases.work_gpu_hours, hours=speech.number(hours))
     return text + (say(phrases.work_cost, amount=outlook.cost) if outlook.cost else "")
 
 
@@ -264,7 +288,7 @@ def _acts(condition: str, acts: Sequence[UpcomingAct], speech: Speech, *, zone: 
     ]
     if len(steps) == 1:
         return speech.sentences(f"{condition}{phrases.comma}{steps[0]}")
-    return _lines([f"{condition}{phrases.colon}", *(f"- {step}" for step in steps)])
+    return _lines([f"{condition}{phrases.colon}".rstrip(), *(f"- {step}" for step in steps)])
 
 
 def _keeps_left(outlook: Outlook) -> int:
@@ -292,7 +316,7 @@ def ending(
 ) -> dict[str, str]:
     """Annotations of the message that a job is being ended now."""
     phrases, say = speech.phrases, speech.say
-    what = described(rule.description, speech.language) or rule.id
+    what = described(rule.description, speech.language).rstrip(phrases.full_stop) or rule.id
     return {
         "summary": say(phrases.ending_summary, job=case.job_id, what=what),
         "description": say(

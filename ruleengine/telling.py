@@ -195,7 +195,7 @@ class Teller:
         keeps = self._ledger.keeps(case.rule_id, case.job_id, case.run_id)
         return Outlook(
             remaining=None if case.over else cases.remaining(case, rule),
-            grace=_grace(case, rule),
+            grace=grace_of(case, rule),
             owner_may=notices.keep_allowance(rule),
             keeps_used=sum(1 for keep in keeps if keep.role == "owner"),
             ticket=tickets.issue(self._ticket_key, rule.id, case.job_id),
@@ -206,12 +206,12 @@ class Teller:
             expected=MappingProxyType({})
             if job is None
             else expectation(job, self._rulebook.rules.profiles, team=rule.team).values,
-            acts=_upcoming(case, rule, now),
+            acts=upcoming(case, rule, now),
             cost="" if risk is None or risk.cost is None else str(risk.cost),
         )
 
 
-def _upcoming(case: Case, rule: Rule, now: float) -> tuple[UpcomingAct, ...]:
+def upcoming(case: Case, rule: Rule, now: float) -> tuple[UpcomingAct, ...]:
     """What is going to be done, soonest first; none where the end is all that follows."""
     found = [
         UpcomingAct(stage.do.value, now + wait, cases.terms(case, key, stage).grace)
@@ -223,7 +223,7 @@ def _upcoming(case: Case, rule: Rule, now: float) -> tuple[UpcomingAct, ...]:
     return tuple(found)
 
 
-def _grace(case: Case, rule: Rule) -> float:
+def grace_of(case: Case, rule: Rule) -> float:
     """Seconds that the job has for leaving, by the act in flight, else by the one that follows."""
     keys = {act.key for act in case.acts if act.decision_id == case.decision_id}
     own = [item for item in cases.taking_stages(rule) if item[0] in keys]

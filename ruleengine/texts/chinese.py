@@ -123,13 +123,15 @@ CHINESE = Phrases(
     no_progress="{length}内没有训练步",
     no_progress_measured="声称正在训练，但最近 {length}内没有完成任何训练步",
     needs_memory="所声明的训练需要一块显卡 {share}以上的显存",
+    needs_memory_measured="所声明的训练估算需要 {low} 至 {high} 显存，而显卡共有 {size}（规则："
+    "超过 {share}）",
     expression="规则自定义的数值",
     all_of="同时满足（{parts}）",
     any_of="满足任一（{parts}）",
     negated="不满足（{part}）",
     expected_of="{entries}（{basis}）",
     expected_estimate_of="{entries}（按公式估算：{basis}）",
-    expected_entry="{what} {amount}",
+    expected_entry="{what}{colon}{amount}",
     estimated_band="估算 {low} 至 {high}",
     cause_names=MappingProxyType(
         {

@@ -7,7 +7,7 @@ what was asked, and from the values that were found.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.conditions import (
@@ -23,6 +23,7 @@ from gpuwarden.ruleengine.conditions import (
     Signal,
     SilentFor,
 )
+from gpuwarden.ruleengine.described import described
 from gpuwarden.ruleengine.quantities import Direction, Unit
 from gpuwarden.ruleengine.verdicts import Truth
 
@@ -90,7 +91,7 @@ def seen(
         gpus: UUID of each card of the job -> its index; may be empty.
         expected: what the job should show, by signal; may be empty.
     """
-    asked = [item for condition in rule.conditions for item in _asked(condition)]
+    asked = [item for condition in _told_once(rule) for item in _asked(condition)]
     # What holds a verdict up, such as a cold start, stands before all conditions.
     held = len(evidence) == len(asked) + 1 and evidence[0].truth is Truth.UNKNOWN
     found = evidence[1:] if held else evidence
@@ -109,6 +110,15 @@ def seen(
         if answer.truth is (Truth.NO if item.negated else Truth.YES)
     ]
     return list(dict.fromkeys(speech.capital(line) for line in lines))
+
+
+def _told_once(rule: Rule) -> list[Condition]:
+    """The rule's condition and those of its stages; what stages share stands once in evidence."""
+    found: list[Condition] = []
+    for stage in rule.stages:
+        if stage.when is not None and stage.when not in found:
+            found.append(stage.when)
+    return [rule.when, *found]
 
 
 def words(condition: Condition, speech: Speech) -> str:
@@ -158,6 +168,17 @@ def expectations(expected: Sequence[Expected], speech: Speech) -> list[str]:
     return lines
 
 
+def _unit(leaf: object, name: str) -> Unit | Literal["seconds"]:
+    """What a figure is told in."""
+    if isinstance(leaf, Promql):
+        return {"ratio": Unit.RATIO, "bytes": Unit.BYTES}.get(
+            leaf.unit or "", "seconds" if leaf.unit == "seconds" else Unit.COUNT
+        )
+    spec = signals.SIGNALS.get(name)
+    # Seconds of waiting per second are cores to a rule, and processes to people.
+    return Unit.COUNT if spec is None or name == "job_io_wait" else spec.unit
+
+
 class _Telling:
     """Evidence in one language."""
 
@@ -177,9 +198,16 @@ class _Telling:
             case NoProgress() if not asked.negated:
                 length = self._speech.length(asked.leaf.no_progress_for)
                 return self._speech.say(self._phrases.no_progress_measured, length=length)
+            case NeedsMemory() if not asked.negated and found.values:
+                low, high, size = (
+                    self._speech.amount(found.values[name], Unit.BYTES)
+                    for name in ("low", "high", "of")
+                )
+                share = self._speech.amount(asked.leaf.needs_memory, Unit.RATIO)
+                template = self._phrases.needs_memory_measured
+                return self._speech.say(template, low=low, high=high, size=size, share=share)
             case NoProgress() | NeedsMemory():
-                measured = found.measured or self._phrases.not_known
-                return f"{self.asked(asked)}{self._phrases.colon}{measured}"
+                return self.asked(asked)
         known = self._expected.get(asked.entry)
         expected = found.expected if known is None else amount(known, self._speech)
         template = self._phrases.seen_against if expected else self._phrases.seen
@@ -209,7 +237,7 @@ class _Telling:
     def _what(self, asked: _Asked) -> str:
         phrases, leaf = self._phrases, asked.leaf
         if isinstance(leaf, Promql):
-            return phrases.expression
+            return described(leaf.means, self._speech.language) or phrases.expression
         if isinstance(leaf, ProfileCondition):
             how = self._speech.say(phrases.aggregates["avg"], window=self._window(leaf))
             return f"{phrases.signal_names[asked.entry]}{phrases.comma}{how}"
@@ -260,7 +288,8 @@ class _Telling:
 
     def _comparison(self, leaf: Comparing, *, opposite: bool) -> str:
         name = _OPPOSITES[leaf.comparison] if opposite else leaf.comparison
-        limit = self._speech.quantity(leaf.limit)
+        name_of = leaf.signal if isinstance(leaf, Signal) else ""
+        limit = self._amount(leaf.limit.value, _unit(leaf, name_of))
         return self._speech.say(self._phrases.comparisons[name], limit=limit)
 
     def _cards(self, gpus: Gpus | GpuShare) -> str:
@@ -287,27 +316,28 @@ class _Telling:
         leaf, values = asked.leaf, found.values
         name = asked.entry or (leaf.signal if isinstance(leaf, Signal) else "")
         spec = signals.SIGNALS.get(name)
-        unit = spec.unit if spec is not None else Unit.COUNT
+        unit = _unit(leaf, name)
         if spec is None or not spec.per_gpu:
             if "" not in values:
                 return found.measured or self._phrases.not_known
-            return self._speech.amount(values[""], unit)
+            return self._amount(values[""], unit)
         if not self._gpus:
             return found.measured or self._phrases.not_known
         parts = [
             self._speech.say(self._phrases.card, index=index or uuid)
             + self._phrases.colon
-            + (
-                self._speech.amount(values[uuid], unit)
-                if uuid in values
-                else self._phrases.not_known
-            )
+            + (self._amount(values[uuid], unit) if uuid in values else self._phrases.not_known)
             for uuid, index in list(self._gpus.items())[:SHOWN_CARDS]
         ]
         if len(self._gpus) > SHOWN_CARDS:
             more = len(self._gpus) - SHOWN_CARDS
             parts.append(self._speech.say(self._phrases.more, count=more))
         return self._speech.listed(parts)
+
+    def _amount(self, value: float, unit: Unit | str) -> str:
+        if isinstance(unit, Unit):
+            return self._speech.amount(value, unit)
+        return self._speech.about(value)
 
     def _silence(self, leaf: SilentFor, found: Evidence) -> str:
         parts = []

@@ -115,13 +115,15 @@ ENGLISH = Phrases(
     no_progress="no training step in {length}",
     no_progress_measured="no training step in the last {length}, although it says that it trains",
     needs_memory="what it declares needs over {share} of a card's memory",
+    needs_memory_measured="what it declares needs an estimated {low} to {high} of a card's {size} "
+    "(the rule: over {share})",
     expression="the rule's own figure",
     all_of="all of ({parts})",
     any_of="any of ({parts})",
     negated="not ({part})",
     expected_of="{entries} ({basis})",
     expected_estimate_of="{entries} (estimate by formula: {basis})",
-    expected_entry="{what} {amount}",
+    expected_entry="{what}{colon}{amount}",
     estimated_band="an estimated {low} to {high}",
     cause_names=MappingProxyType(
         {

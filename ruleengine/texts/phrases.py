@@ -80,6 +80,7 @@ class Phrases:
     no_progress: str
     no_progress_measured: str
     needs_memory: str
+    needs_memory_measured: str
     expression: str
     all_of: str
     any_of: str

@@ -107,6 +107,10 @@ class Speech:
         number, space, suffix = text.partition(" ")
         return f"{number}{space}{self.phrases.quantity_units.get(suffix, suffix)}"
 
+    def number(self, value: float) -> str:
+        """A number for people: two decimals below ten, one above."""
+        return f"{value:.{2 if value < 10 else 1}f}".rstrip("0").rstrip(".")
+
     def quantity(self, quantity: Quantity) -> str:
         """A limit, as `amount`."""
         return self.amount(quantity.value, quantity.unit)

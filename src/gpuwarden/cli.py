@@ -93,6 +93,12 @@ _COMPONENTS = {
         "ruleengine",
         "Check that notices reach people.",
     ),
+    "notices": _Component(
+        "gpuwarden.ruleengine.cli",
+        "notices",
+        "ruleengine",
+        "Read notices before anybody gets one, and try whether they arrive.",
+    ),
     "directory": _Component(
         "gpuwarden.ruleengine.cli",
         "directory",
