@@ -524,14 +524,13 @@ class _Judge:
             quantities.render(value, quantities.Unit.BYTES)
             for value in (found.low, found.high, min(known))
         )
-        truth = Truth.YES if found.low > limit else Truth.NO
-        if found.low <= limit < found.high:
-            truth = Truth.UNKNOWN
+        unsure = found.low <= limit < found.high
+        truth = Truth.UNKNOWN if unsure else Truth.YES if found.low > limit else Truth.NO
         return Evidence(
             text,
             truth,
             measured=f"an estimated {low} to {high} of {size}",
-            reason="estimate_too_wide" if truth is Truth.UNKNOWN else "",
+            reason="estimate_too_wide" if unsure else "",
             values={"low": found.low, "high": found.high, "of": min(known)},
             estimated=True,
         )

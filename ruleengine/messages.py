@@ -152,7 +152,8 @@ def notice(
 ) -> dict[str, str]:
     """Annotations, in one language, of a notice that a job breaks a rule."""
     phrases, say = speech.phrases, speech.say
-    where = say(phrases.on_node, node=case.instance) if case.instance else ""
+    node = case.instance.rpartition(":")[0] or case.instance
+    where = say(phrases.on_node, node=node) if node else ""
     since = case.detected_at if case.detected_at is not None else case.opened_at
     what = described(rule.description, speech.language)
     texts = {
@@ -172,7 +173,7 @@ def notice(
             ),
             what,
         ),
-        "seen": _lines(
+        "seen": _listed(
             conditions.seen(
                 rule,
                 evidence,
@@ -181,7 +182,7 @@ def notice(
                 expected=outlook.expected,
             )
         ),
-        "expected": _lines(
+        "expected": _listed(
             conditions.expectations(_worth_telling(case, rule, outlook), speech)
             or dict.fromkeys(item.expected for item in evidence if item.expected)
         ),
@@ -219,6 +220,12 @@ def _lines(parts: Iterable[str]) -> str:
     return "\n".join(parts)
 
 
+def _listed(parts: Iterable[str]) -> str:
+    """One line, or several with a mark before each."""
+    lines = list(parts)
+    return lines[0] if len(lines) == 1 else _lines(f"- {line}" for line in lines)
+
+
 def _cause(case: Case, speech: Speech) -> dict[str, str]:
     """The probable cause and what helps; as diagnosed where its figures are missing."""
     if case.cause in ("", UNKNOWN):
@@ -227,7 +234,7 @@ def _cause(case: Case, speech: Speech) -> dict[str, str]:
     because = causes.because(case.cause, case.figures, speech) if case.figures else case.because
     helps = causes.remedy(case.cause, case.figures, speech) if case.figures else case.remedy
     return {
-        "cause": f"{name}{speech.phrases.colon}{because}" if because else name,
+        "cause": speech.capital(f"{name}{speech.phrases.colon}{because}" if because else name),
         "remedy": speech.capital(helps),
     }
 

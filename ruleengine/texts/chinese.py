@@ -116,7 +116,7 @@ CHINESE = Phrases(
     deviation_outside="与预期相差 {tolerance} 以上",
     deviation_floor="{deviation}，且相差超过 {floor}",
     seen="{what}{colon}{measured}（规则：{limit}）",
-    seen_against="{what}{colon}{measured}，预期为 {expected}（规则：{limit}）",
+    seen_against="{what}{colon}{measured}，预期为{expected}（规则：{limit}）",
     silent="至少 {length}没有任何活动迹象{colon}{channels}",
     silent_ago="{channel} {age}前",
     silent_never="{channel} 从未出现",
@@ -132,7 +132,7 @@ CHINESE = Phrases(
     expected_of="{entries}（{basis}）",
     expected_estimate_of="{entries}（按公式估算：{basis}）",
     expected_entry="{what}{colon}{amount}",
-    estimated_band="估算 {low} 至 {high}",
+    estimated_band="估算值 {low} 至 {high}",
     cause_names=MappingProxyType(
         {
             "data-loading": "数据加载",
@@ -153,7 +153,7 @@ CHINESE = Phrases(
     cause_throttled="GPU 频率被降低（{reasons}）",
     cause_busy="GPU 有 {utilization} 的时间处于忙碌状态",
     cause_throughput="；吞吐量 {throughput}",
-    cause_throughput_expected="；吞吐量 {throughput}，预期 {expected}",
+    cause_throughput_expected="；吞吐量 {throughput}，预期{expected}",
     cause_cores="；使用 {cores} CPU",
     remedy_memory="请声明实际运行的参数，或设置 batch={batch}、imgsz={imgsz}；"
     "并检查是否有张量在各训练步之间一直被保留",
@@ -167,7 +167,7 @@ CHINESE = Phrases(
     remedy_busy="请将模型与其基准配置对比：修改过的层、amp=False 或调试钩子都会造成这样的损失",
     on_node="（节点 {node}）",
     notice_summary="任务 {job}{where}：{what}",
-    notice_description="您的任务 {job}{where}自 {time} 起违反了规则 {rule}。",
+    notice_description="您的任务 {job}{where}自 {time}起违反了规则 {rule}。",
     next_nothing="不会对该任务采取任何措施；规则 {rule} 只作提醒。",
     next_if="如果情况没有改变",
     next_if_far="，并且进一步达到：{condition}",
@@ -176,8 +176,8 @@ CHINESE = Phrases(
     "{grace}后发送 SIGKILL。",
     next_ended="{condition}，该任务将被结束，不早于 {time}：先发送 SIGTERM，{grace}后发送 "
     "SIGKILL。",
-    next_checkpoint="自 {time} 起，请求其保存状态",
-    next_yield="自 {time} 起，请求其完成当前 epoch、保存、在 {grace}内退出并重新排队",
+    next_checkpoint="自 {time}起，请求其保存状态",
+    next_yield="自 {time}起，请求其完成当前 epoch、保存、在 {grace}内退出并重新排队",
     next_requeue="不早于 {time}，由其所在平台结束并重新排队",
     next_terminate="不早于 {time}，将其结束：先发送 SIGTERM，{grace}后发送 SIGKILL",
     next_save_yourself="未发现可以请求其保存的训练程序：请提前自行保存所需内容。",

@@ -66,7 +66,7 @@ def test_a_notice_says_what_why_when_and_how_to_keep_it() -> None:
     for part in (
         "GPU 0: 0 %",
         "78 img/s (yolov8m)",
-        "idle: memory is held and nothing runs",
+        "Idle: memory is held and nothing runs",
         "End the kernel.",
         "(Asia/Shanghai)",
         "SIGTERM, and SIGKILL 1m later",

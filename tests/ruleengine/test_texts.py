@@ -193,7 +193,7 @@ CONDITIONS: list[tuple[dict[str, Any], str, str]] = [
             "Throughput, mean of the last 5m: 20 img/s, where 100 img/s is expected "
             "(the rule: more than 15 % below what is expected)"
         ),
-        "吞吐量，最近 5 分钟平均值：20 张/秒，预期为 100 张/秒（规则：比预期低 15 % 以上）",
+        "吞吐量，最近 5 分钟平均值：20 张/秒，预期为100 张/秒（规则：比预期低 15 % 以上）",
     ),
     (
         {"silent_for": "5m", "signals": ["log", "cpu"]},
@@ -276,7 +276,7 @@ def test_a_starved_training_is_told_its_workers_and_what_to_raise() -> None:
         assert part in found.because
     assert found.remedy.startswith("raise workers= above 8")
     chinese = cause_texts.because(found.name, found.figures, speech("zh"))
-    for part in ("8 个", "71 %", "20 张/秒", "预期 100 张/秒", "3.2 核"):
+    for part in ("8 个", "71 %", "20 张/秒", "预期100 张/秒", "3.2 核"):
         assert part in chinese
     assert "8 以上" in cause_texts.remedy(found.name, found.figures, speech("zh"))
 
