@@ -37,8 +37,17 @@ _ORDER: Final = ("next", "keep", "seen", "cause", "remedy", "expected", "work", 
 _KEY = re.compile(r"[A-Za-z0-9_-]{8,128}")
 _MOBILE = re.compile(r"\+?[0-9]{5,15}")
 # Full-width forms look the same and are no markup, no mention and no link to any of the three.
-_INERT = str.maketrans({"<": "\uff1c", ">": "\uff1e", "[": "\uff3b", "]": "\uff3d", "`": "\u02cb"})
-_STARS = re.compile(r"(?m)[*_~]|^\s*(?=[#>-])")
+_INERT = str.maketrans(
+    {
+        "<": "\uff1c",
+        ">": "\uff1e",
+        "[": "\uff3b",
+        "]": "\uff3d",
+        "*": "\uff0a",
+        "`": "\u02cb",
+    }
+)
+_HEADING = re.compile(r"(?m)^(\s*)#")
 
 
 class BotChannel(ABC):
@@ -141,9 +150,7 @@ class BotChannel(ABC):
 
 def inert(text: str) -> str:
     """Text in which these bots' markdown finds nothing to format, to link or to mention."""
-    return _STARS.sub(lambda found: f"\\{found[0]}" if found[0].strip() else "", text).translate(
-        _INERT
-    )
+    return _HEADING.sub("\\1\uff03", text).translate(_INERT)
 
 
 def markdown(message: Message, *, limit: int, first: str = "", quote_text: bool = True) -> str:
@@ -238,7 +245,7 @@ class DingtalkBot(BotChannel):
         return {
             "msgtype": "markdown",
             "markdown": {
-                "title": shortened(message.subject, 100, "..."),
+                "title": inert(shortened(message.subject, 100, "...")),
                 "text": markdown(message, limit=18_000, first=first),
             },
             "at": {"atMobiles": [mention] if mention else [], "isAtAll": False},

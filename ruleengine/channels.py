@@ -188,7 +188,7 @@ class EmailChannel:
         try:
             async with asyncio.timeout(settings.timeout):
                 errors, reply = await aiosmtplib.send(
-                    _encoded(mail),
+                    encoded(mail),
                     sender=settings.sender,
                     recipients=[recipient],
                     hostname=settings.host,
@@ -222,7 +222,7 @@ class EmailChannel:
         return f"smtp 250 {reply}".strip()[:500]
 
 
-def _encoded(mail: EmailMessage) -> bytes:
+def encoded(mail: EmailMessage) -> bytes:
     """The mail as it goes over the wire.
 
     Python folds a header that is a little too long right after its name; a first line without a

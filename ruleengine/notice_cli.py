@@ -144,7 +144,7 @@ def _form(message: Message, channel: str, clock: SystemClock) -> str:
     if channel == "email":
         smtp = SmtpSettings(host="mail", sender="gpuwarden@example.org", tls="none")
         mailer = EmailChannel(smtp, password=None, ca_file=None, clock=clock)
-        return mailer.mail("owner@example.org", message).as_string()
+        return mailer.mail("owner@example.org", message).as_string().replace("\r\n", "\n")
     if channel == "slack":
         body: Mapping[str, object] = {
             "channel": "U012ABCDEF",
