@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine import cases, guards, notices, returns, tickets
+from gpuwarden.ruleengine import cases, deadlines, guards, notices, returns, tickets
 from gpuwarden.ruleengine.cases import Case, CaseState, CloseReason
 from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.losses import at_risk
@@ -213,11 +213,11 @@ class Teller:
 
 def upcoming(case: Case, rule: Rule, now: float) -> tuple[UpcomingAct, ...]:
     """What is going to be done, soonest first; none where the end is all that follows."""
-    found = [
+    found = tuple(
         UpcomingAct(stage.do.value, now + wait, cases.terms(case, key, stage).grace)
-        for key, stage, wait in cases.upcoming(case, rule, now=now)
+        for key, stage, wait in deadlines.upcoming(case, rule, now=now)
         if case.run_id is not None or stage.do.ends
-    ]
+    )
     if [act.do for act in found] == [Action.TERMINATE.value]:
         return ()
     return tuple(found)

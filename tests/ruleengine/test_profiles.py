@@ -20,12 +20,12 @@ from tests.ruleengine.test_cases import fresh
 
 from gpuwarden import estimate_tables, estimates
 from gpuwarden.ruleengine.causes import diagnose
-from gpuwarden.ruleengine.enforcement import evidence_record
 from gpuwarden.ruleengine.evaluation import evaluate
 from gpuwarden.ruleengine.linting import lint_rule
 from gpuwarden.ruleengine.messages import Outlook, notice
 from gpuwarden.ruleengine.model import Profile
 from gpuwarden.ruleengine.profiles import expectation
+from gpuwarden.ruleengine.reclaim.drafts import evidence_record
 from gpuwarden.ruleengine.texts.speeches import speech
 from gpuwarden.ruleengine.verdicts import Evidence, GpuFacts, JobFacts, SignalKey, Truth, Verdict
 
