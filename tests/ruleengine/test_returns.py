@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.ruleengine.engines import World, running
-from tests.ruleengine.reclaim.scenes import IDLE, RUN
+from tests.ruleengine.reclaim.scenes import HURRY, IDLE, RUN
 from tests.ruleengine.worlds import Job
 
 from gpuwarden.ruleengine.cases import CaseState
@@ -90,7 +90,7 @@ def test_a_job_that_comes_back_is_told_and_not_ended_in_a_loop(
     async def story() -> None:
         async with running(servers) as world:
             while not world.agent.ended:
-                await world.tick()
+                await world.tick(seconds=HURRY)
             await world.settled()
             ended_at = world.clock.wall()
             user = "alice" if same_owner else "bob"
@@ -98,7 +98,7 @@ def test_a_job_that_comes_back_is_told_and_not_ended_in_a_loop(
                 Job("proc-2", user, activity=dict(IDLE), run=dict(RUN), started=ended_at + 30)
             ]
             while world.clock.wall() < ended_at + 3500 and len(world.agent.ended) == 1:
-                await world.tick()
+                await world.tick(seconds=HURRY)
             if not same_owner:
                 assert world.agent.ended == ["proc-1", "proc-2"]
                 return
@@ -113,7 +113,7 @@ def test_a_job_that_comes_back_is_told_and_not_ended_in_a_loop(
             assert block.sentence.startswith("run run-1 was ended once within a day")
             assert world.told()['gpuwarden_jobs_came_back_total{rule="idle-held"}'] == 1
             while len(world.agent.ended) == 1 and world.clock.wall() < ended_at + 3700:
-                await world.tick()
+                await world.tick(seconds=HURRY)
             assert world.agent.ended == ["proc-1", "proc-2"]
 
     asyncio.run(story())
@@ -126,13 +126,13 @@ def test_what_its_parent_starts_again_is_told_by_the_word_of_its_node(servers: W
     async def story() -> None:
         async with running(servers) as world:
             while not world.agent.requests:
-                await world.tick()
+                await world.tick(seconds=HURRY)
             await world.tick()
             assert world.state() is CaseState.REFUSED
             labels = [alert["labels"] for alert in world.alerts.received[-1].json()]
             told = {item["level"] for item in labels if item["alertname"] == "GpuwardenJobCameBack"}
             assert told == {"moderate", "page"}
-            await world.tick(50)
+            await world.tick(25, seconds=HURRY)
             assert len(world.agent.requests) >= 2
             assert world.agent.ended == []
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.verdicts import JobFacts
 
 JOB = "slurm-c1-4711-0"
+HURRY = 30.0
+"""Two ticks in one, until anything is decided: no outage yet, and half the time."""
 RUN = {"run_id": "run-1"}
 IDLE = {"cpu": 1_799_990_000.0}
 OTHER_NODE = "localhost:9835"

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import TypeAdapter
 from tests.ruleengine.engines import World, running
-from tests.ruleengine.reclaim.scenes import JOB, OTHER_NODE, Scene, target_changed, until_step
+from tests.ruleengine.reclaim.scenes import (
+    HURRY,
+    JOB,
+    OTHER_NODE,
+    Scene,
+    target_changed,
+    until_step,
+)
 from tests.ruleengine.worlds import NODE, Job
 
 from gpuwarden.agent_api import Action
@@ -32,7 +39,7 @@ async def decided(scene: Scene) -> AsyncIterator[World]:
         for _ in range(80):
             if world.engine.ledger.job_decisions(JOB):
                 break
-            await world.tick()
+            await world.tick(seconds=HURRY)
         else:
             pytest.fail(f"nothing decided: {world.why(JOB)}")
         yield world
@@ -189,7 +196,7 @@ def test_nothing_is_done_unless_everybody_is_ready(
     async def story() -> None:
         async with running(scene.world) as world:
             while not (world.why(JOB) or world.engine.ledger.job_decisions(JOB)):
-                await world.tick()
+                await world.tick(seconds=HURRY)
             await world.settled()
             if trouble == "refuses":
                 (decision,) = world.engine.ledger.job_decisions(JOB)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.ruleengine.engines import RULES, World, running
-from tests.ruleengine.reclaim.scenes import IDLE, OTHER_NODE, RUN, Nodes, Scene, until_step
+from tests.ruleengine.reclaim.scenes import HURRY, IDLE, OTHER_NODE, RUN, Nodes, Scene, until_step
 from tests.ruleengine.worlds import NODE, Job
 
 from gpuwarden.agent_api import Action
@@ -41,13 +41,15 @@ def decisions(world: World, job_id: str = JOB) -> list[Decision]:
 
 async def asked(world: World, nodes: Nodes, action: Action) -> ActionRequest:
     """The first request of a kind, once the agent has it."""
-    for _ in range(80):
-        await asyncio.sleep(0.03)
+    for _ in range(400):
         if nodes.asked(action):
             request = nodes.asked(action)[0]
             await until_step(world, "waiting", request.job_id)
             return request
-        await world.tick()
+        if world.engine.ledger.open_decisions():
+            await asyncio.sleep(0.01)
+        else:
+            await world.tick(seconds=HURRY)
     pytest.fail(f"never asked: {world.why()} {world.kinds()}")
 
 
