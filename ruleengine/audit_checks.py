@@ -23,7 +23,8 @@ STANDS = ("authorised", "acting", "verified", "incomplete", "failed")
 """States of a decision that was not taken back: at most one may end an attempt."""
 _ENDS = ("terminate", "requeue")
 _TAKES = (*_ENDS, "yield")
-_LADDER = ("journalled", "verified", "leave_requested", "stopped", "sigterm", "sigkill", "exited")
+# A job is stopped before each signal, and the last time stands there.
+_LADDER = ("journalled", "verified", "leave_requested", "sigterm", "sigkill", "exited", "proven")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ _KINDS = {
     "notice_open": "another recipient must have the notice: the deadline waits for that proof",
     "authorised": "the decision is on disk",
     "acting": "the act has begun",
-    "watched": "the nodes' agents watch its processes",
-    "asked": "the job was asked to leave",
-    "ending": "the platform was told to end it",
+    "asked": "its trainer and its platform's notice have asked it to leave, where there are such",
+    "left": "it has left before its platform had to end it",
+    "ending": "its platform is told to end it",
+    "withdrawing": "what was asked for is taken back",
     "verified": "the ended processes are gone from NVML",
     "incomplete": "its end is not proven",
     "refused": "it was refused",
@@ -36,6 +37,15 @@ _KINDS = {
     "appeal": "its owner objects",
     "regret": "somebody regrets it",
 }
+
+
+def _says(detail: Mapping[str, Any]) -> str:
+    """What a platform said, where it was news."""
+    held = f", held up by {str(detail['obstacle']).replace('_', ' ')}" if detail["obstacle"] else ""
+    after = f", followed by {detail['successor']}" if detail["successor"] else ""
+    return f"it says {detail['word'] or 'nothing'}{held}{after}"
+
+
 _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "detected": lambda detail: (
         f"it has held for {about(detail['for'])} without a break: the case counts"
@@ -45,6 +55,15 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "notified": lambda _: "every required recipient has the notice, by proof: the deadline runs",
     "kept": lambda detail: f"kept for {about(detail['seconds'])}: {detail.get('reason', '')}",
     "postponed": lambda detail: f"it is due no longer: {detail['why']}",
+    "watched": lambda detail: (
+        f"processes that the agents of {', '.join(detail['nodes'])} hold: {detail['processes']}"
+    ),
+    "platform": _says,
+    "told": lambda detail: (
+        "its platform has taken that"
+        if not detail.get("why")
+        else f"its platform has not taken that: {detail['why']}"
+    ),
     "closed": lambda detail: (
         f"the case is closed: {str(detail.get('reason', '')).replace('_', ' ')}"
     ),
@@ -101,7 +120,6 @@ def timeline(dossier: Dossier) -> list[dict[str, Any]]:
         *(_event(line, dossier) for line in dossier.events),
         *_look(dossier),
         *_agents(dossier),
-        *_platform(dossier),
         *_later(dossier),
     ]
     found.sort(key=lambda moment: (moment.time, moment.order))
@@ -150,6 +168,8 @@ def _holds(dossier: Dossier) -> Iterator[_Moment]:
 def _event(line: Line, dossier: Dossier) -> _Moment:
     order = _ORDER.get(line.kind, 2)
     who = str(line.detail.get("by") or "engine")
+    if line.kind == "platform" and dossier.platform is not None:
+        who = dossier.platform.platform
     return _Moment(line.time, order, who, line.kind, _sentence(line, dossier))
 
 
@@ -182,18 +202,6 @@ def _agents(dossier: Dossier) -> Iterator[_Moment]:
     for order in dossier.orders:
         for name, at in ({} if order.report is None else order.report.get("steps", {})).items():
             yield _Moment(at, 8, order.host, name, _STEPS.get(name, name.replace("_", " ")))
-
-
-def _platform(dossier: Dossier) -> Iterator[_Moment]:
-    act = dossier.platform
-    if act is None:
-        return
-    if act.asked_at is not None:
-        yield _Moment(act.asked_at, 8, "engine", "asked", "the job is asked to leave")
-    if act.ended_at is not None:
-        tries = "" if act.tries <= 1 else f", {act.tries} times"
-        text = f"it is told to end the job{tries}; by now it says {act.word or 'nothing'}"
-        yield _Moment(act.ended_at, 8, act.platform, "told to end", text)
 
 
 def _later(dossier: Dossier) -> Iterator[_Moment]:

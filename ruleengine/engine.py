@@ -25,7 +25,7 @@ from gpuwarden.ruleengine.holds import Holds
 from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.loss_records import LossRecords
-from gpuwarden.ruleengine.model import Action, Mode
+from gpuwarden.ruleengine.model import Mode
 from gpuwarden.ruleengine.pauses import Pauses
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.replicas import Replica, Servers
@@ -33,6 +33,7 @@ from gpuwarden.ruleengine.telling import Teller
 from gpuwarden.ruleengine.ticks import BUDGET_SHARE, OUTAGE_TICKS, Breaker, TickCounts
 from gpuwarden.ruleengine.trainer_requests import TrainerRequests
 from gpuwarden.ruleengine.trials import Trials
+from gpuwarden.ruleengine.unproven_cards import UnprovenCards
 from gpuwarden.ruleengine.usages import Usage
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
 from gpuwarden.ruleengine.views import View, pair_of
@@ -154,6 +155,7 @@ class Engine:
         self.pauses = Pauses(ledger, clock)
         self.losses = LossRecords(ledger, clock, settings.prices)
         self._holds = Holds(ledger)
+        self._unproven = UnprovenCards(ledger, clock)
         self._judgements = Judgements(
             settings,
             rulebook,
@@ -303,6 +305,7 @@ class Engine:
 
     async def _gathered(self, source: Source) -> FleetFacts:
         book = self.rulebook
+        await self._unproven.look(source, self.clock.wall())
         facts = gather(
             source,
             book.rules,
@@ -514,16 +517,7 @@ class Engine:
 
     def unproven_cards(self, facts: FleetFacts) -> set[str]:
         """Cards that a reclaim, running or unproven, may still hold."""
-        taking = (d for d in self.ledger.open_decisions() if d.action != Action.CHECKPOINT)
-        held = {gpu for decision in taking for gpu in decision.gpus}
-        for decision in self.ledger.incomplete_decisions():
-            job = facts.jobs.get(decision.job_id)
-            still = set() if job is None else {gpu.uuid for gpu in job.gpus}
-            for gpu in decision.gpus:
-                card = facts.cards.get(gpu)
-                if gpu in still or card is None or not card.fresh:
-                    held.add(gpu)
-        return held
+        return self._unproven.held(facts)
 
     def _halted(self, situation: Situation) -> None:
         # Without limits no rule can enforce (the rule files are checked for it): nothing is halted.

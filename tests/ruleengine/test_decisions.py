@@ -139,3 +139,35 @@ def test_no_second_victim_on_the_card_of_an_unproven_reclaim(servers: World) -> 
             assert world.agent.requests[-1].job_id == "proc-2"
 
     asyncio.run(story())
+
+
+def test_no_second_victim_while_an_ended_process_keeps_its_memory(servers: World) -> None:
+    """NVML goes on listing what has ended: no job holds the card, and its memory is nobody's."""
+    servers.agent.outcome = Outcome.INCOMPLETE
+
+    async def story() -> None:
+        async with running(servers) as world:
+            while not world.agent.requests:
+                await world.tick()
+            await world.settled()
+            uuid = world.fleet.jobs[0].uuid
+            world.fleet.unattributed = {uuid: 30.0 * 2**30}
+            world.fleet.jobs[:] = [Job("proc-2", user="bob", activity={"cpu": 1_799_990_000.0})]
+            await world.tick(60)
+            assert world.state("proc-2") is CaseState.DUE
+            assert world.why("proc-2") == {"incomplete_reclaim"}
+            world.fleet.unattributed = {uuid: 0.0}
+            world.agent.outcome = Outcome.RECLAIMED
+            await world.tick()
+            assert world.why("proc-2") == {"incomplete_reclaim"}
+            await world.tick(3)
+            assert world.agent.requests[-1].job_id == "proc-2"
+            await world.settled()
+            # What is nobody's there from now on is none of the first one's.
+            world.fleet.unattributed = {uuid: 30.0 * 2**30}
+            await world.tick()
+            facts = world.engine.view.facts
+            assert facts is not None
+            assert world.engine.unproven_cards(facts) == set()
+
+    asyncio.run(story())

@@ -39,6 +39,7 @@ from gpuwarden.ruleengine.facts import needed_keys
 from gpuwarden.ruleengine.prometheus import Sample
 from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS
 from gpuwarden.ruleengine.signals import query as signal_query
+from gpuwarden.ruleengine.unproven_cards import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -109,6 +110,8 @@ class Fleet:
     before_answer: Callable[[], None] | None = None
     spare_cards: list[tuple[str, str, str]] = field(default_factory=list)
     """(node, UUID, name) of cards that no job holds."""
+    unattributed: dict[str, float] = field(default_factory=dict)
+    """UUID -> bytes in use that are no process's."""
 
     async def clock_skew(self) -> float:
         """The server's clock, as the test set it."""
@@ -155,6 +158,8 @@ class Fleet:
         lit = [node for node, up in self.nodes.items() if up]
         if query == "timestamp(gpuwarden_snapshot_timestamp_seconds)":
             return [Sample({"instance": node}, time - 1.0) for node in lit]
+        if query == LEFT:
+            return [Sample({"uuid": uuid}, left) for uuid, left in self.unattributed.items()]
         if query.startswith("count(up"):
             return [Sample({}, float(len(self.nodes)))]
         if metric == "gpuwarden_snapshot_timestamp_seconds":
