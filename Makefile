@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all test-kubernetes check format dashboards schema bench dist clean
+.PHONY: help setup demo test test-all test-kubernetes reclaim-table check format dashboards schema bench dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -22,6 +22,9 @@ test-all: test ## test, and what takes longer
 	@$(BIN)/python -m demo
 	@$(BIN)/python -m bench.exporter.soak --for 300
 	@$(BIN)/python -m bench.exporter.hostile --for 300
+
+reclaim-table: setup ## run reclaims of every kind end to end, and print what became of each
+	@$(BIN)/python -m tests.system.reclaim_table
 
 test-kubernetes: setup ## build a real kube-apiserver (Debian 12, 8 minutes, once) and compare the fake with it
 	@$(BIN)/python tools/kubernetes.py
