@@ -70,18 +70,22 @@ def demand_of(
 
 def _shares(job: SlurmJob) -> tuple[Share, ...]:
     count = len(job.nodes)
-    cpus, memory = job.tres.get("cpu", ""), memory_bytes(job.tres.get("mem", ""))
-    cards = job.tres.get("gres/gpu", "")
+    cpus, cards = _whole(job.tres.get("cpu", "")), _whole(job.tres.get("gres/gpu", ""))
+    memory = memory_bytes(job.tres.get("mem", "")) or 0.0
     return tuple(
         Share(
             node,
             # Of several nodes the answer tells no more than the sum.
-            cards=int(cards) if count == 1 and cards.isdecimal() else None,
-            cpus=float(int(cpus) // count) if cpus.isdecimal() else 0.0,
-            memory=(memory or 0.0) / count,
+            cards=cards if count == 1 else None,
+            cpus=float((cpus or 0) // count),
+            memory=memory / count,
         )
         for node in job.nodes
     )
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
 def _in_line(

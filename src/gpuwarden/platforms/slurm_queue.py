@@ -52,7 +52,6 @@ _GPU = re.compile(
 _ANY_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?=[:=,]|$)")
 _MEMORY = re.compile(r"(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)(?P<unit>[KMGTP]?)")
 _UNITS: Final = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
-_MAX_CPUS = 10**7
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ def _pending(row: Mapping[str, str]) -> PendingJob:
         whole_nodes=row["OverSubscribe"] in ("NO", "EXCLUSIVE"),
         reservation=_word(row["Reservation"]),
         het=bool(_leading(row["HetJobID"])),
-        cpus=float(cpus) if cpus.isdecimal() and int(cpus) <= _MAX_CPUS else 1.0,
+        cpus=float(cpus) if re.fullmatch(r"[0-9]{1,7}", cpus) else 1.0,
         memory=memory_bytes(total.get("mem", "")) or 0.0,
     )
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.platforms.slurm_attempts import (
@@ -12,6 +16,8 @@ from gpuwarden.platforms.slurm_attempts import (
     decode_records,
     record_format,
 )
+from gpuwarden.platforms.slurm_nodes import decode_nodes, decode_tiers
+from gpuwarden.platforms.slurm_queue import QUEUE_FIELDS, decode_queue
 
 MARK = "|0123456789abcdef"
 OLD = (
@@ -106,3 +112,27 @@ def test_each_value_is_asked_for_in_full() -> None:
 def test_the_signal_is_that_of_the_scripts_own_lines(lines: str, asked: AskedSignal | None) -> None:
     """Up to its first command; one that leaves no time to save is none."""
     assert asked_signal(f"#!/bin/sh\n{lines}\nexec python train.py\n") == asked
+
+
+_VALUES = st.text(max_size=40) | st.sampled_from(
+    ["1", "0", "N/A", "(null)", "gpu[1-", "gres:gpu:x:9", "9" * 5000, "\u0663", "cpu=1e9,mem=1Z"]
+)
+
+
+@given(st.lists(_VALUES, min_size=len(RECORD_FIELDS), max_size=len(RECORD_FIELDS)))
+def test_whatever_a_field_holds_is_read_or_refused(values: list[str]) -> None:
+    """And nothing else happens."""
+    for decode, count in ((decode_records, len(RECORD_FIELDS)), (decode_queue, len(QUEUE_FIELDS))):
+        text = "".join(f"{value}{MARK}" for value in ["7", *values[1:count]])
+        with contextlib.suppress(ServiceUnavailable):
+            assert decode(text, MARK)
+
+
+@given(st.text(), st.sampled_from(["NodeName=", "PartitionName=", "Gres=", "#SBATCH --signal="]))
+def test_no_text_upsets_who_reads_nodes_tiers_and_scripts(text: str, begin: str) -> None:
+    """What cannot be made out is no room, no tier and no signal."""
+    line = f"NodeName=n1 {begin}{text}"
+    assert all(not node.usable for node in decode_nodes(line))
+    assert all(tier >= 0 for tier in decode_tiers(f"{begin}{text}").values())
+    found = asked_signal(f"{begin}{text}")
+    assert found is None or found.name
