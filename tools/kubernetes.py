@@ -3,8 +3,8 @@
 `make test-kubernetes` runs the contract tests of the Kubernetes client against them. Debian 12
 ("bookworm") is the last release whose source package holds the whole tree (1.20.2); its binary
 package holds only kubectl. Everything goes below build/kubernetes and needs no right but to write
-there: packages are unpacked, not installed. It takes some eight minutes of two cores, 1.5 GB of
-memory and 3 GB of disk, once.
+there: packages are unpacked, not installed. It takes some eight minutes of two cores
+and 2.5 GB of disk, once.
 """
 
 from __future__ import annotations
