@@ -309,14 +309,19 @@ class Ladder:
         if order is None:
             raise Interrupted(f"{self._decision.id} has no platform that could end it")
         deadline = self._clock.monotonic() + END_SECONDS
-        while not (self._unclear and await self._is_on_its_way(order)):
-            why = self._tools.withheld()
-            if not why and (self._act.tries >= END_TRIES or self._clock.monotonic() >= deadline):
-                why = self._refused or "its platform did not answer"
+        while True:
+            known = await self._known(order, deadline) if self._unclear else None
+            if (
+                known is not None
+                and (known.standing is not Standing.RUNNING)
+                and not (self._came_back(known))
+            ):
+                break
+            why = self._why_not(deadline, unknown=self._unclear and known is None)
             if why:
                 if not await self._has_acted(order):
                     await self._withdrawn_requests()
-                    return Result("refused", self._refused or f"withheld: {why}")
+                    return Result("refused", self._refused or why)
                 self._keep(why=why)
                 break
             if await self._told(order):
@@ -329,6 +334,23 @@ class Ladder:
             await self._pause()
         self._step("proving", "told", {"tries": self._act.tries, "why": self._act.why})
         return None
+
+    async def _known(self, order: Order, deadline: float) -> State | None:
+        """What became of the attempt, asked until the platform says it; None once time is over."""
+        while True:
+            state = await self._state(order)
+            if state is not None or self._clock.monotonic() >= deadline:
+                return state
+            await self._pause()
+
+    def _why_not(self, deadline: float, *, unknown: bool) -> str:
+        """Why the platform is not told, or not again, or an empty string."""
+        why = self._tools.withheld()
+        if why:
+            return f"withheld: {why}"
+        over = self._act.tries >= END_TRIES or self._clock.monotonic() >= deadline
+        # A second blow without knowing what the first has done would be one too many.
+        return "unanswered: its platform did not answer" if over or unknown else ""
 
     async def _has_acted(self, order: Order) -> bool:
         """Whether the attempt is over or on its way out, or may be: then it is to be proven."""
@@ -364,13 +386,6 @@ class Ladder:
         """Whether a job that is to be held is, or will be, there again as another attempt."""
         held = self._order is not None and self._order.deed is Deed.TERMINATE
         return held and state.standing is Standing.RETURNED
-
-    async def _is_on_its_way(self, order: Order) -> bool:
-        """Whether the platform is known to be ending the attempt, or to have ended it."""
-        state = await self._state(order)
-        if state is None or state.standing is Standing.RUNNING:
-            return False
-        return not self._came_back(state)
 
     async def _proving(self) -> Result | None:
         """Until the platform says that it is over and every node has looked, or time is."""

@@ -97,6 +97,7 @@ class Scheduler:
     becomes: Standing = Standing.ENDED
     offenders: frozenset[str] = frozenset()
     on_ask: Callable[[], None] | None = None
+    on_end: Callable[[], None] | None = None
     order: Order | None = None
     calls: list[str] = field(default_factory=list)
 
@@ -123,8 +124,13 @@ class Scheduler:
         """End the attempt."""
         self.fuse.step("end, not yet done")
         error = self.answers.pop(0) if self.answers else None
-        if error is not None and not self.acts_before_error:
+        # Whoever refuses has done nothing; an answer that is lost may have been about a deed.
+        if error is not None and not (
+            self.acts_before_error and isinstance(error, ServiceUnavailable)
+        ):
             raise error
+        if self.on_end is not None:
+            self.on_end()
         self.calls.append(f"end {order.deed.value}")
         back = self.standing is Standing.RETURNED
         if back and self.successor_runs:
