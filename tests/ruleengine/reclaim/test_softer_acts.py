@@ -299,7 +299,8 @@ def test_a_notice_tells_each_step_with_its_time_and_how_to_put_them_off(servers:
             await passing(world, lambda: world.state(JOB) is CaseState.NOTIFIED)
             (message,) = world.slack.received
             text = message.json()["text"]
-            found = [line for line in text.splitlines() if line.startswith("- ")]
+            steps = text.partition("*What happens next:*")[2].partition("*To keep it:*")[0]
+            found = [line for line in steps.splitlines() if line.startswith("- ")]
             assert [len(re.findall(r"\d\d:\d\d:\d\d", line)) for line in found] == [1, 1, 1]
             for line, words in zip(found, ("save its state", "leave", "is ended"), strict=True):
                 assert words in line
