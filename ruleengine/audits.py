@@ -64,18 +64,7 @@ def audit(dossier: Dossier, *, now: float) -> dict[str, Any]:
         "first_sample": _first_sample(dossier),
         "deadlines": _deadlines(dossier),
         "clock_set_back": _set_back(dossier),
-        "stages": [
-            {
-                "stage": mark.key,
-                "level": mark.level,
-                "do": mark.do,
-                "mode": mark.mode,
-                "at": rfc3339(mark.at),
-                "elapsed": round(mark.elapsed, 3),
-                "would": mark.would,
-            }
-            for mark in dossier.case.marks
-        ],
+        "stages": explain.stage_records(dossier.case),
         "notices": _notices(dossier),
         "keeps": [
             {

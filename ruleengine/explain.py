@@ -15,6 +15,7 @@ from gpuwarden.ruleengine.reclaim.drafts import evidence_record
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuwarden.ruleengine.case_records import Case
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.losses import Loss
@@ -187,18 +188,7 @@ def _case(engine: Engine, rule: Rule, stored: StoredCase) -> dict[str, Any]:
         "cause": {"name": case.cause, "because": case.because, "remedy": case.remedy}
         if case.cause
         else None,
-        "stages": [
-            {
-                "stage": mark.key,
-                "level": mark.level,
-                "do": mark.do,
-                "mode": mark.mode,
-                "at": rfc3339(mark.at),
-                "elapsed": round(mark.elapsed, 3),
-                "would": mark.would,
-            }
-            for mark in case.marks
-        ],
+        "stages": stage_records(case),
         "acts": [
             {
                 "stage": act.key,
@@ -234,6 +224,22 @@ def _case(engine: Engine, rule: Rule, stored: StoredCase) -> dict[str, Any]:
             for keep in engine.ledger.keeps(case.rule_id, case.job_id, case.run_id)
         ],
     }
+
+
+def stage_records(case: Case) -> list[dict[str, Any]]:
+    """The stages that a case has entered, for JSON."""
+    return [
+        {
+            "stage": mark.key,
+            "level": mark.level,
+            "do": mark.do,
+            "mode": mark.mode,
+            "at": rfc3339(mark.at),
+            "elapsed": round(mark.elapsed, 3),
+            "would": mark.would,
+        }
+        for mark in case.marks
+    ]
 
 
 def _job_head(job: JobFacts) -> dict[str, Any]:

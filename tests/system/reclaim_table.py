@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8
 _HEAD = (
-    *("job", "how it goes", "notices had", "ended by", "result", "proof", "memory freed"),
-    *("work lost", "first sample to detected", "to told", "to decided", "to result"),
+    *("job", "how it goes", "ended by", "result", "freed", "work lost"),
+    *("first sample to detected", "to told", "to decided", "to proof"),
 )
+_ASKED = {"request": "its run's request", "SIGUSR1": "its `--signal`"}
 
 
 def table(found: list[Cell]) -> Iterator[str]:
@@ -41,13 +42,12 @@ def _row(cell: Cell) -> tuple[str, ...]:
     return (
         KINDS[cell.job.kind],
         WAYS[cell.job.way],
-        ", ".join(sorted(set(cell.notices))),
-        cell.ended_by,
+        _ASKED.get(cell.ended_by, cell.ended_by),
         result["state"],
-        "gone from NVML" if gone else "NVML still lists it",
         f"{freed:.0f} GiB",
         f"{cell.lost:.0f} s",
-        *(f"{times[name]:.1f} s" for name in (*names, "decided_to_finished")),
+        *(f"{times[name]:.1f} s" for name in names),
+        f"{times['decided_to_finished']:.1f} s{'' if gone else ', none'}",
     )
 
 

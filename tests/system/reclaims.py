@@ -45,7 +45,7 @@ WAYS = {
     "notice": "leaves on notice",
     "term": "leaves on TERM",
     "kill": "needs KILL",
-    "survives": "survives",
+    "survives": "NVML still lists it",
 }
 CARDS = 18
 MEMORY = 20 * GIB
@@ -269,11 +269,16 @@ class Job:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def lines(self, what: str) -> list[list[str]]:
-        """Its lines that begin with a word, each as words."""
+        """Its own lines that begin with a word, each as words.
+
+        What its controller starts after it writes into the same file: that is another life.
+        """
         if not self.record.exists():
             return []
         found = [line.split() for line in self.record.read_text().splitlines()]
-        return [words for words in found if words[0] == what]
+        starts = [place for place, words in enumerate(found) if words[0] == "start"]
+        own = found[: starts[1]] if len(starts) > 1 else found
+        return [words for words in own if words[0] == what]
 
     @property
     def alive(self) -> bool:
@@ -346,11 +351,6 @@ class Cell:
         if self.job.lines("saved"):
             return self.job.lines("asked")[-1][2]
         return "SIGKILL" if not self.job.alive else "nothing"
-
-    @property
-    def notices(self) -> list[str]:
-        """Channels by which the notice was proven to be had."""
-        return [item["channel"] for item in self.audit["notices"] if item["state"] == "proven"]
 
     @property
     def told_first(self) -> bool:
