@@ -144,8 +144,11 @@ class DrillDesk:
             raise Refusal(409, "no_drills", "engine.yaml has no drill: see docs/operations.md")
         if self.problem:
             raise Refusal(409, "drill_rule", self.problem)
+        if facts is None:
+            text = "the engine has not seen the fleet yet: ask again after its first tick"
+            raise Refusal(409, "no_facts", text)
         host = _host(node)
-        known = set() if facts is None else {*facts.expected_names, *facts.lit_names}
+        known = {*facts.expected_names, *facts.lit_names}
         if host not in {_host(name) for name in known}:
             raise Refusal(404, "unknown_node", f"no node {node} is scraped; see GET /v1/nodes")
         if any(drill.node == host for drill in self._open()):

@@ -84,9 +84,16 @@ def victim(stack: Stack, *words: str) -> list[str]:
     return [str(COMMAND), "drill", "victim", "--gpus", gpus, *jobs, "--for", "5m", *words]
 
 
+def known(stack: Stack) -> bool:
+    """Whether the engine has seen the node yet."""
+    found = json.loads(fetch(stack.url("engine") + "/v1/jobs"))["nodes"]
+    return found is not None and found["lit"] == 1
+
+
 @contextlib.contextmanager
 def drilled(stack: Stack, name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """`gpuwarden drill run`, and a victim of these options; what the first says is in a log."""
+    until(lambda: known(stack), 60)
     drill = stack.launch(name, operator(stack, "run", "--node", NODE))
     said = stack.folder / "logs" / f"{name}.log"
     # On a node of its own it would start the victim; here both would be one job of one user.
