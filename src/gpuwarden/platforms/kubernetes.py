@@ -202,6 +202,11 @@ def may_have_devices(spec: Json) -> bool:
     """Whether a pod may have a card or another device, however it came by it."""
     if spec.get("resourceClaims") or spec.get("runtimeClassName"):
         return True
+    volumes = spec.get("volumes")
+    mounts = volumes if isinstance(volumes, list) else ()
+    paths = [value_at(item, "hostPath.path") for item in mounts if isinstance(item, dict)]
+    if any(path == "/" or f"{path}/".startswith("/dev/") for path in paths):
+        return True
     lists = (spec.get("containers"), spec.get("initContainers"))
     containers = [item for found in lists if isinstance(found, list) for item in found]
     return any(_has_devices(item) for item in containers if isinstance(item, dict))
@@ -248,6 +253,9 @@ def _reference(api_version: str, kind: str, name: str, *, uid: str) -> Reference
 
 
 def _has_devices(container: Json) -> bool:
+    # Who is privileged sees every device of the node; what a whole map sets is not known here.
+    if value_at(container, "securityContext.privileged") is True or container.get("envFrom"):
+        return True
     resources, environment = _part(container, "resources"), container.get("env")
     asked = {*_part(resources, "limits"), *_part(resources, "requests")}
     words = environment if isinstance(environment, list) else ()
@@ -261,6 +269,8 @@ def _has_devices(container: Json) -> bool:
 
 
 def _part(found: Json, name: str) -> Json:
+    if not isinstance(found, dict):
+        raise UnexpectedObject(f"{type(found).__name__} where an object with {name} belongs")
     part = found.get(name)
     if part is None:
         return {}

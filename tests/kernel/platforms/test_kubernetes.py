@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -66,6 +66,8 @@ def node(**more: Any) -> dict[str, Any]:
         pod(metadata={"deletionTimestamp": "soon"}),
         pod(metadata={"ownerReferences": [{"controller": True, "kind": "A/B", "name": "x"}]}),
         {**pod(), "spec": ["x"]},
+        cast("Any", None),
+        cast("Any", ["x"]),
     ],
 )
 def test_what_is_no_pod(found: dict[str, Any]) -> None:
@@ -95,6 +97,11 @@ def test_owners() -> None:
         ({"containers": [{}], "runtimeClassName": "nvidia"}, True),
         ({"containers": [{"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}]}, True),
         ({"containers": [{"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]}]}, False),
+        ({"containers": [{"securityContext": {"privileged": True}}]}, True),
+        ({"containers": [{"envFrom": [{"configMapRef": {"name": "cuda"}}]}]}, True),
+        ({"containers": [{}], "volumes": [{"name": "d", "hostPath": {"path": "/dev"}}]}, True),
+        ({"containers": [{}], "volumes": [{"name": "d", "hostPath": {"path": "/dev/shm"}}]}, True),
+        ({"containers": [{}], "volumes": [{"name": "d", "hostPath": {"path": "/data"}}]}, False),
     ],
 )
 def test_pods_that_may_have_a_card(spec: dict[str, Any], devices: bool) -> None:
