@@ -100,7 +100,10 @@ def test_owners() -> None:
         ({"containers": [{"securityContext": {"privileged": True}}]}, True),
         ({"containers": [{"envFrom": [{"configMapRef": {"name": "cuda"}}]}]}, True),
         ({"containers": [{}], "volumes": [{"name": "d", "hostPath": {"path": "/dev"}}]}, True),
-        ({"containers": [{}], "volumes": [{"name": "d", "hostPath": {"path": "/dev/shm"}}]}, True),
+        (
+            {"containers": [{}], "volumes": [{"name": "d", "hostPath": {"path": "/dev/nvidia0"}}]},
+            True,
+        ),
         ({"containers": [{}], "volumes": [{"name": "d", "hostPath": {"path": "/data"}}]}, False),
     ],
 )
