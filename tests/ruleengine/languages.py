@@ -112,13 +112,24 @@ _WAITING = st.sampled_from(
 )
 
 
+SAVE: Written = {"level": "moderate", "after": "2m", "do": "checkpoint"}
+LEAVE: Written = {
+    "level": "severe",
+    "after": "4m",
+    "do": "yield",
+    "notice_delivered_for": "2m",
+    "grace": "5m",
+}
+
+
 @st.composite
 def rules(draw: st.DrawFn) -> Rule:
-    """A rule about jobs in enforce, graded or not, that tells and ends."""
+    """A rule about jobs in enforce, graded or not, that tells, maybe asks, and ends."""
     grade = st.one_of(_NOTHING, CONDITIONS)
     stages: list[Written] = [
         {"level": "light", "after": "0s", "do": "log", "when": draw(grade)},
         {"level": "moderate", "after": "1m", "do": "notify", "when": draw(grade)},
+        *draw(st.sampled_from([[], [], [SAVE], [LEAVE | {"when": draw(grade)}], [SAVE, LEAVE]])),
         {
             "level": "severe",
             "after": "5m",

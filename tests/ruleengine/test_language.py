@@ -18,7 +18,7 @@ from gpuwarden.ruleengine.evaluation import applies, evaluate
 from gpuwarden.ruleengine.guards import Situation
 from gpuwarden.ruleengine.linting import lint_rule
 from gpuwarden.ruleengine.lints_of_grades import lint_grades
-from gpuwarden.ruleengine.model import Rule, RuleSet
+from gpuwarden.ruleengine.model import Rule, RuleSet, Stage
 from gpuwarden.ruleengine.profiles import Expectations
 from gpuwarden.ruleengine.rule_differences import differences
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
@@ -60,8 +60,10 @@ def test_what_is_lost_turns_no_answer_around(rule: Rule, dice: random.Random) ->
         assert part in (full, Truth.UNKNOWN)
 
 
-def _acts(rule: Rule, history: Sequence[JobFacts]) -> tuple[bool, list[Blocked], Verdict | None]:
-    """Whether the last job of a history would be ended by the state machine and its guards."""
+def _acts(
+    rule: Rule, history: Sequence[JobFacts]
+) -> tuple[tuple[str, Stage] | None, list[Blocked], Verdict | None]:
+    """The stage that would take the last job's cards, by the state machine and its guards."""
     case, verdict, before = None, None, None
     for job in history:
         if verdict is None or job is not before:
@@ -80,8 +82,9 @@ def _acts(rule: Rule, history: Sequence[JobFacts]) -> tuple[bool, list[Blocked],
             delivery=PROVEN,
         )
         case = None if step.closed else step.case
-    if case is None or verdict is None:
-        return False, [], verdict
+    following = None if case is None else cases.next_stage(case, rule)
+    if case is None or verdict is None or following is None:
+        return None, [], verdict
     job = history[-1]
     waiting = rule.only_if_waiting
     fleet = fleet_of(job, numbers={} if waiting is None else {waiting.key: 5.0})
@@ -102,15 +105,16 @@ def _acts(rule: Rule, history: Sequence[JobFacts]) -> tuple[bool, list[Blocked],
         situation,
         case,
         rule,
-        key="severe-terminate",
-        stage=rule.stages[-1],
+        key=following[0],
+        stage=following[1],
         job=job,
         verdict=verdict,
         truth=verdict.truth,
         delivery=PROVEN,
         kept_until=None,
     )
-    return case.state is CaseState.DUE and not blocks, blocks, verdict
+    acts = case.state is CaseState.DUE and not blocks
+    return following if acts else None, blocks, verdict
 
 
 @settings(_any, max_examples=80)
@@ -123,18 +127,19 @@ def test_nothing_unknown_leads_to_an_end(rule: Rule, dice: random.Random) -> Non
     job = a_whole_job(rule, dice)
     job = dataclasses.replace(job, job_id="proc-1", instances=("n1:9835",))
     last = with_losses(job, dice)
-    ended, _, verdict = _acts(rule, [job] * 60 + [last] * 2)
-    if not ended:
+    acts, _, verdict = _acts(rule, [job] * 60 + [last] * 2)
+    if acts is None:
         return
     assert verdict is not None
-    grade = verdict.grade("severe-terminate")
+    key, stage = acts
+    grade = verdict.grade(key)
     assert verdict.truth is Truth.YES
-    assert (rule.stages[-1].when is None) == (grade is None)
+    assert (stage.when is None) == (grade is None)
     assert grade is None or grade.truth is Truth.YES
     for _ in range(3):
         filled = _filled(rule, last, dice)
         assert set(truths(judged(rule, filled))[:1]) == {Truth.YES}
-        again = judged(rule, filled).grade("severe-terminate")
+        again = judged(rule, filled).grade(key)
         assert again is None or again.truth is Truth.YES
 
 
