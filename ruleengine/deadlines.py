@@ -101,15 +101,20 @@ def terms(case: Case, key: str, stage: Stage) -> Promise:
 
     Each is the later of the rule and of what its owner was told; keeps are included.
     """
-    after, notice, grace = stage.after, stage.notice_delivered_for or 0.0, stage.grace or 0.0
-    if stage.do is Action.CHECKPOINT and stage.grace is None:
-        grace = CHECKPOINT_SECONDS
+    after, notice, grace = stage.after, stage.notice_delivered_for or 0.0, grace_of(stage)
     told = case.promise_of(key)
     if told is not None:
         after = max(after, told.after)
         notice = max(notice, told.notice_delivered_for)
         grace = max(grace, told.grace)
     return Promise(after + case.kept, notice, grace, key)
+
+
+def grace_of(stage: Stage) -> float:
+    """Seconds that a stage gives for what it asks, as the rule reads; 0 where it asks nothing."""
+    if stage.do is Action.CHECKPOINT and stage.grace is None:
+        return CHECKPOINT_SECONDS
+    return stage.grace or 0.0
 
 
 def lacking(case: Case, rule: Rule, key: str, stage: Stage) -> float:

@@ -38,7 +38,7 @@ _POLL_SECONDS = 2.0
 _UNHEARD_SECONDS = 60.0
 """How long an engine that does not answer is asked again."""
 _STARTER_SECONDS = 10.0
-"""How long the command that started the victim may outlive it."""
+"""How long the command that started the victim may outlive the drill, and then SIGTERM."""
 
 
 @click.command(epilog=_EXAMPLES)
@@ -75,8 +75,8 @@ def run(
     job, and times each step. It starts none: COMMAND does, after `--`, or you do. Not on that very
     node by your own user: what starts a victim there is of its job, and ends with it.
 
-    Exit status: 0 passed; 1 slow, failed or silent, or the engine says no; 3 the engine does not
-    answer.
+    Exit status: 0 passed; 1 slow, failed or silent, given up, or the engine says no; 3 the engine
+    does not answer.
     """
     headers = token_headers(token_file)
     if command and shutil.which(command[0]) is None:
@@ -106,14 +106,22 @@ def _started(command: Sequence[str]) -> subprocess.Popen[bytes] | None:
 
 
 def _finished(starter: subprocess.Popen[bytes] | None) -> None:
-    """Wait a little for what started the victim; the victim itself ends by its own bound."""
+    """Wait a little for what started the victim, and leave it where it hears no SIGTERM.
+
+    It may be the victim itself, which stays on purpose (`--on-term ignore`) and ends by its bound.
+    """
     if starter is None:
         return
-    try:
-        starter.wait(_STARTER_SECONDS)
-    except subprocess.TimeoutExpired:
-        starter.terminate()
-        starter.wait()
+    for ask_it in (None, starter.terminate):
+        if ask_it is not None:
+            ask_it()
+        try:
+            starter.wait(_STARTER_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+    text = f"Process {starter.pid}, which was to start the victim, still runs: it is left alone"
+    click.echo(text, err=True)
 
 
 def _followed(

@@ -93,11 +93,13 @@ class DrillDesk:
 
     def _expect(self, settings: DrillSettings) -> None:
         now = self._clock.wall()
+        # Drills are written down by host: a target that is named with its port is the same node.
+        expected = {_host(node) for node in settings.nodes}
         with self._ledger.transaction() as db:
             known = {name for (name,) in db.execute("SELECT node FROM drill_nodes")}
-            for node in known - set(settings.nodes):
+            for node in known - expected:
                 db.execute("DELETE FROM drill_nodes WHERE node=?", (node,))
-            for node in set(settings.nodes) - known:
+            for node in expected - known:
                 db.execute("INSERT INTO drill_nodes VALUES (?, ?)", (node, now))
 
     # -- what else in the engine asks

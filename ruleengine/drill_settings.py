@@ -50,8 +50,8 @@ class DrillSettings(Strict):
     per_day: Annotated[StrictInt, Field(ge=0)]
     """Likewise in any 24 hours."""
     nodes: Annotated[tuple[_Host, ...], BeforeValidator(as_tuple)] = ()
-    """Hosts on which they are expected on a schedule, as in the targets of Prometheus; without a
-    port."""
+    """Hosts on which they are expected on a schedule, as in the targets of Prometheus; a
+    port does not matter."""
     every: Annotated[Seconds, Field(gt=0)] | None = None
     """How often one must succeed on each of these nodes; mandatory with `nodes`."""
     budgets: StepBudgets = Field(default_factory=StepBudgets)

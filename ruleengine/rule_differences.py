@@ -17,6 +17,7 @@ from gpuwarden import durations
 from gpuwarden.ruleengine import quantities
 from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.condition_differences import condition_changes, words
+from gpuwarden.ruleengine.deadlines import grace_of
 from gpuwarden.ruleengine.effects import Change, Effect, flipped, longer, more, overall
 from gpuwarden.ruleengine.model import Action, Mode
 
@@ -235,15 +236,12 @@ def _stage(old: Stage, new: Stage) -> Iterator[Change]:
     nothing = 0.0
     for name, effect in (
         ("notice_delivered_for", Effect.LAXER),
-        ("grace", Effect.LAXER),
         ("max_work_lost", Effect.STRICTER),
     ):
         values = (getattr(old, name) or nothing, getattr(new, name) or nothing)
         yield from longer(name, *values, effect)
-    keeps = [
-        (0.0, 0) if s.owner_may is None else (s.owner_may.keep, s.owner_may.times)
-        for s in (old, new)
-    ]
+    yield from longer("grace", grace_of(old), grace_of(new), Effect.LAXER)
+    keeps = [_allowance(stage) for stage in (old, new)]
     yield from longer("owner_may.keep", keeps[0][0], keeps[1][0], Effect.LAXER)
     yield from _number("owner_may.times", keeps[0][1], keeps[1][1], Effect.LAXER)
     known = {"level", "after", "do", "owner_may", "when"}

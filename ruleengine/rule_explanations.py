@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden import durations
@@ -21,6 +23,7 @@ from gpuwarden.ruleengine.conditions import (
     Signal,
     SilentFor,
 )
+from gpuwarden.ruleengine.deadlines import grace_of
 from gpuwarden.ruleengine.evaluation import listens
 from gpuwarden.ruleengine.grade_clocks import UNKNOWN_LIMIT_SECONDS
 from gpuwarden.ruleengine.model import Action, Mode, Target, TerminateLimits
@@ -171,7 +174,7 @@ def _stage(
             else {"keep": stage.owner_may.keep, "times": stage.owner_may.times}
         ),
         "notice_delivered_for": stage.notice_delivered_for,
-        "grace": stage.grace,
+        "grace": grace_of(stage) if stage.do.acts else None,
         "max_work_lost": stage.max_work_lost,
         "takes_effect": _takes_effect(stage, rule.mode),
     }
@@ -334,10 +337,16 @@ def _canary_lines(canary: dict[str, Any]) -> Iterator[str]:
     back = canary["back_to_warn"]
     share = quantities.render(canary["share"], quantities.Unit.RATIO)
     owners = _counted(back["appeals"], "owner objects", "owners object")
-    yield f"  On trial: it ends jobs of {share} of the owners, and warns all others. It falls back"
-    yield f"  to warn by itself once {owners} or"
-    yield f"  {_counted(back['regrets'], 'end is', 'ends are')} regretted within"
-    yield f"  {_time(back['within'])}, until an admin resumes it."
+    ends = _counted(back["regrets"], "end is", "ends are")
+    within = _time(back["within"])
+    first = math.ceil(1 / canary["share"])
+    text = (
+        f"On trial: it ends jobs of {share} of the owners, and warns all others. It falls back to "
+        f"warn by itself once {owners} or {ends} regretted within {within}, until an admin resumes "
+        f"it. Of the jobs that it finds within {within}, it ends at most {share} as well"
+    )
+    text += f": none before it has found {first}." if first > 1 else "."
+    yield from textwrap.wrap(text, 88, initial_indent="  ", subsequent_indent="  ")
 
 
 def _counted(number: int, one: str, several: str) -> str:
@@ -347,7 +356,8 @@ def _counted(number: int, one: str, several: str) -> str:
 def _limit_lines(who: str, limits: dict[str, Any]) -> Iterator[str]:
     share = quantities.render(limits["halt_above_share_of_running"], quantities.Unit.RATIO)
     yield ""
-    yield f"  {who} together end at most {limits['per_tick']} jobs in a tick,"
+    jobs = _counted(limits["per_tick"], "job", "jobs")
+    yield f"  {who} together end at most {jobs} in a tick,"
     yield f"  {limits['per_hour']} in an hour, {limits['per_user_per_day']} of a user in a day,"
     yield f"  and nothing while jobs of more than {share} of those that run are due at once."
 
@@ -395,7 +405,7 @@ _DOES = {
     Action.TERMINATE.value: "the job is ended",
 }
 _GRACES = {
-    Action.CHECKPOINT.value: "which may take {}",
+    Action.CHECKPOINT.value: "which may take {}; no card is taken meanwhile",
     Action.YIELD.value: "which may take {}; no signal follows",
     Action.REQUEUE.value: "by SIGTERM, and SIGKILL {} later",
     Action.TERMINATE.value: "by SIGTERM, and SIGKILL {} later",

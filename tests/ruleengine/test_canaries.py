@@ -246,7 +246,8 @@ def test_an_explanation_says_whom_it_ends_and_what_puts_it_back() -> None:
     assert (
         "On trial: it ends jobs of 10 % of the owners, and warns all others. It falls back to warn "
         "by itself once 2 owners object or 1 end is regretted within 7d, until an admin resumes "
-        "it." in text
+        "it. Of the jobs that it finds within 7d, it ends at most 10 % as well: none before it has "
+        "found 10." in text
     )
 
 

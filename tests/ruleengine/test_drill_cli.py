@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -122,6 +124,24 @@ def test_run_gives_up_when_told_and_says_where_it_goes_on(servers: World, drill:
     assert (missing[0], "cannot be started" in missing[2]) == (2, True)
     # What could not be started was not asked for.
     assert "going on" not in status[1]
+
+
+@pytest.mark.sweep
+def test_run_leaves_a_starter_alone_that_hears_no_sigterm(servers: World, drill: Commands) -> None:
+    """A victim that only SIGKILL ends holds no terminal up once its drill is over."""
+    deaf = ("sh", "-c", "exec >/dev/null 2>&1; trap '' TERM; sleep 110")
+
+    async def story() -> Answer:
+        async with running(servers) as world, serving(application(world), drill.port):
+            await world.tick()
+            words = ("run", "--node", NODE, "--within", "1s")
+            return await asyncio.to_thread(drill, *words, after=deaf)
+
+    status, said, complained = asyncio.run(story())
+    assert (status, "Given up waiting" in said) == (1, True)
+    number = int(complained.removeprefix("Process ").split(",", 1)[0])
+    assert "still runs: it is left alone" in complained
+    os.kill(number, signal.SIGKILL)
 
 
 def test_status_is_0_only_where_all_is_well(servers: World, drill: Commands) -> None:

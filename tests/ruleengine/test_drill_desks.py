@@ -203,6 +203,18 @@ def test_silence_after_a_request_is_a_result(servers: World) -> None:
     asyncio.run(story())
 
 
+def test_a_node_is_due_by_its_host_also_where_it_is_written_with_its_port(servers: World) -> None:
+    """Its drills are written down by host: else they would count for no schedule."""
+    rehearsing(servers)
+    servers.web = servers.web.replace("n-other", "'n-other:9835'")
+
+    async def story() -> None:
+        async with running(servers) as world:
+            assert sorted(world.engine.drills.due()) == [NODE, "n-other"]
+
+    asyncio.run(story())
+
+
 def test_a_node_that_goes_dark_does_not_end_a_drill(servers: World) -> None:
     """Nothing is known of its victim then; the drill goes on when the node is back."""
     rehearsing(servers)

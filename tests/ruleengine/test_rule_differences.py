@@ -360,6 +360,32 @@ def test_what_changed_is_told_and_exits_one(tmp_path: Path, old: str, new: str, 
     assert done.exit_code == (0 if none else 1)
 
 
+@pytest.mark.parametrize(
+    ("grace", "line"),
+    [
+        ("", "no difference in meaning"),
+        (", grace: 5m", "no difference in meaning"),
+        (", grace: 1m", "  stricter   stages.severe-checkpoint.grace: 5m -> 1m"),
+        (", grace: 9m", "  laxer      stages.severe-checkpoint.grace: 5m -> 9m"),
+    ],
+)
+def test_a_request_to_save_that_gives_no_time_gives_what_the_engine_gives(
+    tmp_path: Path, grace: str, line: str
+) -> None:
+    """Five minutes are its time where the stage does not say; writing them down changes nothing."""
+    end = "  - {level: severe, after: 20m, do: terminate"
+    assert end in RULES
+    saving = "  - {level: severe, after: 15m, do: checkpoint%s}\n" + end
+    before, after = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    before.write_text(RULES.replace(end, saving % ""))
+    after.write_text(RULES.replace(end, saving % grace))
+    done = CliRunner().invoke(rules, ["diff", str(before), str(after)])
+    assert line in done.stdout.splitlines()
+    told = CliRunner().invoke(rules, ["explain", "--rule", "idle", str(after)])
+    length = grace.removeprefix(", grace: ") or "5m"
+    assert f"      which may take {length}; no card is taken meanwhile\n" in told.stdout
+
+
 def test_folders_are_compared_and_results_are_one_document(tmp_path: Path) -> None:
     """As CI would: the rules in force against those of a branch."""
     for name, text in (("old", RULES), ("new", RULES.replace("at_most: 5%", "at_most: 4%"))):
