@@ -60,6 +60,7 @@ CODES: dict[str, str] = {
     "GW311": "Warning: a stage's condition holds whenever the rule does.",
     "GW312": "Warning: a job may come far enough to lose its cards without its owner being told.",
     "GW313": "Warning: a stage is due while the job may still be leaving, and waits for that.",
+    "GW314": "Warning: `only_if_waiting` holds while nobody waits.",
     "GW320": "Warning: a canary tries nothing while the rule's mode is not enforce.",
     "GW401": "A directory: the deputy is no other user of it.",
     "GW410": "Warning, a directory: the user has no address.",

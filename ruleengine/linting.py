@@ -266,7 +266,15 @@ def _waiting(rule: Rule) -> Iterator[Finding]:
         yield _error(
             "GW203", ("only_if_waiting",), "it holds back what takes cards, and no stage here does"
         )
-    promql = rule.only_if_waiting.promql
+    waiting = rule.only_if_waiting
+    if waiting.platform and waiting.holds(0.0):
+        yield _warning(
+            "GW314",
+            ("only_if_waiting", waiting.comparison),
+            f"an empty queue satisfies this as well: {waiting.platform} counts those who wait",
+            "above: 0",
+        )
+    promql = waiting.promql
     for item in () if promql is None else expressions.check(promql, per_job=False):
         place = ("only_if_waiting", "promql")
         yield Finding(item.code, item.severity, place, item.message, item.hint)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from pydantic_core import PydanticCustomError
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.diagnostics import did_you_mean
@@ -16,6 +17,7 @@ from gpuwarden.ruleengine.bot_settings import BotSettings
 from gpuwarden.ruleengine.bots import GROUP, KINDS
 from gpuwarden.ruleengine.channels import EmailChannel, Undelivered
 from gpuwarden.ruleengine.clients import printable
+from gpuwarden.ruleengine.fields import known_zone
 from gpuwarden.ruleengine.layouts import Message, slack_blocks, slack_page, slack_text
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.model import Action, Target
@@ -35,6 +37,14 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _CHANNELS = ("text", "email", "slack", *KINDS)
+
+
+def _read_zone(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    """A zone that is not known would be shown as UTC under its name."""
+    try:
+        return None if text is None else known_zone(text)
+    except PydanticCustomError as error:
+        raise click.BadParameter(error.message()) from error
 
 
 # In it, \b is the character by which click leaves the lines that follow as they are.
@@ -85,7 +95,12 @@ def notices() -> None:
     metavar="FILE",
     help="Also write a page to FILE: the HTML of the mail, or for slack what it looks like there.",
 )
-@click.option("--zone", metavar="ZONE", help="Time zone of its reader; the rules' by default.")
+@click.option(
+    "--zone",
+    metavar="ZONE",
+    callback=_read_zone,
+    help="Time zone of its reader; the rules' by default.",
+)
 @click.option(
     "--external-url",
     default="https://gpuwarden.example.org",
@@ -115,7 +130,11 @@ def preview(
     message = example(_chosen(rules, rule_id), rules.profiles, scene, language=language)
     click.echo(printable(_form(message, channel, clock)).rstrip("\n"))
     if html is not None:
-        html.write_text(slack_page(message) if channel == "slack" else message.html())
+        page = slack_page(message) if channel == "slack" else message.html()
+        try:
+            html.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise InvalidInput(f"{html} cannot be written: {error.strerror}") from error
 
 
 def _chosen(rules: RuleSet, rule_id: str | None) -> Rule:

@@ -32,7 +32,7 @@ def appeal(
 
     It moves no deadline: `gpuwarden keep` does. A rule that enforces on trial (canary) falls back
     to warn by itself once as many owners object as its canary says. Exit status: 0 written down;
-    1 the engine says no, and why.
+    1 the engine says no, and why; 3 it does not answer.
     """
     if (ticket is None) == (token_file is None):
         raise click.UsageError("give either --ticket (owners) or --token-file")
@@ -62,7 +62,7 @@ def regret(decision_id: str, *, reason: str, token_file: Path, url: str) -> None
 
     A rule that enforces on trial (canary) falls back to warn by itself once as many ends are
     regretted as its canary says. `gpuwarden jobs show JOB` names a job's decisions. Exit status: 0
-    written down; 1 the engine says no, and why.
+    written down; 1 the engine says no, and why; 3 it does not answer.
     """
     body = {"decision_id": decision_id, "reason": reason}
     _tell(ask("POST", url, "/v1/regrets", body=body, headers=token_headers(token_file)))

@@ -98,6 +98,27 @@ def test_in_warn_nothing_acts(stage: dict[str, Any]) -> None:
     assert "GW307" in _codes(LOG, NOTIFY, stage, mode="warn", when=SILENT)
 
 
+@pytest.mark.parametrize(
+    ("limit", "codes"),
+    [
+        ({"above": 0}, []),
+        ({"at_least": 1}, []),
+        ({"above": 3, "fits": False}, []),
+        ({"at_least": 0}, ["GW314"]),
+        ({"below": 1, "fits": False}, ["GW314"]),
+        ({"at_most": 5}, ["GW314"]),
+    ],
+)
+def test_a_need_that_an_empty_queue_satisfies_is_none(
+    limit: dict[str, Any], codes: list[str]
+) -> None:
+    """Of a platform's queue; what a number of the operator's own means is theirs to say."""
+    for platform in ("slurm", "kubernetes"):
+        assert _codes(LOG, NOTIFY, TERMINATE, only_if_waiting={platform: {}, **limit}) == codes
+    free = {"promql": "sum(free_gpus)", "below": 1}
+    assert "GW314" not in _codes(LOG, NOTIFY, TERMINATE, only_if_waiting=free)
+
+
 def test_an_epoch_needs_time() -> None:
     """A job that is given a minute to leave can hardly do so."""
     assert _codes(LOG, NOTIFY, YIELD | {"grace": "60s"}) == ["GW305"]

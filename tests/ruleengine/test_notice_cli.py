@@ -14,7 +14,7 @@ from tests.ruleengine.test_deliveries import Mailbox
 from tests.ruleengine.worlds import Sink, slack
 from tests.servers import free_port
 
-from gpuwarden.errors import RefusedAction
+from gpuwarden.errors import InvalidInput, RefusedAction
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.model import Action, Target
 from gpuwarden.ruleengine.notice_cli import notices
@@ -82,6 +82,20 @@ def test_a_rule_that_is_not_there_is_named_with_a_hint() -> None:
     arguments = ["preview", "--rule", str(FOLDER / "defaults.yaml"), "--id", "idle-hold"]
     done = CliRunner().invoke(notices, arguments)
     assert 'did you mean "idle-held"' in str(done.exception)
+
+
+@pytest.mark.parametrize("zone", ["Mars/Phobos", "EST", "../etc/passwd", "/etc/localtime"])
+def test_a_zone_that_is_none_is_refused(zone: str) -> None:
+    """Its times would be those of UTC, under another name."""
+    done = _run("preview", "--rule", str(FOLDER / "defaults.yaml"), "--zone", zone)
+    assert (done.exit_code, "write an IANA name" in done.output) == (2, True)
+
+
+def test_a_page_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    """By its name and the reason."""
+    page = str(tmp_path / "none" / "notice.html")
+    with pytest.raises(InvalidInput, match=r"notice\.html cannot be written: No such file"):
+        _run("preview", "--rule", str(FOLDER / "defaults.yaml"), "--html", page)
 
 
 # -- send-test
