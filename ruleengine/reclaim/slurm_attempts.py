@@ -114,7 +114,9 @@ def strange(own: Record | None, records: Sequence[Record], job: JobFacts) -> Blo
     if not job.user or job.user not in (own.job.user_name, str(own.job.user_id)):
         text = f"by Slurm the job is {own.job.user_name}'s, by its node {job.user or 'nobody'}'s"
         return Blocked("user_differs", text)
-    if not own.job.holds or own.job.submit_time is None or own.job.user_id is None:
+    # A job that is still being set up has its nodes, and may yet be put back into the queue.
+    runs = own.job.holds and not own.job.states & PENDING
+    if not runs or own.job.submit_time is None or own.job.user_id is None:
         return Blocked("not_running", f"by Slurm the job is {own.word}")
     if "COMPLETING" in own.job.states:
         return Blocked("ending_already", f"by Slurm the job is {own.word}")

@@ -215,7 +215,8 @@ def decode_json(content: str | bytes) -> SlurmAnswer:
     meta = _dict(
         _dict(document.get("meta")).get("slurm") or _dict(document.get("meta")).get("Slurm")
     )
-    jobs, errors = [], [_complaint(item) for item in document.get("errors") or ()]
+    said = document.get("errors")
+    jobs, errors = [], [_complaint(item) for item in (said if isinstance(said, list) else ())]
     for item in document["jobs"]:
         try:
             jobs.append(_json_job(_dict(item)))

@@ -237,6 +237,13 @@ def test_a_job_that_cannot_be_made_out(item: object) -> None:
     assert len(answer.errors) == 3
 
 
+@pytest.mark.parametrize("said", [7, True, "text", {"error": "e"}, None])
+def test_complaints_that_are_no_list_are_passed_over(said: object) -> None:
+    """What is told of the jobs beside them is still read."""
+    answer = decode_json(json.dumps({"jobs": [OLD], "errors": said}))
+    assert (len(answer.jobs), answer.errors) == (1, ())
+
+
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
