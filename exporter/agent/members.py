@@ -205,7 +205,8 @@ def of_job(
         if boot[: len(name)] != name:
             return ()
         root = processes.get(pid)
-        if root is None or root.start_ticks != start_ticks:
+        # One that has ended and was not waited for is in no cgroup of its job any more.
+        if root is None or root.start_ticks != start_ticks or root.ended:
             left = orphans(
                 processes, seen, launchers=launchers, since_ticks=start_ticks, booted=booted
             )

@@ -174,3 +174,17 @@ def test_jobs_of_all_kinds_are_found(job_id: str, pids: list[int]) -> None:
     about = {"boot": "0badcafe-x", "booted": 0.0, "launchers": LAUNCHERS}
     seen = [ProcessRef(300, 300), ProcessRef(301, 1), ProcessRef(200, 1)]
     assert [item.pid for item in of_job(found, job_id, seen=seen, **about)] == pids
+
+
+def test_a_root_that_nobody_has_waited_for_does_not_hide_what_it_left() -> None:
+    """One that has ended is in no cgroup of its job any more; its worker runs on, below nobody."""
+    dead = process(100, 10, state="Z", cgroup="/")
+    left = of_job(
+        table(dead, process(101, 1)),
+        "proc-0123abcd-100-100",
+        boot="0123abcd-0000-4000-8000-000000000000",
+        booted=0.0,
+        launchers=LAUNCHERS,
+        seen=[ProcessRef(100, 100), ProcessRef(101, 101)],
+    )
+    assert [item.pid for item in left] == [101]
