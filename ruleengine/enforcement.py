@@ -20,7 +20,7 @@ from gpuwarden.agent_api import ActionReport, ActionState, Outcome
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, returns
 from gpuwarden.ruleengine.acts import ActState
-from gpuwarden.ruleengine.cases import CaseState, Event
+from gpuwarden.ruleengine.cases import Event
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.reclaim.drafts import Desk
@@ -32,7 +32,7 @@ from gpuwarden.ruleengine.records import Change
 from gpuwarden.ruleengine.returns import Returns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.cases import Case
@@ -170,15 +170,19 @@ class Reclaimer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def reach(self, job: JobFacts, do: str, case: StoredCase) -> Reach | Blocked:
+    async def reach(
+        self, job: JobFacts, do: str, case: StoredCase, *, offenders: Collection[str] = ()
+    ) -> Reach | Blocked:
         """Everybody that an act on a job needs, or why it cannot be done now.
 
         Args:
             job: by the tick's facts.
             do: the stage's: checkpoint, yield, requeue or terminate.
             case: for which it is to be done.
+            offenders: ids of all jobs to which the same stage of the same rule may be done now:
+                what ends together must be among them.
         """
-        found = await self._reacher.reach(job, do, offenders=self._offenders(case.case.rule_id))
+        found = await self._reacher.reach(job, do, offenders=offenders)
         if isinstance(found, Blocked) or not Action(do).ends:
             return found
         now = self._clock.wall()
@@ -196,11 +200,6 @@ class Reclaimer:
             current = self._table.get(case.case.rule_id, case.case.job_id) or case
             self._table.save([Change(current.id, current.case, "enforce", (event,))], time=now)
         return back.blocked(now)
-
-    def _offenders(self, rule_id: str) -> frozenset[str]:
-        """Jobs that are due by a rule: what ends together must all be among them."""
-        due = (stored.case for stored in self._table.all() if stored.case.state is CaseState.DUE)
-        return frozenset(case.job_id for case in due if case.rule_id == rule_id)
 
     async def act(
         self,

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import sqlite3
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,6 +17,7 @@ import structlog
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, health, papers
 from gpuwarden.ruleengine.cases import CaseState
+from gpuwarden.ruleengine.companies import Company, spared
 from gpuwarden.ruleengine.demand_sources import with_demands
 from gpuwarden.ruleengine.drill_desks import DrillDesk
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
@@ -340,8 +342,12 @@ class Engine:
                 self._blocked(stored, blocks)
             else:
                 free.append((stored, job, *following))
+        company, reach_of = Company((s, key) for s, _, key, _ in free), self.reclaimer.reach
         reached = await asyncio.gather(
-            *(self.reclaimer.reach(job, stage.do.value, stored) for stored, job, _, stage in free)
+            *(
+                reach_of(job, stage.do.value, stored, offenders=company.jobs(stored, key))
+                for stored, job, key, stage in free
+            )
         )
         ended: list[str] = []
         for (stored, job, key, stage), reach in zip(free, reached, strict=True):
@@ -351,7 +357,7 @@ class Engine:
             situation = self._situation(facts, ended=ended, rule_id=case.rule_id)
             blocks += guards.limit_blocks(situation, case.user, case.rule_id, job_id=job.job_id)
             if not blocks and not isinstance(reach, Blocked):
-                blocks = await self._act(stored, reach, key=key, ended=ended)
+                blocks = await self._act(stored, reach, company, key=key, ended=ended)
             self._blocked(stored, blocks)
             if not blocks:
                 ended.append(stored.case.rule_id)
@@ -388,7 +394,7 @@ class Engine:
             log.info("not ended", rule=case.rule_id, job=case.job_id, why=why)
 
     async def _act(
-        self, stored: StoredCase, reach: Reach, *, key: str, ended: Sequence[str]
+        self, stored: StoredCase, reach: Reach, company: Company, *, key: str, ended: Sequence[str]
     ) -> list[Blocked]:
         """The last look at one case, and the act of its stage if nothing speaks against it."""
         try:
@@ -407,6 +413,10 @@ class Engine:
         if following[0] != key:
             return [Blocked("not_due", f"by now the next stage is {following[0]}")]
         blocks = self.objections(stored, rule, fresh, ended=ended)
+        if not blocks and reach.claim is not None and reach.claim.also:
+            against = partial(self.objections, facts=fresh, ended=ended)
+            others = company.others(stored, key)
+            blocks = spared(others, key, table=self.cases, trials=self.trials, objections=against)
         job = fresh.jobs.get(stored.case.job_id)
         if blocks or job is None:
             self._postpone(stored, rule, blocks)

@@ -49,7 +49,8 @@ END_SECONDS = 300.0
 PROOF_SECONDS = 120.0
 """After the platform's own grace, for its last word and for NVML."""
 LATE_SECONDS = 900.0
-"""An end that comes later than this after its time, since no engine ran, is not made."""
+"""A request or an end that comes later than this after its time, since no engine ran, is not made:
+what it was decided on may not hold any more."""
 END_TRIES = 5
 PATIENCE = 5.0
 """So many times longer are the pauses while a job may leave by itself: its platform has others."""
@@ -186,6 +187,10 @@ class Ladder:
 
     async def _asking(self) -> Result | None:
         """Tell the trainer, and have the platform tell the job where that asked for it."""
+        late = self._late(self._act.asked_at)
+        if late:
+            await self._withdrawn_requests()
+            return Result("refused", f"withheld: {late}")
         parts = await self._asked_trainer()
         delivered = [part for part in parts if part.state == "done"]
         soft = self._order is None
@@ -267,10 +272,8 @@ class Ladder:
             return Result(
                 "unheeded", f"{what} when its time was over", self._report(Outcome.INCOMPLETE)
             )
-        late = self._clock.wall() - (self._act.asked_at or 0.0) - self._decision.grace
-        why = self._tools.withheld()
-        if not why and late > LATE_SECONDS:
-            why = f"no engine ran when its time came, {late:.0f} s ago: it is to be judged anew"
+        due = (self._act.asked_at or 0.0) + self._decision.grace
+        why = self._tools.withheld() or self._late(due)
         if why:
             await self._withdrawn_requests()
             return Result("refused", f"withheld: {why}")
@@ -345,12 +348,19 @@ class Ladder:
 
     def _why_not(self, deadline: float, *, unknown: bool) -> str:
         """Why the platform is not told, or not again, or an empty string."""
-        why = self._tools.withheld()
+        why = self._tools.withheld() or self._late(self._act.ended_at)
         if why:
             return f"withheld: {why}"
         over = self._act.tries >= END_TRIES or self._clock.monotonic() >= deadline
         # A second blow without knowing what the first has done would be one too many.
         return "unanswered: its platform did not answer" if over or unknown else ""
+
+    def _late(self, due: float | None) -> str:
+        """Why a step is not taken any more whose time came long ago, or an empty string."""
+        late = self._clock.wall() - (due or 0.0)
+        if late <= LATE_SECONDS:
+            return ""
+        return f"no engine ran when its time came, {late:.0f} s ago: it is to be judged anew"
 
     async def _has_acted(self, order: Order) -> bool:
         """Whether the attempt is over or on its way out, or may be: then it is to be proven."""
@@ -362,6 +372,7 @@ class Ladder:
     async def _told(self, order: Order) -> bool:
         """Tell the platform once; whether nothing more is to be told."""
         platform = self._platform()
+        self._refused, self._may_pass = "", False
         self._keep(tries=self._act.tries + 1)
         try:
             await platform.end(order)

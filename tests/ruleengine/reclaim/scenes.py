@@ -7,10 +7,12 @@ stand behind, and the agents are asked over HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.ruleengine.engines import running
 from tests.ruleengine.worlds import GIB, NODE, Job
 
 from gpuwarden.agent_api import (
@@ -26,7 +28,7 @@ from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine.reclaim.ports import Claim, Standing, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import AsyncIterator, Callable, Collection
 
     from tests.ruleengine.engines import World
     from tests.ruleengine.worlds import Answer
@@ -280,6 +282,19 @@ class Scene:
 def target_changed() -> RefusedAction:
     """A platform that finds another attempt than the one claimed."""
     return RefusedAction("target_changed", "job 4711 is of another submission by now")
+
+
+@contextlib.asynccontextmanager
+async def decided(scene: Scene) -> AsyncIterator[World]:
+    """The engine, once it has decided to end the job."""
+    async with running(scene.world) as world:
+        for _ in range(80):
+            if world.engine.ledger.job_decisions(JOB):
+                break
+            await world.tick(seconds=HURRY)
+        else:
+            pytest.fail(f"nothing decided: {world.why(JOB)}")
+        yield world
 
 
 async def until_step(world: World, step: str, job_id: str = JOB) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import TypeAdapter
@@ -15,6 +13,7 @@ from tests.ruleengine.reclaim.scenes import (
     JOB,
     OTHER_NODE,
     Scene,
+    decided,
     target_changed,
     until_step,
 )
@@ -27,22 +26,6 @@ from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.decision_steps import steps_of
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.reclaim.ports import Standing
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
-@contextlib.asynccontextmanager
-async def decided(scene: Scene) -> AsyncIterator[World]:
-    """The engine, once it has decided to end the job."""
-    async with running(scene.world) as world:
-        for _ in range(80):
-            if world.engine.ledger.job_decisions(JOB):
-                break
-            await world.tick(seconds=HURRY)
-        else:
-            pytest.fail(f"nothing decided: {world.why(JOB)}")
-        yield world
 
 
 async def over(world: World, seconds: float = 600.0) -> None:
