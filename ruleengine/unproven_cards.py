@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import structlog
+
+from gpuwarden.agent_api import ApiError
 from gpuwarden.ruleengine.model import Action
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ FREE_SECONDS = 30.0
 """Once it has been back for so long, later memory without an owner is none of that reclaim's."""
 BELIEVED_SECONDS = 7 * 86400.0
 """For so long memory without an owner is taken for that of an unproven reclaim on the card."""
+
+log = structlog.get_logger(__name__)
 
 
 class UnprovenCards:
@@ -86,7 +91,11 @@ def _ended(decision: Decision) -> float:
 
 def _expected(decision: Decision) -> float:
     """Bytes on a card from which on they may be what did not come back."""
-    report = decision.decoded_report
+    try:
+        report = decision.decoded_report
+    except ApiError as error:  # written by another version
+        log.warning("a report cannot be read", decision=decision.id, error=str(error))
+        return LEAST_BYTES
     if report is None:
         return LEAST_BYTES
     held = sum(process.gpu_memory or 0 for process in report.processes)

@@ -271,16 +271,8 @@ class ActionReport:
                 outcome=None if outcome is None else Outcome(outcome),
                 reason=_text(data, "reason", 256),
                 message=_text(data, "message", 4096),
-                steps={str(k): float(v) for k, v in dict(data.get("steps", {})).items()},
-                processes=tuple(
-                    SignalledProcess(
-                        pid=_integer(item, "pid"),
-                        start_ticks=_integer(item, "start_ticks"),
-                        ended_by=item.get("ended_by"),
-                        gpu_memory=item.get("gpu_memory"),
-                    )
-                    for item in data.get("processes", [])
-                ),
+                steps={str(k): _finite(v, str(k)) for k, v in dict(data.get("steps", {})).items()},
+                processes=tuple(_signalled(item) for item in data.get("processes", [])),
                 proof=None if proof is None else _proof(proof),
             )
         except (TypeError, ValueError, AttributeError) as error:
@@ -434,6 +426,10 @@ def _text(data: dict[str, Any], name: str, limit: int) -> str:
     value = data.get(name)
     if not isinstance(value, str) or len(value) > limit:
         raise ApiError(f"{name} is not a string of at most {limit} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # half a surrogate pair: no file and no database takes it
+        raise ApiError(f"{name} is not text") from error
     return value
 
 
@@ -445,12 +441,10 @@ def _integer(data: dict[str, Any], name: str) -> int:
 
 
 def _number(data: dict[str, Any], name: str) -> float:
-    value = data.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ApiError(f"{name} is not a finite number")
+    value = _finite(data.get(name), name)
     if value < 0:
         raise ApiError(f"{name} is negative")
-    return float(value)
+    return value
 
 
 def _process(item: Any) -> ProcessRef:
@@ -474,11 +468,39 @@ def _command_line(item: dict[str, Any]) -> CommandLine:
     )
 
 
+def _finite(value: object, name: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ApiError(f"{name} is not a number")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ApiError(f"{name} is too large") from error
+    if not math.isfinite(number):
+        raise ApiError(f"{name} is not a finite number")
+    return number
+
+
+def _signalled(data: dict[str, Any]) -> SignalledProcess:
+    unheld = data.get("gpu_memory") is None
+    return SignalledProcess(
+        pid=_integer(data, "pid"),
+        start_ticks=_integer(data, "start_ticks"),
+        ended_by=None if data.get("ended_by") is None else _text(data, "ended_by", 32),
+        gpu_memory=None if unheld else _integer(data, "gpu_memory"),
+    )
+
+
+def _memory(data: dict[str, Any], name: str) -> dict[str, int]:
+    found = data.get(name, {})
+    return {uuid: _integer(found, uuid) for uuid in found}
+
+
 def _proof(data: dict[str, Any]) -> Proof:
     return Proof(
-        gone=bool(data["gone"]) if "gone" in data else False,
+        # Only the word itself is a proof, not whatever is not empty.
+        gone=data.get("gone") is True,
         memory_freed=_integer(data, "memory_freed"),
-        device_used_before={k: int(v) for k, v in data.get("device_used_before", {}).items()},
-        device_used_after={k: int(v) for k, v in data.get("device_used_after", {}).items()},
+        device_used_before=_memory(data, "device_used_before"),
+        device_used_after=_memory(data, "device_used_after"),
         seconds=_number(data, "seconds"),
     )

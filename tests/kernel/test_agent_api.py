@@ -148,3 +148,34 @@ def test_the_signature_header_is_read_back_or_refused() -> None:
     for wrong in ("", "key_id=1, signature=2", value + " ", value.upper()):
         with pytest.raises(ApiError):
             agent_api.parse_signature(wrong)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"processes": [{"pid": 1, "start_ticks": 2, "gpu_memory": "lots"}]},
+        {"processes": [{"pid": 1, "start_ticks": 2, "gpu_memory": -5}]},
+        {"processes": [{"pid": 1, "start_ticks": 2, "ended_by": {}}]},
+        {"steps": {"exited": float("nan")}},
+        {"steps": {"exited": 10**400}},
+        {"steps": {"exited": "5"}},
+        {"proof": {"memory_freed": 0, "seconds": 10**400}},
+        {"proof": {"memory_freed": 0, "seconds": 1, "device_used_after": {"g": float("inf")}}},
+        {"message": "\ud800"},
+    ],
+)
+def test_a_report_that_could_not_be_counted_or_kept_is_no_answer(change: dict[str, object]) -> None:
+    """Whoever decodes it can add its numbers up, write it down, and read it again."""
+    fields = {**json.loads(REPORT.encode()), **change}
+    with pytest.raises(ApiError):
+        ActionReport.decode(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("said", ["false", "yes", 1, [0], None])
+def test_only_a_plain_true_says_that_processes_are_gone(said: object) -> None:
+    """Whatever else is not empty is no proof."""
+    fields = json.loads(REPORT.encode())
+    fields["proof"]["gone"] = said
+    report = ActionReport.decode(json.dumps(fields).encode())
+    assert report.proof is not None
+    assert not report.proof.gone
