@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_ROUTES = 5000
 _MATCHER = re.compile(
     r'\s*(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*|"(?:[^"\\]|\\.)+")\s*(?P<op>=~|!~|!=|=)\s*'
-    r'(?P<value>"(?:[^"\\]|\\.)*"|[^,"{}]*?)\s*'
+    r'(?P<value>"(?:[^"\\]|\\.)*"|[^,"]*?)\s*(?=,|\Z)'
 )
 _LITERALS = re.compile(r"[\w.@:/ -]*(?:\|[\w.@:/ -]*)*")
 """A pattern that is a list of words."""
@@ -144,7 +144,14 @@ def read_routes(root: Node) -> Route:
     node = root.child("route")
     if node is None or not isinstance(node.value, dict):
         raise UnreadableRoutes("route: is missing, so that nobody is told anything", root.span)
-    return _Reader().route(node, _Settings(""))
+    tree = _Reader().route(node, _Settings(""))
+    if tree.matchers:
+        raise UnreadableRoutes(
+            "route: the first route must take every alert, so that Alertmanager refuses it with "
+            "conditions: move them to a route below it",
+            node.span,
+        )
+    return tree
 
 
 class _Reader:

@@ -12,6 +12,7 @@ import hmac
 import json
 import re
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -34,6 +35,8 @@ GROUP = "group"
 """The recipient that stands for a group in which nobody is mentioned."""
 _ORDER: Final = ("next", "keep", "seen", "cause", "remedy", "expected", "work", "gpus")
 """Parts in the order in which they are given up last where a message is too long."""
+_FEISHU_LIMIT: Final = 19_500
+"""Bytes of a whole request; Feishu takes 20 KB, and the signature is added."""
 _KEY = re.compile(r"[A-Za-z0-9_-]{8,128}")
 _MOBILE = re.compile(r"\+?[0-9]{5,15}")
 # Full-width forms look the same and are no markup, no mention and no link to any of the three.
@@ -269,7 +272,26 @@ class FeishuBot(BotChannel):
         return f"/open-apis/bot/v2/hook/{quote(self._key, safe='')}"
 
     def body(self, mention: str, message: Message) -> Mapping[str, Any]:
-        """A card whose texts are plain, so that nothing in them is read as markup."""
+        """A card whose texts are plain, so that nothing in them is read as markup.
+
+        Feishu refuses what is too long as a whole, however short each part is: the parts that
+        matter least are left out until it fits.
+        """
+        found = self._card(mention, message, cut=False)
+        given_up = [name for name in reversed(_ORDER) if any(p.name == name for p in message.parts)]
+        while given_up and _bytes(json.dumps(found, ensure_ascii=False)) > _FEISHU_LIMIT:
+            name = given_up.pop(0)
+            parts = tuple(part for part in message.parts if part.name != name)
+            message = replace(message, parts=parts)
+            found = self._card(mention, message, cut=True)
+        if self._secret is not None:
+            stamp = f"{self._clock.wall():.0f}"
+            # Their order: the text is the key, and what is signed is empty.
+            digest = hmac.digest(f"{stamp}\n{self._secret}".encode(), b"", hashlib.sha256)
+            found |= {"timestamp": stamp, "sign": base64.b64encode(digest).decode()}
+        return found
+
+    def _card(self, mention: str, message: Message, *, cut: bool) -> dict[str, Any]:
         phrases = speech(message.language).phrases
         elements: list[dict[str, Any]] = []
         if mention:
@@ -280,6 +302,8 @@ class FeishuBot(BotChannel):
         for part in message.parts:
             heading = {"tag": "lark_md", "content": f"**{part.heading}**"}
             elements += [{"tag": "div", "text": heading}, _plain(part.text)]
+        if cut:
+            elements.append(_plain(phrases.cut))
         if message.url:
             button = {
                 "tag": "button",
@@ -292,7 +316,7 @@ class FeishuBot(BotChannel):
             note = {"tag": "plain_text", "content": message.tags}
             elements.append({"tag": "note", "elements": [note]})
         colours = {"light": "green", "moderate": "orange", "severe": "red", "page": "red"}
-        found: dict[str, Any] = {
+        return {
             "msg_type": "interactive",
             "card": {
                 "config": {"wide_screen_mode": True},
@@ -303,12 +327,6 @@ class FeishuBot(BotChannel):
                 "elements": elements,
             },
         }
-        if self._secret is not None:
-            stamp = f"{self._clock.wall():.0f}"
-            # Their order: the text is the key, and what is signed is empty.
-            digest = hmac.digest(f"{stamp}\n{self._secret}".encode(), b"", hashlib.sha256)
-            found |= {"timestamp": stamp, "sign": base64.b64encode(digest).decode()}
-        return found
 
 
 def _plain(text: str) -> dict[str, Any]:

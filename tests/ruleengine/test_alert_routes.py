@@ -14,7 +14,7 @@ from tests.ruleengine.test_settings import MINIMAL, write
 from tests.servers import binary
 
 from gpuwarden.ruleengine.alert_route_checks import check_routes
-from gpuwarden.ruleengine.alert_routes import read_routes
+from gpuwarden.ruleengine.alert_routes import read_matchers, read_routes
 from gpuwarden.ruleengine.alerting_cli import alerting
 from gpuwarden.yaml_files import load_located
 
@@ -224,3 +224,44 @@ def test_routes_are_walked_as_alertmanager_walks_them(tmp_path: Path, seed: int)
         )
         found = [route.receiver for route in tree.reached(labels)]
         assert ",".join(found) == done.stdout.strip(), labels
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=b", [("a", "=", "b")]),
+        ("severity =~ warning|critical", [("severity", "=~", "warning|critical")]),
+        ("a = foo bar ", [("a", "=", "foo bar")]),
+        ("a=", [("a", "=", "")]),
+        ("a=~b{2}", [("a", "=~", "b{2}")]),
+        ("a=~^(b|c)$", [("a", "=~", "^(b|c)$")]),
+        ('{a=b,c!="d,e"}', [("a", "=", "b"), ("c", "!=", "d,e")]),
+    ],
+)
+def test_values_without_quotes_are_read_as_alertmanager_reads_them(
+    tmp_path: Path, text: str, expected: list[tuple[str, str, str]]
+) -> None:
+    """Most public files write them so, and `amtool check-config` takes each of these."""
+    file = tmp_path / "alertmanager.yml"
+    file.write_text(f"matchers:\n- '{text}'\n", encoding="utf-8")
+    root = load_located(file).root
+    assert root is not None
+    assert [(item.name, item.op, item.value) for item in read_matchers(root)] == expected
+
+
+@pytest.mark.parametrize(
+    "conditions", ["matchers: ['a=\"b\"']", "match: {a: b}", "match_re: {a: b}"]
+)
+def test_conditions_on_the_first_route_are_refused_as_alertmanager_refuses_them(
+    tmp_path: Path, conditions: str
+) -> None:
+    """An alert that it does not take would leave by no route at all."""
+    file = tmp_path / "alertmanager.yml"
+    file.write_text(
+        f"route: {{receiver: x, {conditions}}}\nreceivers: [{{name: x}}]\n", encoding="utf-8"
+    )
+    root = load_located(file).root
+    assert root is not None
+    (only,) = check_routes(root)
+    assert only.code == "GW500"
+    assert "first route" in only.message

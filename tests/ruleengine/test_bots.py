@@ -26,6 +26,7 @@ from gpuwarden.ruleengine.layouts import Message, Part
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.messages import KEEP_COMMAND, KEEP_LINK
 from gpuwarden.ruleengine.records import Change
+from gpuwarden.ruleengine.texts.speeches import speech
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -342,3 +343,21 @@ def test_a_page_goes_to_the_group_and_mentions_no_owner(tmp_path: Path) -> None:
     group, notices, _ = asyncio.run(_told(tmp_path, "alice", proves=True, labels={"level": "page"}))
     assert [to for to, _ in group.got] == [GROUP]
     assert notices == {}
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_a_long_card_stays_within_what_feishu_takes_and_says_that_it_is_cut(
+    secret: str | None,
+) -> None:
+    """20 KB for a whole request: what happens next and how to keep the job are given up last."""
+    names = ("seen", "expected", "cause", "remedy", "next", "keep", "work", "gpus")
+    parts = tuple(Part(name, name.upper(), name + "\u9577" * 1400) for name in names)
+    long = dataclasses.replace(MESSAGE, description="\u9577" * 1500, parts=parts, language="zh")
+    _, server = asyncio.run(_sent("feishu", _answer(TAKEN["feishu"]), message=long, secret=secret))
+    sent = server.sink.received[-1].body
+    assert len(sent) <= 20_000
+    text = sent.decode()
+    assert "**NEXT**" in text
+    assert "**KEEP**" in text
+    assert "**GPUS**" not in text
+    assert speech("zh").phrases.cut in text
