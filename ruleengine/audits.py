@@ -66,17 +66,7 @@ def audit(dossier: Dossier, *, now: float) -> dict[str, Any]:
         "clock_set_back": _set_back(dossier),
         "stages": explain.stage_records(dossier.case),
         "notices": _notices(dossier),
-        "keeps": [
-            {
-                "role": keep.role,
-                "by": keep.by,
-                "reason": keep.reason,
-                "seconds": keep.seconds,
-                "granted_at": rfc3339(keep.granted_at),
-                "until": rfc3339(keep.until),
-            }
-            for keep in dossier.keeps
-        ],
+        "keeps": explain.keep_records(dossier.keeps),
         "held_back": [
             {
                 "reason": hold.reason,

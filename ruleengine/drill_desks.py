@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts
 
 DRILLS_SCHEMA = "gpuwarden.drills/v1"
-MAX_SHOWN = 100
 _STARTED_LATELY_SECONDS = 3600.0
 """A victim that started longer ago was not seen because the engine was down."""
 
@@ -269,10 +268,6 @@ class DrillDesk:
         """One drill, or None."""
         found = self._drills("SELECT * FROM drills WHERE id=?", number)
         return found[0] if found else None
-
-    def recent(self) -> list[Drill]:
-        """The newest drills, newest first."""
-        return self._drills("SELECT * FROM drills ORDER BY id DESC LIMIT ?", MAX_SHOWN)
 
     def last(self) -> list[Drill]:
         """The newest drill of each node, by name."""

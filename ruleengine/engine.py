@@ -331,8 +331,9 @@ class Engine:
 
     async def _enforce(self, facts: FleetFacts) -> None:
         """Ask the guards for every due case, longest wait first, and act where none objects."""
-        self._halted(self._situation(facts))
-        await self._requests.ask(facts, self._situation(facts))
+        situation = self._situation(facts)
+        self._halted(situation)
+        await self._requests.ask(facts, situation)
         free: list[tuple[StoredCase, JobFacts, str, Stage]] = []
         for stored in sorted(self._due(), key=_waiting_order):
             rule, job = self.trials.rule_for(stored.case), facts.jobs.get(stored.case.job_id)

@@ -13,14 +13,14 @@ from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.reclaim.drafts import evidence_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from gpuwarden.ruleengine.case_records import Case
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.losses import Loss
     from gpuwarden.ruleengine.model import Rule
-    from gpuwarden.ruleengine.records import Decision, StoredCase
+    from gpuwarden.ruleengine.records import Decision, Keep, StoredCase
     from gpuwarden.ruleengine.verdicts import Grade, JobFacts, Verdict
 
 JOBS_SCHEMA = "gpuwarden.jobs/v1"
@@ -212,18 +212,23 @@ def _case(engine: Engine, rule: Rule, stored: StoredCase) -> dict[str, Any]:
             }
             for notice in engine.ledger.notices(stored.id)
         ],
-        "keeps": [
-            {
-                "role": keep.role,
-                "by": keep.by,
-                "reason": keep.reason,
-                "seconds": keep.seconds,
-                "granted_at": rfc3339(keep.granted_at),
-                "until": rfc3339(keep.until),
-            }
-            for keep in engine.ledger.keeps(case.rule_id, case.job_id, case.run_id)
-        ],
+        "keeps": keep_records(engine.ledger.keeps(case.rule_id, case.job_id, case.run_id)),
     }
+
+
+def keep_records(keeps: Iterable[Keep]) -> list[dict[str, Any]]:
+    """By how much a case's end was put off, by whom and why, for JSON."""
+    return [
+        {
+            "role": keep.role,
+            "by": keep.by,
+            "reason": keep.reason,
+            "seconds": keep.seconds,
+            "granted_at": rfc3339(keep.granted_at),
+            "until": rfc3339(keep.until),
+        }
+        for keep in keeps
+    ]
 
 
 def stage_records(case: Case) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ async def until_ended(world: World, asked: asyncio.Task[Answer], *, comes: bool)
     """Let time pass in the engine until the command has its answer; a victim comes, or none."""
     came = False
     while not asked.done():
-        if world.engine.drills.recent():
+        if world.engine.drills.last():
             await world.tick()
             if comes and not came:
                 came, world.fleet.jobs = True, [victim(world)]

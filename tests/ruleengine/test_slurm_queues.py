@@ -20,7 +20,7 @@ from gpuwarden.platforms.slurm_queue import (
     QUEUE_FIELDS,
     decode_queue,
     queue_format,
-    waiting_jobs,
+    waits,
 )
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.demands import service
@@ -34,7 +34,7 @@ from gpuwarden.ruleengine.slurm_queues import SlurmQueue
 from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tests.slurm_servers import SlurmCluster
 
@@ -53,7 +53,7 @@ def answer(*rows: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("row", "waits"),
+    ("row", "expected"),
     [
         ("2;main;Resources;N/A;gres:gpu:1;N/A;N/A", True),
         ("3;main;Priority;gres:gpu:1;N/A;N/A;N/A", True),
@@ -73,9 +73,9 @@ def answer(*rows: str) -> str:
         ("9;main;AssocGrpGRESMinutes;N/A;gres:gpu:1;N/A;N/A", False),
     ],
 )
-def test_who_waits_for_a_card_and_who_would_not_start_on_one(row: str, waits: bool) -> None:
+def test_who_waits_for_a_card_and_who_would_not_start_on_one(row: str, expected: bool) -> None:
     """A job asks for a GPU in any of four ways, and only room or its turn is waited for."""
-    assert waiting_jobs(decode_queue(answer(row), MARK)) == waits
+    assert waiting_jobs(decode_queue(answer(row), MARK)) == expected
 
 
 def test_a_partition_counts_the_jobs_that_may_start_in_it() -> None:
@@ -134,6 +134,13 @@ def command(tmp_path: Path) -> Callable[[str], SlurmQueue]:
         return SlurmQueue(SlurmCommands({"squeue": path}, Path("/etc/there.conf"), timeout))
 
     return make
+
+
+def waiting_jobs(jobs: Iterable[PendingJob], partition: str | None = None) -> int:
+    """How many jobs wait for a GPU, an array counted once; in one partition or in all."""
+    return sum(
+        1 for job in jobs if waits(job) and (partition is None or partition in job.partitions)
+    )
 
 
 def _pending(queue: SlurmQueue) -> tuple[PendingJob, ...]:

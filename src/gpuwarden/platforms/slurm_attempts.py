@@ -11,8 +11,7 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.platforms.slurm_texts import LIST_FIELDS, listed_job
+from gpuwarden.platforms.slurm_texts import LIST_FIELDS, decode_rows, listed_job, rows_format
 
 if TYPE_CHECKING:
     from gpuwarden.platforms.slurm import SlurmJob
@@ -32,7 +31,6 @@ RECORD_FIELDS: Final = (
 UNKNOWN_JOB: Final = "Invalid job id specified"
 """How every command of the controller says that it knows no such job, any more or at all."""
 
-_MARK = re.compile(r"\|[0-9a-z]{8,64}")
 _GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?=[:=,]|$)")
 _HELD: Final = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 
@@ -67,14 +65,8 @@ class Record:
 
 
 def record_format(mark: str) -> str:
-    """The argument of `squeue --noheader -O` whose answer `decode_records` reads.
-
-    Args:
-        mark: `|` and at least eight letters or digits that nobody can foresee.
-    """
-    if not _MARK.fullmatch(mark):
-        raise ValueError(f"{mark!r} is no mark")
-    return ",".join(f"{name}:{mark}" for name in RECORD_FIELDS)
+    """`slurm_texts.rows_format` of `RECORD_FIELDS`, whose answer `decode_records` reads."""
+    return rows_format(RECORD_FIELDS, mark)
 
 
 def decode_records(text: str, mark: str) -> tuple[Record, ...]:
@@ -83,12 +75,8 @@ def decode_records(text: str, mark: str) -> tuple[Record, ...]:
     Raises:
         ServiceUnavailable: it is no such answer.
     """
-    values = text.split(mark)
-    if values.pop().strip() or len(values) % len(RECORD_FIELDS):
-        raise ServiceUnavailable("squeue answered in another form than it was asked for")
     found = []
-    for at in range(0, len(values), len(RECORD_FIELDS)):
-        row = dict(zip(RECORD_FIELDS, values[at : at + len(RECORD_FIELDS)], strict=True))
+    for row in decode_rows(text, mark, RECORD_FIELDS):
         word = {name: _word(row[name]) for name in RECORD_FIELDS}
         job = replace(listed_job(row), user_name=word["UserName"], reason=word["Reason"])
         found.append(

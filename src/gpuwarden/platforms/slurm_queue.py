@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.platforms import hostlists
 from gpuwarden.platforms.slurm import decode_tres
+from gpuwarden.platforms.slurm_texts import decode_rows, rows_format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 QUEUE_FIELDS: Final = (
     "JobID",
@@ -41,7 +42,6 @@ QUEUE_FIELDS: Final = (
 WAITING_REASONS: Final = frozenset({"Resources", "Priority"})
 """Why a job pends that would start if there were room for it."""
 
-_MARK = re.compile(r"\|[0-9a-z]{8,64}")
 _JOB = re.compile(r"[0-9]{1,10}")
 _LEADING = re.compile(r"[0-9]{1,9}")
 # Such as gres:gpu:2, gres/gpu:a100=1, gres/gpu:2 or gpu:a100:1, in a list with other resources.
@@ -99,14 +99,8 @@ class PendingJob:
 
 
 def queue_format(mark: str) -> str:
-    """The argument of `squeue --noheader --states=PENDING -O` whose answer `decode_queue` reads.
-
-    Args:
-        mark: `|` and at least eight letters or digits that nobody can foresee.
-    """
-    if not _MARK.fullmatch(mark):
-        raise ValueError(f"{mark!r} is no mark")
-    return ",".join(f"{name}:{mark}" for name in QUEUE_FIELDS)
+    """`slurm_texts.rows_format` of `QUEUE_FIELDS`, whose answer `decode_queue` reads."""
+    return rows_format(QUEUE_FIELDS, mark)
 
 
 def decode_queue(text: str, mark: str) -> tuple[PendingJob, ...]:
@@ -115,12 +109,9 @@ def decode_queue(text: str, mark: str) -> tuple[PendingJob, ...]:
     Raises:
         ServiceUnavailable: it is no such answer.
     """
-    values = [value.strip() for value in text.split(mark)]
-    if values.pop() or len(values) % len(QUEUE_FIELDS):
-        raise ServiceUnavailable("squeue answered in another form than it was asked for")
     return tuple(
-        _pending(dict(zip(QUEUE_FIELDS, values[at : at + len(QUEUE_FIELDS)], strict=True)))
-        for at in range(0, len(values), len(QUEUE_FIELDS))
+        _pending({name: value.strip() for name, value in row.items()})
+        for row in decode_rows(text, mark, QUEUE_FIELDS)
     )
 
 
@@ -186,13 +177,6 @@ def _hosts(text: str) -> frozenset[str] | None:
         return frozenset(hostlists.expand(text))
     except ValueError:
         return None
-
-
-def waiting_jobs(jobs: Iterable[PendingJob], partition: str | None = None) -> int:
-    """How many jobs wait for a GPU, an array counted once; in one partition or in all."""
-    return sum(
-        1 for job in jobs if waits(job) and (partition is None or partition in job.partitions)
-    )
 
 
 def waits(job: PendingJob) -> bool:

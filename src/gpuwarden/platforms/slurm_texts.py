@@ -41,17 +41,44 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 _MARK = re.compile(r"\|[0-9a-z]{8,64}")
 
 
-def list_format(mark: str) -> str:
-    """The argument of `squeue --noheader -O` whose answer `decode_list` reads.
+def rows_format(fields: Sequence[str], mark: str) -> str:
+    """The argument of `squeue --noheader -O` whose answer `decode_rows` reads.
 
     Args:
+        fields: what is asked for.
         mark: `|` and at least eight letters or digits that nobody can foresee: an account's name
             may hold anything, the mark excepted.
     """
     if not _MARK.fullmatch(mark):
         raise ValueError(f"{mark!r} is no mark")
     # A width would cut values, and a suffix that began with a digit would be taken for one.
-    return ",".join(f"{name}:{mark}" for name in LIST_FIELDS)
+    return ",".join(f"{name}:{mark}" for name in fields)
+
+
+def decode_rows(text: str, mark: str, fields: Sequence[str]) -> list[dict[str, str]]:
+    """Field -> value of each job of an answer in `rows_format`, as it was printed.
+
+    Args:
+        text: what it printed.
+        mark: that of the format.
+        fields: likewise.
+
+    Raises:
+        ServiceUnavailable: it is no such answer.
+    """
+    values = text.split(mark)
+    rest = values.pop()
+    if rest.strip() or len(values) % len(fields):
+        raise ServiceUnavailable("squeue answered in another form than it was asked for")
+    return [
+        dict(zip(fields, values[at : at + len(fields)], strict=True))
+        for at in range(0, len(values), len(fields))
+    ]
+
+
+def list_format(mark: str) -> str:
+    """`rows_format` of `LIST_FIELDS`, whose answer `decode_list` reads."""
+    return rows_format(LIST_FIELDS, mark)
 
 
 def decode_list(text: str, mark: str) -> tuple[SlurmJob, ...]:
@@ -64,15 +91,7 @@ def decode_list(text: str, mark: str) -> tuple[SlurmJob, ...]:
     Raises:
         ServiceUnavailable: it is no such answer.
     """
-    values = text.split(mark)
-    rest = values.pop()
-    if rest.strip() or len(values) % len(LIST_FIELDS):
-        raise ServiceUnavailable("squeue answered in another form than it was asked for")
-    jobs = []
-    for at in range(0, len(values), len(LIST_FIELDS)):
-        row = dict(zip(LIST_FIELDS, values[at : at + len(LIST_FIELDS)], strict=True))
-        jobs.append(listed_job(row))
-    return tuple(jobs)
+    return tuple(listed_job(row) for row in decode_rows(text, mark, LIST_FIELDS))
 
 
 def listed_job(row: Mapping[str, str]) -> SlurmJob:

@@ -80,6 +80,7 @@ class Scheduler:
         acts_before_error: whether it acts although it raises.
         standing: of the attempt.
         ends_at_once: whether an end takes effect when it is told.
+        notices: whether the job asked for a notice, which `ask` then gives.
         calls: what it was told, in order.
     """
 
@@ -96,6 +97,7 @@ class Scheduler:
     obstacle: str = ""
     silent: bool = False
     ends_at_once: bool = True
+    notices: bool = True
     becomes: Standing = Standing.ENDED
     offenders: frozenset[str] = frozenset()
     on_ask: Callable[[], None] | None = None
@@ -114,6 +116,8 @@ class Scheduler:
 
     async def ask(self, order: Order) -> bool:
         """Give the job the notice that it asked for."""
+        if not self.notices:
+            return False
         self.fuse.step("ask, not yet given")
         self.calls.append("ask")
         self.order = order

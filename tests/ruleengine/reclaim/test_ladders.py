@@ -408,11 +408,7 @@ def test_whoever_could_not_be_told_is_not_waited_for(servers: World) -> None:
     """No trainer and no notice: only the platform's own grace is of use to the job."""
     scene = Scene.of(servers)
     scene.nodes.delivers = False
-
-    async def no_notice(_order: object) -> bool:
-        return False
-
-    scene.scheduler.ask = no_notice  # type: ignore[method-assign]
+    scene.scheduler.notices = False
 
     async def story() -> None:
         async with decided(scene) as world:
