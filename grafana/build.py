@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import RowPanel
 
 from grafana import fleet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FOLDER = Path(__file__).parent / "dashboards"
 BOARDS = (fleet.board,)
@@ -20,11 +25,19 @@ def rendered() -> dict[Path, str]:
     found = {}
     for build in BOARDS:
         board = build().build()
-        for number, panel in enumerate(board.panels or [], 1):
+        for number, panel in enumerate(_with_folded(board.panels or []), 1):
             # Links and alerts refer to panels by number: given here, or Grafana would choose them.
             panel.id_val = number
         found[FOLDER / f"{board.uid}.json"] = encoder.encode(board) + "\n"
     return found
+
+
+def _with_folded(panels: list[Any]) -> Iterator[Any]:
+    """Every panel, and behind a folded heading those under it."""
+    for panel in panels:
+        yield panel
+        if isinstance(panel, RowPanel):
+            yield from panel.panels
 
 
 def drifted() -> list[Path]:

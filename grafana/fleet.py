@@ -8,22 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana_foundation_sdk.builders import dashboard
-from grafana_foundation_sdk.models.dashboard import (
-    DashboardCursorSync,
-    DashboardLinkType,
-    VariableRefresh,
-    VariableSort,
-)
-
+from grafana import boards
+from grafana.links import job_links, to_node
 from grafana.panels import (
     BLUE,
     GREEN,
     GREY,
     ORANGE,
     RED,
-    SOURCE,
-    TAG,
     YELLOW,
     Column,
     bars,
@@ -35,25 +27,18 @@ from grafana.panels import (
     query,
     rows,
 )
+from grafana.selectors import CLUSTER, ENGINE, EVERY_JOB, NODE, OWNERS, RECORDED, TEAMS, USERS
 
 if TYPE_CHECKING:
+    from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.builders.prometheus import Dataquery
-
-UID = "gpuwarden-fleet"
-NODE = 'job="gpuwarden",instance=~"$node"'
-ENGINE = 'job="gpuwarden-engine"'
-
-ENDS = 'action="terminate",mode="enforce",outcome=~"verified|incomplete|failed|refused"'
-"""Decisions that are over; those under way would be marked once more at their end."""
 
 BUSY = ((None, RED), (0.05, ORANGE), (0.3, YELLOW), (0.7, GREEN))
 """Colours of a held card by utilisation: what is held and idle jumps out."""
 
 LEVELS = {"light": YELLOW, "moderate": ORANGE, "severe": RED}
 
-# Who a job belongs to. Across nodes only after max by (job_id): a job may run on several.
-USERS = f'max by (job_id, user) (gpu_job_info{{{NODE},user=~"$user"}})'
-EVERY_JOB = f"max by (job_id) ({USERS})"
+ANYWHERE = f'job="gpuwarden",{CLUSTER},user=~"$user"'
 
 CASES = f"max by (rule, level, job_id) (gpuwarden_violation_active{{{ENGINE}}})"
 CAUSES = f"max by (rule, job_id, cause) (gpuwarden_violation_cause{{{ENGINE}}})"
@@ -64,105 +49,24 @@ CASES_WITH_CAUSE = (
 
 def board() -> dashboard.Dashboard:
     """The board, ready to be built."""
-    built = (
-        dashboard.Dashboard("gpuwarden / Fleet")
-        .uid(UID)
-        .description("Who uses which GPU, how well, and what gpuwarden found and did.")
-        .tags([TAG])
-        .readonly()
-        .tooltip(DashboardCursorSync.CROSSHAIR)
-        .time("now-6h", "now")
-        .refresh("30s")
-        .timezone("browser")
-        .link(
-            dashboard.DashboardLink("gpuwarden")
-            .type(DashboardLinkType.DASHBOARDS)
-            .tags([TAG])
-            .as_dropdown(as_dropdown=True)
-            .include_vars(include_vars=True)
-            .keep_time(keep_time=True)
-        )
+    board = boards.begin(
+        "Fleet",
+        "Who uses which GPU, how well, and what gpuwarden found and did.",
+        variables=(boards.nodes(), boards.teams(), boards.users()),
     )
-    for variable in _variables():
-        built = built.with_variable(variable)
-    for annotation in _annotations():
-        built = built.annotation(annotation)
-    for panel in (
-        *_figures(),
-        *_holders(),
-        *_findings(),
-        *_trend(),
-        *_results(),
-        *_losses(),
-        *_nodes(),
-    ):
-        built = built.with_panel(panel)
-    return built
-
-
-def _variables() -> tuple:
-    def labels(name: str, title: str, definition: str, refresh: VariableRefresh) -> object:
-        return (
-            dashboard.QueryVariable(name)
-            .label(title)
-            .datasource(SOURCE)
-            .query(definition)
-            .refresh(refresh)
-            .sort(VariableSort.NATURAL_ASC)
-            .multi(multi=True)
-            .include_all(include_all=True)
-            .all_value(".*")
-        )
-
-    return (
-        dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"),
-        labels(
-            "node",
-            "Node",
-            'label_values(gpuwarden_nvml_up{job="gpuwarden"}, instance)',
-            VariableRefresh.ON_DASHBOARD_LOAD,
-        ),
-        labels(
-            "user",
-            "User",
-            'label_values(gpu_job_info{job="gpuwarden",instance=~"$node"}, user)',
-            VariableRefresh.ON_TIME_RANGE_CHANGED,
-        ),
-        dashboard.ConstantVariable("engine")
-        .description("Address of the engine's pages, as a browser reaches them.")
-        .value("http://localhost:9837"),
-    )
-
-
-def _annotations() -> tuple:
-    def annotation(name: str, colour: str, expression: str, title: str) -> object:
-        return (
-            dashboard.AnnotationQuery()
-            .name(name)
-            .datasource(SOURCE)
-            .enable(enable=True)
-            .icon_color(colour)
-            .expr(expression)
-            .step("60s")
-            .title_format(title)
-        )
-
-    return (
-        annotation(
-            "Decisions",
-            RED,
-            "sum by (rule, action, outcome) "
-            f"(increase(gpuwarden_decisions_total{{{ENGINE},{ENDS}}}[2m])) > 0",
-            "{{action}} by {{rule}}: {{outcome}}",
-        ),
-        annotation(
-            "Rule sets",
-            BLUE,
-            f"max by (hash) (gpuwarden_rules_info{{{ENGINE}}}) unless on (hash) "
-            f"max by (hash) (gpuwarden_rules_info{{{ENGINE}}} offset 2m)",
-            "rules {{hash}} in force",
+    boards.add(
+        board,
+        (
+            *_figures(),
+            *_holders(),
+            *_findings(),
+            *_trend(),
+            *_results(),
+            *_losses(),
+            *_nodes(),
         ),
     )
+    return board
 
 
 def _figures() -> tuple:
@@ -173,14 +77,14 @@ def _figures() -> tuple:
         number(
             "Busy",
             "Cards that were busy for more than 5 % of the last minute.",
-            now('sum(card:gpu_busy:bool1m{instance=~"$node"})'),
+            now(f'sum(card:gpu_busy:bool1m{{{RECORDED},instance=~"$node"}})'),
             steps=((None, GREY), (1, GREEN)),
         ),
         number(
             "Held but idle",
             "Cards on which a process holds memory and no kernel ran for five minutes. A card seen "
             "for less than half of that is not counted.",
-            now('sum(card:gpu_held_idle:bool5m{instance=~"$node"})'),
+            now(f'sum(card:gpu_held_idle:bool5m{{{RECORDED},instance=~"$node"}})'),
             steps=((None, GREEN), (1, ORANGE), (5, RED)),
         ),
         number(
@@ -219,8 +123,9 @@ def _figures() -> tuple:
             "Firing alerts about gpuwarden itself. 0 only while the Watchdog fires, which shows "
             "that alerts are evaluated at all.",
             now(
-                'count(ALERTS{alertstate="firing",service="gpuwarden",alertname!="Watchdog"}) '
-                'or 0 * count(ALERTS{alertstate="firing",alertname="Watchdog"})'
+                f'count(ALERTS{{{RECORDED},alertstate="firing",service="gpuwarden",'
+                'alertname!="Watchdog"}) '
+                f'or 0 * count(ALERTS{{{RECORDED},alertstate="firing",alertname="Watchdog"}})'
             ),
             steps=alarm,
         ),
@@ -233,7 +138,6 @@ def _holders() -> tuple:
         f"or on (instance, uuid, job_id) max by (instance, gpu, uuid, job_id) "
         f"(gpu_job_holds_gpu{{{NODE}}}) * 0 - 1"
     )
-    owners = f'max by (instance, job_id, user) (gpu_job_info{{{NODE},user=~"$user"}})'
     return (
         grid(
             "Who holds which GPU",
@@ -243,7 +147,7 @@ def _holders() -> tuple:
             [
                 query(
                     "max by (instance, gpu, user) "
-                    f"((({held}) + on (instance, job_id) group_left (user) (0 * {owners})))",
+                    f"((({held}) + on (instance, job_id) group_left (user) (0 * {OWNERS})))",
                     "{{instance}} GPU {{gpu}} · {{user}}",
                 )
             ],
@@ -264,10 +168,10 @@ def _findings() -> tuple:
             [
                 rows(
                     f"({CASES_WITH_CAUSE} * on (job_id) group_left (user) "
-                    'max by (job_id, user) (gpu_job_info{job="gpuwarden",user=~"$user"})) '
+                    f"max by (job_id, user) (gpu_job_info{{{ANYWHERE}}} and on (user) {TEAMS})) "
                     # a job that no node shows has an open case still, and no known user
                     f"or ({CASES_WITH_CAUSE} unless on (job_id) "
-                    'gpu_job_info{job="gpuwarden"})'
+                    f'gpu_job_info{{job="gpuwarden",{CLUSTER}}})'
                 )
             ],
             columns=(
@@ -278,7 +182,7 @@ def _findings() -> tuple:
                 Column(
                     "job_id",
                     "Job",
-                    link="${engine}/jobs/${__data.fields.Job}",
+                    links=job_links(),
                 ),
             ),
             span=14,
@@ -291,7 +195,7 @@ def _findings() -> tuple:
             columns=(
                 Column("rule", "Rule"),
                 Column("reason", "Protected by"),
-                Column("job_id", "Job", link="${engine}/jobs/${__data.fields.Job}"),
+                Column("job_id", "Job", links=job_links()),
             ),
             span=10,
         ),
@@ -310,7 +214,7 @@ def _expectations() -> object:
         )
 
     behind = ((None, RED), (0.5, ORANGE), (0.85, GREEN))
-    throughput = "job:yolo_throughput_images_per_second:rate5m"
+    throughput = f"job:yolo_throughput_images_per_second:rate5m{{{RECORDED}}}"
     expected = f"gpuwarden_expected_throughput_images_per_second{{{ENGINE}}}"
     memory = f"gpuwarden_expected_gpu_memory_bytes{{{ENGINE}}}"
     busy = f"gpuwarden_expected_gpu_utilization_ratio{{{ENGINE}}}"
@@ -324,14 +228,14 @@ def _expectations() -> object:
             known(throughput, "B"),
             known(expected, "C"),
             known(f"{throughput} / on (job_id) ({expected} > 0)", "D"),
-            known("job:gpu_memory_bytes:max", "E"),
+            known(f"job:gpu_memory_bytes:max{{{RECORDED}}}", "E"),
             known(memory, "F"),
-            known("job:gpu_utilization_ratio:avg5m", "G"),
+            known(f"job:gpu_utilization_ratio:avg5m{{{RECORDED}}}", "G"),
             known(busy, "H"),
-            known("job:yolo_data_wait_ratio:rate5m", "I"),
+            known(f"job:yolo_data_wait_ratio:rate5m{{{RECORDED}}}", "I"),
         ],
         columns=(
-            Column("job_id", "Job", link="${engine}/jobs/${__data.fields.Job}"),
+            Column("job_id", "Job", links=job_links()),
             Column("user", "User"),
             Column("Value #B", "Images/s"),
             Column("Value #C", "expected images/s"),
@@ -352,9 +256,9 @@ def _trend() -> tuple:
             "Tenth, median and ninetieth percentile over all cards: a good mean hides ten idle "
             "cards beside ten busy ones. Not filtered by node.",
             [
-                query("fleet:gpu_utilization_ratio:p90", "p90", "A"),
-                query("fleet:gpu_utilization_ratio:p50", "median", "B"),
-                query("fleet:gpu_utilization_ratio:p10", "p10", "C"),
+                query(f"fleet:gpu_utilization_ratio:p90{{{RECORDED}}}", "p90", "A"),
+                query(f"fleet:gpu_utilization_ratio:p50{{{RECORDED}}}", "median", "B"),
+                query(f"fleet:gpu_utilization_ratio:p10{{{RECORDED}}}", "p10", "C"),
             ],
             unit="percentunit",
             highest=1,
@@ -365,13 +269,13 @@ def _trend() -> tuple:
             [
                 query(
                     f"sum(gpu_memory_used_bytes{{{NODE}}} unless on (instance, uuid) "
-                    "(card:gpu_held_idle:bool5m == 1))",
+                    f"(card:gpu_held_idle:bool5m{{{RECORDED}}} == 1))",
                     "in use",
                     "A",
                 ),
                 query(
                     f"sum(gpu_memory_used_bytes{{{NODE}}} and on (instance, uuid) "
-                    "(card:gpu_held_idle:bool5m == 1))",
+                    f"(card:gpu_held_idle:bool5m{{{RECORDED}}} == 1))",
                     "claimed, idle",
                     "B",
                 ),
@@ -384,7 +288,13 @@ def _trend() -> tuple:
         graph(
             "GPU memory by user",
             "The twelve users who hold most at each moment.",
-            [query('topk(12, user:gpu_memory_bytes:sum{user=~"$user"})', "{{user}}")],
+            [
+                query(
+                    f'topk(12, user:gpu_memory_bytes:sum{{{RECORDED},user=~"$user"}} '
+                    f"and on (user) {TEAMS})",
+                    "{{user}}",
+                )
+            ],
             unit="bytes",
             span=8,
             stacked=True,
@@ -392,7 +302,7 @@ def _trend() -> tuple:
         graph(
             "Cards by team",
             "Cards held by the users of each team of the directory; users of no team are missing.",
-            [query("team:gpus_held:count", "{{team}}")],
+            [query(f'team:gpus_held:count{{{RECORDED},team=~"$team"}}', "{{team}}")],
             unit="short",
             span=8,
             stacked=True,
@@ -404,8 +314,8 @@ def _trend() -> tuple:
             # one sample stands for the recording interval of 15 s
             [
                 now(
-                    "topk(12, sum_over_time("
-                    'user:gpus_held_idle:count{user=~"$user"}[$__range]) * 15 / 3600)',
+                    "topk(12, sum_over_time(user:gpus_held_idle:count"
+                    f'{{{RECORDED},user=~"$user"}}[$__range]) * 15 / 3600 and on (user) {TEAMS})',
                     "{{user}}",
                 )
             ],
@@ -449,7 +359,7 @@ def _results() -> tuple:
         graph(
             "Open cases by level",
             "Cases at each moment by the highest stage they reached.",
-            [query("level:violations:count", "{{level}}")],
+            [query(f"level:violations:count{{{RECORDED}}}", "{{level}}")],
             unit="short",
             stacked=True,
             colours=LEVELS,
@@ -472,16 +382,22 @@ def _results() -> tuple:
 
 def _losses() -> tuple:
     # one sample stands for the recording interval of 15 s, and each loss is in it for 15 minutes
+    labels = f'{{{RECORDED},team=~"$team"}}'
     over_range = "(sum_over_time({name}[$__range])) * 15 / 900"
-    hours = over_range.format(name="team:lost_gpu_hours:increase15m")
-    money = over_range.format(name="team:lost_cost:increase15m")
+    hours = over_range.format(name=f"team:lost_gpu_hours:increase15m{labels}")
+    money = over_range.format(name=f"team:lost_cost:increase15m{labels}")
     return (
         graph(
             "Work lost by ends",
             "GPU-hours of work that no saved state covered when a training ended, in the last "
             "15 minutes, by its owner's team and by how it ended: hold was ended by a rule, "
             "requeue comes back, died was not asked. The node counts it ten minutes after the end.",
-            [query("team:lost_gpu_hours:increase15m", "{{team}}: {{reason}}")],
+            [
+                query(
+                    f'team:lost_gpu_hours:increase15m{{{RECORDED},team=~"$team"}}',
+                    "{{team}}: {{reason}}",
+                )
+            ],
             unit="h",
             span=8,
             stacked=True,
@@ -537,7 +453,7 @@ def _nodes() -> tuple:
                 ),
             ],
             columns=(
-                Column("instance", "Node"),
+                Column("instance", "Node", links=(to_node(),)),
                 Column("Value #A", "scraped", "bool_yes_no", steps=((None, RED), (1, GREEN))),
                 Column(
                     "Value #B", "snapshot age", "s", steps=((None, GREY), (0, GREEN), (15, RED))

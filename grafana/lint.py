@@ -9,6 +9,7 @@ An exclusion stands in lint.yaml with its reason; one that is not needed is an e
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -27,14 +28,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FOLDER = Path(__file__).parent
-RECORDING = FOLDER.parent / "alerting" / "rules" / "recording.yml"
+RULES = FOLDER.parent / "alerting" / "rules"
 
 VALUES = {
     "$__rate_interval": "4m",
     "$__interval": "1m",
     "$__range": "6h",
     "$node": "n1:9835",
+    "$gpu": "0",
     "$user": "ana",
+    "$team": "vision",
+    "$job_id": "slurm-a-1-0",
+    "$cluster": "east",
 }
 """What stands for each variable when an expression is parsed."""
 
@@ -108,8 +113,16 @@ def check(board: dict[str, Any]) -> Iterator[Finding]:
             yield finding("panel-datasource", "not ${datasource}", annotation["name"])
         for rule, text in _expression(annotation["expr"], ANNOTATION_WINDOW):
             yield finding(rule, text, annotation["name"])
+    for panel in every_panel(board):
+        if panel["type"] != "row":
+            yield from _panel(panel, finding)
+
+
+def every_panel(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Headings and panels, also those under a folded heading."""
     for panel in board["panels"]:
-        yield from _panel(panel, finding)
+        yield panel
+        yield from panel.get("panels", [])
 
 
 def _variables(board: dict[str, Any], finding: Any) -> Iterator[Finding]:
@@ -136,11 +149,11 @@ def _variables(board: dict[str, Any], finding: Any) -> Iterator[Finding]:
 
 
 def _layout(board: dict[str, Any], finding: Any) -> Iterator[Finding]:
-    for number, count in Counter(panel.get("id") for panel in board["panels"]).items():
+    for number, count in Counter(panel.get("id") for panel in every_panel(board)).items():
         if count > 1 or number is None:
             yield finding("panel-id", f"{count} panels have the id {number}")
     taken: dict[tuple[int, int], str] = {}
-    for panel in board["panels"]:
+    for panel in every_panel(board):
         place = panel["gridPos"]
         if place["x"] + place["w"] > 24:
             yield finding("panel-grid", "reaches beyond the 24 columns", panel["title"])
@@ -159,6 +172,8 @@ def _panel(panel: dict[str, Any], finding: Any) -> Iterator[Finding]:
     title = panel.get("title", "")
     if not title or not panel.get("description"):
         yield finding("panel-title-description", "lacks a title or a description", title)
+    if panel["type"] == "text":
+        return
     if panel.get("datasource", {}).get("uid") != "${datasource}":
         yield finding("panel-datasource", "not ${datasource}", title)
     defaults = panel["fieldConfig"]["defaults"]
@@ -193,7 +208,13 @@ def _targets(panel: dict[str, Any], finding: Any) -> Iterator[Finding]:
         window = "$__range" if target.get("instant") else "$__rate_interval"
         for rule, text in _expression(target["expr"], window):
             yield finding(rule, text, title)
-        if panel["type"] in {"timeseries", "bargauge", "status-history"}:
+        if panel["type"] in {
+            "timeseries",
+            "bargauge",
+            "status-history",
+            "state-timeline",
+            "heatmap",
+        }:
             legend = target.get("legendFormat", "")
             if not legend or "__auto" in legend:
                 yield finding("target-legend", "a series without a name of its own", title)
@@ -218,6 +239,8 @@ def _expression(text: str, window: str) -> Iterator[tuple[str, str]]:
 
 def _selector(selector: Selector) -> Iterator[tuple[str, str]]:
     name = selector.metric
+    if selector.labels.get("cluster") != VALUES["$cluster"]:
+        yield "target-cluster", f"{name} lacks cluster=~'$cluster'"
     if name in recorded() or name in SERVERS:
         known = None
     elif name in CATALOGUE:
@@ -226,7 +249,7 @@ def _selector(selector: Selector) -> Iterator[tuple[str, str]]:
         yield "target-metric", f"{name} is neither in the catalogue nor recorded"
         return
     if known is not None:
-        for label in sorted(set(selector.labels) - {*known.labels, "job", "instance"}):
+        for label in sorted(set(selector.labels) - {*known.labels, "job", "instance", "cluster"}):
             yield "target-label", f"{name} has no label {label}"
         if selector.labels.get("job") != SCRAPE_JOBS[known.source]:
             yield "target-job", f"{name} lacks job={SCRAPE_JOBS[known.source]!r}"
@@ -245,10 +268,16 @@ def substituted(text: str) -> str:
     return text
 
 
+@functools.cache
 def recorded() -> frozenset[str]:
-    """Names of the recorded series."""
-    groups = yaml.safe_load(RECORDING.read_text())["groups"]
-    return frozenset(rule["record"] for group in groups for rule in group["rules"])
+    """Names of the recorded series, of every file of rules."""
+    return frozenset(
+        rule["record"]
+        for path in sorted(RULES.glob("*.yml"))
+        for group in yaml.safe_load(path.read_text())["groups"]
+        for rule in group["rules"]
+        if "record" in rule
+    )
 
 
 def selectors(node: Any, call: str = "") -> Iterator[Selector]:
@@ -291,20 +320,22 @@ class Exclusion:
 
     Attributes:
         rule: name of the check.
-        board: uid of the board.
-        place: as in `Finding`; empty excludes the whole board.
         reason: why.
+        board: uid of the board; empty excludes it on all of them.
+        place: as in `Finding`; empty excludes the whole board.
     """
 
     rule: str
-    board: str
     reason: str
+    board: str = ""
     place: str = ""
 
     def covers(self, finding: Finding) -> bool:
         """Whether it excludes this finding."""
-        return (self.rule, self.board) == (finding.rule, finding.board) and (
-            self.place in {"", finding.place}
+        return (
+            self.rule == finding.rule
+            and self.board in {"", finding.board}
+            and self.place in {"", finding.place}
         )
 
 
@@ -320,7 +351,7 @@ def report() -> list[str]:
     left = [str(one) for one in findings if not any(mark.covers(one) for mark in exclusions)]
     unused = [mark for mark in exclusions if not any(mark.covers(one) for one in findings)]
     return left + [
-        f"lint.yaml: the exclusion of {mark.rule} on {mark.board} {mark.place} is not needed"
+        f"lint.yaml: the exclusion of {mark.rule} {mark.board} {mark.place} is not needed"
         for mark in unused
     ]
 

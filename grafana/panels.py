@@ -13,10 +13,13 @@ from grafana_foundation_sdk.builders import (
     bargauge,
     common,
     dashboard,
+    heatmap,
     prometheus,
     stat,
+    statetimeline,
     statushistory,
     table,
+    text,
     timeseries,
 )
 from grafana_foundation_sdk.models.common import (
@@ -41,12 +44,12 @@ from grafana_foundation_sdk.models.dashboard import (
     ValueMappingResult,
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.text import TextMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-TAG = "gpuwarden"
-"""On every board; the drop-down of boards lists what carries it."""
+    from grafana.links import Link
 
 SOURCE = DataSourceRef("prometheus", "${datasource}")
 """The one data source: never a fixed uid, so that a board works beside any Prometheus."""
@@ -69,17 +72,19 @@ class Column:
         field: label name, or `Value #A` for the value of query A.
         title: heading.
         unit: Grafana's unit, or an empty string for text.
-        link: address behind each cell, in Grafana's variables.
+        links: what a click on a cell leads to; several make a menu.
         steps: (from, colour) thresholds that colour the cell's text.
         width: in pixels; 0 leaves it to Grafana.
+        names: text for single values, with their colour: states as words.
     """
 
     field: str
     title: str
     unit: str = ""
-    link: str = ""
+    links: tuple[Link, ...] = ()
     steps: tuple[tuple[float | None, str], ...] = ()
     width: int = 0
+    names: tuple[tuple[str, str, str], ...] = ()
 
 
 def query(expression: str, legend: str = "", ref: str = "A") -> prometheus.Dataquery:
@@ -202,6 +207,97 @@ def grid(
     return _dress(panel, title, description, unit=unit)
 
 
+def timeline(
+    title: str,
+    description: str,
+    targets: Sequence[prometheus.Dataquery],
+    *,
+    states: Sequence[tuple[str, str, str]],
+    span: int = 24,
+    height: int = GRAPH_HEIGHT,
+) -> statetimeline.Panel:
+    """States over time, a row per series; a gap in the data stays a gap.
+
+    Args:
+        title: of the panel.
+        description: what it shows.
+        targets: queries whose values are states.
+        states: (value, name, colour) of each: colours come from these alone, never from thresholds.
+        span: columns of 24.
+        height: rows of the board.
+    """
+    panel = (
+        statetimeline.Panel()
+        .targets(list(targets))
+        .show_value(VisibilityMode.AUTO)
+        .row_height(0.85)
+        .merge_values(merge_values=True)
+        .per_page(20)
+        .span_nulls(span_nulls=False)
+        .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.FIXED).fixed_color(GREY))
+        .mappings([named_states(states)])
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(LegendDisplayMode.LIST)
+            .placement(LegendPlacement.BOTTOM)
+            .show_legend(show_legend=True)
+        )
+        .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.SINGLE))
+        .height(height)
+        .span(span)
+    )
+    return _dress(panel, title, description, unit="none")
+
+
+def named_states(states: Sequence[tuple[str, str, str]]) -> ValueMap:
+    """Mapping of (value, name, colour), with n/a for what is not known."""
+    texts = {NOT_KNOWN: ValueMappingResult(text="n/a", color=GREY, index=0)}
+    for place, (value, name, colour) in enumerate(states, 1):
+        texts[value] = ValueMappingResult(text=name, color=colour, index=place)
+    return ValueMap(texts)
+
+
+def heat(
+    title: str,
+    description: str,
+    target: prometheus.Dataquery,
+    *,
+    unit: str,
+    span: int = 12,
+) -> heatmap.Panel:
+    """Density over time of a classic histogram: `target` gives a series per bucket, named by `le`.
+
+    The query is `sum by (le) (increase(<name>_bucket{...}[$__rate_interval]))` with the legend
+    `{{le}}`; `unit` is that of the buckets' bounds.
+    """
+    panel = (
+        heatmap.Panel()
+        .with_target(target.format(PromQueryFormat.HEATMAP))
+        .calculate(calculate=False)
+        .y_axis(heatmap.YAxisConfig().unit(unit))
+        .cell_gap(1)
+        .filter_values(heatmap.FilterValueRange().le(1e-9))
+        .show_legend()
+        .height(GRAPH_HEIGHT)
+        .span(span)
+    )
+    return _dress(panel, title, description, unit=unit)
+
+
+def note(title: str, description: str, content: str, *, span: int = 24, height: int = 3) -> Any:
+    """A text in Markdown: what is measured, what is an estimate, and by which formula."""
+    panel = (
+        text.Panel()
+        .mode(TextMode.MARKDOWN)
+        .content(content.strip())
+        .title(title)
+        .description(description)
+        .height(height)
+        .span(span)
+    )
+    return panel.transparent(transparent=True)
+
+
 def bars(
     title: str,
     description: str,
@@ -271,18 +367,31 @@ def _properties(column: Column) -> list[DynamicConfigValue]:
     found = []
     if column.unit:
         found.append(DynamicConfigValue("unit", column.unit))
-    if column.link:
-        link = {"title": "Open", "url": column.link, "targetBlank": True}
-        found.append(DynamicConfigValue("links", [link]))
+    if column.links:
+        found.append(DynamicConfigValue("links", [_link(link) for link in column.links]))
     if column.steps:
         steps = [{"value": value, "color": colour} for value, colour in column.steps]
         found += [
             DynamicConfigValue("thresholds", {"mode": "absolute", "steps": steps}),
             DynamicConfigValue("custom.cellOptions", {"type": "color-text"}),
         ]
+    if column.names:
+        # an override replaces the panel's mappings: n/a has to be said again
+        texts = {NOT_KNOWN: {"text": "n/a", "color": GREY, "index": 0}} | {
+            value: {"text": text, "color": colour, "index": place}
+            for place, (value, text, colour) in enumerate(column.names, 1)
+        }
+        found += [
+            DynamicConfigValue("mappings", [{"type": "value", "options": texts}]),
+            DynamicConfigValue("custom.cellOptions", {"type": "color-text"}),
+        ]
     if column.width:
         found.append(DynamicConfigValue("custom.width", column.width))
     return found
+
+
+def _link(link: Link) -> dict[str, object]:
+    return {"title": link.title, "url": link.url, "targetBlank": link.elsewhere}
 
 
 def _dress(panel: PanelT, title: str, description: str, *, unit: str) -> PanelT:

@@ -175,6 +175,10 @@ def _engine(history: History, jobs: tuple[Job, ...]) -> None:
 
     add("up", 1)
     add("gpuwarden_engine_tick_timestamp_seconds", lambda time: time - 2)
+    add(
+        "gpuwarden_engine_start_timestamp_seconds",
+        lambda time: middle if time >= middle else START - 86400,
+    )
     add("gpuwarden_rules_info", lambda time: 1 if time < middle else None, hash="aaaa")
     add("gpuwarden_rules_info", lambda time: 1 if time >= middle else None, hash="bbbb")
     for user, team in (("ana", "vision"), ("ben", "robotics"), ("cho", "vision")):

@@ -41,7 +41,7 @@ def test_the_linter_finds_nothing() -> None:
 
 def test_recording_interval_is_what_the_boards_count_with() -> None:
     """Idle GPU-hours multiply samples by 15 s: the interval of the group that records them."""
-    groups = yaml.safe_load(lint.RECORDING.read_text())["groups"]
+    groups = yaml.safe_load((lint.RULES / "recording.yml").read_text())["groups"]
     (interval,) = {
         group["interval"]
         for group in groups
@@ -63,7 +63,7 @@ PANEL: dict[str, Any] = {
         {
             "refId": "A",
             "datasource": {"type": "prometheus", "uid": "${datasource}"},
-            "expr": 'gpu_up{job="gpuwarden",instance=~"$node"}',
+            "expr": 'gpu_up{job="gpuwarden",cluster=~"$cluster",instance=~"$node"}',
             "legendFormat": "{{gpu}}",
         }
     ],
@@ -84,8 +84,8 @@ BOARD: dict[str, Any] = {
 }
 
 
-SELECTOR = 'gpu_up{job="gpuwarden",instance=~"$node"}'
-COUNTER = 'gpu_idle_detected_total{job="gpuwarden-engine"}'
+SELECTOR = 'gpu_up{job="gpuwarden",cluster=~"$cluster",instance=~"$node"}'
+COUNTER = 'gpu_idle_detected_total{job="gpuwarden-engine",cluster=~"$cluster"}'
 
 
 def variables(*names: str) -> dict[str, Any]:
@@ -127,10 +127,11 @@ def test_the_plain_board_passes() -> None:
         ("panel-grid", panel(gridPos={"x": 20, "y": 0, "w": 12, "h": 8})),
         ("target-promql", target(expr="sum(")),
         ("target-function", target(expr=f'sort_by_label({SELECTOR}, "gpu")')),
-        ("target-metric", target(expr="gpu_upp")),
+        ("target-metric", target(expr=SELECTOR.replace("gpu_up", "gpu_upp"))),
         ("target-label", target(expr=SELECTOR.replace("{", '{owner="x",'))),
-        ("target-job", target(expr='gpu_up{instance=~"$node"}')),
-        ("target-instance", target(expr='gpu_up{job="gpuwarden"}')),
+        ("target-job", target(expr=SELECTOR.replace('job="gpuwarden",', ""))),
+        ("target-instance", target(expr=SELECTOR.replace(',instance=~"$node"', ""))),
+        ("target-cluster", target(expr=SELECTOR.replace('cluster=~"$cluster",', ""))),
         ("target-counter-agg", target(expr=f"sum({COUNTER})")),
         ("target-counter-agg", target(expr=f"rate({SELECTOR}[$__rate_interval])")),
         ("target-rate-interval", target(expr=f"rate({COUNTER}[5m])")),
@@ -161,7 +162,7 @@ def test_the_linter_sees_in_variables(rule: str, variable: dict[str, Any]) -> No
         "type": "query",
         "datasource": {"uid": "${datasource}"},
         "refresh": 2,
-        "query": 'label_values(gpu_up{job="gpuwarden",instance=~"$node"}, gpu)',
+        "query": f"label_values({SELECTOR}, gpu)",
     }
     plain = BOARD["templating"]["list"]
     assert list(lint.check(BOARD | {"templating": {"list": [*plain, good]}})) == []

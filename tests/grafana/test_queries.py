@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-EVERYTHING = {"$node": ".*", "$user": ".*"}
+EVERYTHING = dict.fromkeys(("$cluster", "$node", "$gpu", "$team", "$user", "$job_id"), ".*")
 RANGE = {"$__range": "50m", "$__rate_interval": "1m", "$__interval": "1m"}
 MOST_SERIES = 100
 """More lines than this nobody reads, and no browser draws them fast."""
@@ -138,21 +138,26 @@ def test_one_node_and_one_user_can_be_chosen(healthy: Server, target: Target) ->
 
 
 def test_variables_offer_what_is_there(healthy: Server) -> None:
-    """The drop-downs list the nodes and the users."""
+    """The drop-downs list the nodes, teams and users; of one cluster there is nothing to choose."""
     offered = {}
     for variable in BOARDS[0]["templating"]["list"]:
         if variable["type"] == "query":
             match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
             assert match is not None
-            selector = match[1].replace("$node", ".*")
+            selector = match[1].replace("$node", ".*").replace("$cluster", ".*")
             words = {"match[]": selector, "start": histories.START, "end": histories.END}
             path = f"/api/v1/label/{match[2]}/values?{urllib.parse.urlencode(words)}"
             offered[variable["name"]] = healthy.json(path)["data"]
-    assert offered == {"node": ["n1:9835", "n2:9835"], "user": ["ana", "ben", "cho", "eve"]}
+    assert offered == {
+        "cluster": [],
+        "node": ["n1:9835", "n2:9835"],
+        "team": ["none", "robotics", "vision"],
+        "user": ["ana", "ben", "cho", "eve"],
+    }
 
 
 def test_annotations_mark_what_happened(healthy: Server) -> None:
-    """The decision and the new rule set of the hour are marked, each once and where it was."""
+    """The hour's decision, restart and new rule set are marked, each once and where it was."""
     middle = (histories.START + histories.END) // 2
     for annotation in BOARDS[0]["annotations"]["list"]:
         (series,) = ask(healthy, annotation["expr"], instant=False)
