@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import sqlite3
 
+WAIT_BOUNDS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
+"""Seconds: the buckets of decisions' waits, as the view `waited_upto` of the ledger has them."""
+
 
 class Counters:
     """Counters of a ledger; triggers of the file keep them, so that none can be forgotten."""
@@ -58,6 +61,28 @@ class Counters:
             ): count
             for rule, kind, mode, count in rows
         }
+
+    def decision_waits(self) -> dict[tuple[str, str], dict[int, tuple[int, float]]]:
+        """(rule, action) -> upper bound of a bucket in seconds -> how many decisions, and the sum.
+
+        The wait is from the detection of a case to the decision that was carried out. The bound is
+        one of `WAIT_BOUNDS`, or 0 for what waited longer than the last.
+        """
+        rows = self._db.execute("SELECT rule_id, action, upto, count, seconds FROM decision_waits")
+        found: dict[tuple[str, str], dict[int, tuple[int, float]]] = {}
+        for rule, action, upto, count, seconds in rows:
+            found.setdefault((rule, action), {})[upto] = (count, seconds)
+        return found
+
+    def keep_counts(self) -> dict[tuple[str, str], int]:
+        """(rule, role) -> how many keeps were ever granted."""
+        rows = self._db.execute("SELECT rule_id, role, count FROM keep_counts")
+        return {(rule, role): count for rule, role, count in rows}
+
+    def objection_counts(self) -> dict[tuple[str, str], int]:
+        """(rule, kind) -> how many appeals and regrets there ever were."""
+        rows = self._db.execute("SELECT rule_id, kind, count FROM objection_counts")
+        return {(rule, kind): count for rule, kind, count in rows}
 
     def freed_bytes(self, *, but: str = "") -> int:
         """Memory of ended processes over all proven reclaims, as NVML had it; not of rule `but`."""

@@ -361,5 +361,58 @@ MIGRATIONS = (
     ) STRICT;
     CREATE INDEX works_work ON works (work);
     """,
+    # For the boards: how long a job had before it was acted on, and what spoke against rules.
+    """
+    CREATE TABLE decision_waits (
+        rule_id TEXT NOT NULL,
+        action TEXT NOT NULL,
+        upto INTEGER NOT NULL,
+        count INTEGER NOT NULL,
+        seconds REAL NOT NULL,
+        PRIMARY KEY (rule_id, action, upto)
+    ) STRICT;
+    CREATE VIEW waited AS
+        SELECT decisions.id, decisions.rule_id, action,
+            max(0.0, created_at - json_extract(cases.body, '$.detected_at')) AS seconds
+        FROM decisions JOIN cases ON cases.id = case_id
+        WHERE finished_at IS NOT NULL
+            AND decisions.state NOT IN ('lapsed', 'refused', 'withdrawn')
+            AND json_extract(cases.body, '$.detected_at') IS NOT NULL;
+    CREATE VIEW waited_upto AS
+        SELECT *, coalesce((SELECT min(column1) FROM (VALUES (60), (120), (300), (600), (900),
+            (1800), (3600), (7200), (14400), (28800), (86400)) WHERE column1 >= seconds), 0) AS upto
+        FROM waited;
+    INSERT INTO decision_waits
+        SELECT rule_id, action, upto, count(*), sum(seconds) FROM waited_upto GROUP BY 1, 2, 3;
+    CREATE TRIGGER waits_are_counted AFTER UPDATE OF finished_at ON decisions
+        WHEN OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL BEGIN
+        INSERT INTO decision_waits
+            SELECT rule_id, action, upto, 1, seconds FROM waited_upto WHERE id = NEW.id
+            ON CONFLICT (rule_id, action, upto)
+            DO UPDATE SET count = count + 1, seconds = seconds + excluded.seconds;
+    END;
+    CREATE TABLE keep_counts (
+        rule_id TEXT NOT NULL,
+        role TEXT NOT NULL,
+        count INTEGER NOT NULL,
+        PRIMARY KEY (rule_id, role)
+    ) STRICT;
+    INSERT INTO keep_counts SELECT rule_id, role, count(*) FROM keeps GROUP BY 1, 2;
+    CREATE TRIGGER keeps_are_counted AFTER INSERT ON keeps BEGIN
+        INSERT INTO keep_counts VALUES (NEW.rule_id, NEW.role, 1)
+            ON CONFLICT (rule_id, role) DO UPDATE SET count = count + 1;
+    END;
+    CREATE TABLE objection_counts (
+        rule_id TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        count INTEGER NOT NULL,
+        PRIMARY KEY (rule_id, kind)
+    ) STRICT;
+    INSERT INTO objection_counts SELECT rule_id, kind, count(*) FROM objections GROUP BY 1, 2;
+    CREATE TRIGGER objections_are_counted AFTER INSERT ON objections BEGIN
+        INSERT INTO objection_counts VALUES (NEW.rule_id, NEW.kind, 1)
+            ON CONFLICT (rule_id, kind) DO UPDATE SET count = count + 1;
+    END;
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

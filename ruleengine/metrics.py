@@ -9,13 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gpuwarden import __version__
 from gpuwarden.catalogue import CATALOGUE, MetricType, Source
-from gpuwarden.ruleengine import health
+from gpuwarden.ruleengine import deadlines, health
+from gpuwarden.ruleengine.ledger_counters import WAIT_BOUNDS
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.nodes import NodeState
 from gpuwarden.ruleengine.profiles import expectation
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from gpuwarden.ruleengine.case_records import Case
     from gpuwarden.ruleengine.engine import Engine
 
 RECEIPT_SECONDS = 86400.0
@@ -56,6 +62,7 @@ class EngineCollector(Collector):
             for labels, value in rows[name]:
                 family.add_metric(labels, value)
             yield family
+        yield self._waits()
 
     def _rows(self) -> Iterator[tuple[str, Iterable[Row]]]:
         engine, ticks = self._engine, self._engine.ticks
@@ -138,7 +145,22 @@ class EngineCollector(Collector):
             "gpuwarden_violation_cause",
             [((case.rule_id, case.job_id, case.cause), 1.0) for case in found if case.cause],
         )
+        yield (
+            "gpuwarden_violation_detected_timestamp_seconds",
+            [((case.rule_id, case.job_id), case.detected_at or 0.0) for case in found],
+        )
+        yield "gpuwarden_violation_due_timestamp_seconds", self._dues(found)
         yield "gpuwarden_protected", [(key, 1.0) for key in sorted(self._protected())]
+
+    def _dues(self, found: Iterable[Case]) -> Iterable[Row]:
+        """The soonest thing that each case leads to, by clocks that stand as of the last tick."""
+        tick = self._engine.ticks.last_completed
+        for case in found:
+            rule = self._engine.rulebook.rule(case.rule_id)
+            if tick is None or rule is None:
+                continue
+            for _key, stage, wait in deadlines.upcoming(case, rule, now=tick)[:1]:
+                yield (case.rule_id, case.job_id, stage.do.value), tick + wait
 
     def _protected(self) -> set[tuple[str, str, str]]:
         engine = self._engine
@@ -174,6 +196,8 @@ class EngineCollector(Collector):
             for (rule, do, word), n in ends.items()
             if word in ("incomplete", "failed") and Action(do).ends and rule != drills
         )
+        yield "gpuwarden_keeps_total", _counted(ledger.keep_counts().items())
+        yield "gpuwarden_objections_total", _counted(ledger.objection_counts().items())
         back = ledger.events_by_rule(CAME_BACK)
         yield "gpuwarden_jobs_came_back_total", [((rule,), float(n)) for rule, n in back.items()]
         idle = ledger.count_events("idle_detected", but=drills)
@@ -187,6 +211,19 @@ class EngineCollector(Collector):
             for step, moment in {} if report is None else report.steps.items():
                 steps[decision.job_id, step] = moment
         yield "gpuwarden_receipt_timestamp_seconds", list(steps.items())
+
+    def _waits(self) -> HistogramMetricFamily:
+        metric = CATALOGUE["gpuwarden_decision_wait_seconds"]
+        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, counts in sorted(self._engine.ledger.decision_waits().items()):
+            below, buckets = 0, []
+            for bound in WAIT_BOUNDS:
+                below += counts.get(bound, (0, 0.0))[0]
+                buckets.append((str(float(bound)), float(below)))
+            buckets.append(("+Inf", float(below + counts.get(0, (0, 0.0))[0])))
+            total = sum(seconds for _count, seconds in counts.values())
+            family.add_metric(labels, buckets=buckets, sum_value=total)
+        return family
 
     def _expectations(self) -> Iterator[tuple[str, Iterable[Row]]]:
         facts = self._engine.view.facts

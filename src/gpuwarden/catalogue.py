@@ -22,6 +22,7 @@ __all__ = [
     "Metric",
     "MetricType",
     "Source",
+    "metric_of",
 ]
 
 
@@ -490,3 +491,17 @@ CATALOGUE: dict[str, Metric] = {
     for metric in (*_GPUS, *_PROCESSES, *_JOBS, *_RUNS, *_EXPORTER, *ENGINE_METRICS)
 }
 """Every metric by name, in order of exposition."""
+
+
+def metric_of(series: str) -> Metric | None:
+    """The metric that a series of this name belongs to, or None.
+
+    It has the metric's own name, or that of a part of a histogram; parts only grow, like counters.
+    """
+    if series in CATALOGUE:
+        return CATALOGUE[series]
+    for suffix in ("_bucket", "_sum", "_count"):
+        metric = CATALOGUE.get(series.removesuffix(suffix))
+        if metric is not None and metric.type is MetricType.HISTOGRAM:
+            return metric
+    return None

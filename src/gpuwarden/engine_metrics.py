@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuwarden.metric_entries import Metric, MetricType, Source
 
-_G, _C = MetricType.GAUGE, MetricType.COUNTER
+_G, _C, _H = MetricType.GAUGE, MetricType.COUNTER, MetricType.HISTOGRAM
 
 
 def _engine(name: str, kind: MetricType, unit: str, text: str, *labels: str) -> Metric:
@@ -53,6 +53,25 @@ ENGINE_METRICS = (
         "cause",
     ),
     _engine(
+        "gpuwarden_violation_detected_timestamp_seconds",
+        _G,
+        "seconds",
+        "When the `for` of an open case was met.",
+        "rule",
+        "job_id",
+    ),
+    _engine(
+        "gpuwarden_violation_due_timestamp_seconds",
+        _G,
+        "seconds",
+        "When the next thing may be done to the job of an open case at the earliest, if nothing "
+        "changes; it moves on while a notice is not proven. Absent where the rule's mode forbids "
+        "it, or nothing is left to do.",
+        "rule",
+        "job_id",
+        "action",
+    ),
+    _engine(
         "gpuwarden_protected",
         _G,
         "",
@@ -70,6 +89,31 @@ ENGINE_METRICS = (
         "action",
         "mode",
         "outcome",
+    ),
+    _engine(
+        "gpuwarden_decision_wait_seconds",
+        _H,
+        "seconds",
+        "From the detection of a case to the decision that was carried out on its job; of "
+        "decisions that have their result, without those that lapsed, were refused or withdrawn.",
+        "rule",
+        "action",
+    ),
+    _engine(
+        "gpuwarden_keeps_total",
+        _C,
+        "",
+        "Keeps granted, by the role of who asked: owner or operator.",
+        "rule",
+        "role",
+    ),
+    _engine(
+        "gpuwarden_objections_total",
+        _C,
+        "",
+        "Owners' appeals against what a rule announced or did, and regretted ends, each once.",
+        "rule",
+        "kind",
     ),
     _engine(
         "gpuwarden_unknown_total",

@@ -11,6 +11,8 @@ class MetricType(StrEnum):
 
     GAUGE = "gauge"
     COUNTER = "counter"
+    HISTOGRAM = "histogram"
+    """Classic buckets: the series are called <name>_bucket (with label le), _sum and _count."""
 
 
 class Source(StrEnum):
@@ -26,7 +28,7 @@ class Metric:
 
     Attributes:
         name: full name, with `_total` for counters.
-        type: gauge or counter.
+        type: gauge, counter or histogram.
         unit: base unit, or an empty string for counts, states and info metrics.
         labels: label names in the order of exposition.
         help: one sentence that names the source and every conversion.

@@ -93,6 +93,8 @@ def test_nothing_that_was_known_is_lost(tmp_path: Path, version: int) -> None:
         assert (ledger.count_events("detected"), ledger.count_events("idle_detected")) == (2, 1)
         assert ledger.freed_bytes() == FREED
         assert ledger.notice_attempts() == {("email", "delivered"): 7}
+        assert ledger.decision_waits() == {("idle", "terminate"): {60: (1, 0.0)}}
+        assert ledger.keep_counts() == {("idle", "owner"): 1}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -145,6 +145,8 @@ def test_appeals_of_enough_owners_put_the_rule_back_over_restarts_and_changes(
             answer = (await appeal(client, "proc-2")).json()
             assert answer["held_back"].startswith("the rule has fallen back to warn since ")
             assert "2 owner's appeals within 7d" in answer["held_back"]
+            appeals = 'gpuwarden_objections_total{kind="appeal",rule="idle-held"}'
+            assert world.told()[appeals] == 3
             await world.tick(60)
             assert world.agent.requests == []
             # The owners are told anew, since no end comes any more.
