@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all test-kubernetes reclaim-table check format dashboards schema bench dist clean
+.PHONY: help setup demo test test-all test-kubernetes reclaim-table check format dashboards schema bench chart dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ schema: setup ## write the JSON Schema of rule files
 
 bench: setup ## the exporter beside nvitop-exporter; ARGS=--quick for three minutes
 	@$(BIN)/python -m bench.exporter $(ARGS)
+
+chart: setup ## pack the Helm chart into dist
+	@$(BIN)/python tools/charts.py package
 
 dist: setup ## build wheel and sdist
 	@$(BIN)/pip wheel -q --no-deps -w dist .

@@ -1,0 +1,73 @@
+{{- define "gpuwarden.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels that select: they never change between versions. Takes (dict "root" $ "component" "engine"). */}}
+{{- define "gpuwarden.selector" -}}
+app.kubernetes.io/name: gpuwarden
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "gpuwarden.labels" -}}
+{{ include "gpuwarden.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end -}}
+
+{{/* An image with its registry and tag. Takes (dict "root" $ "image" "gpuwarden/node"). */}}
+{{- define "gpuwarden.image" -}}
+{{- $image := printf "%s:%s" .image (default .root.Chart.AppVersion .root.Values.image.tag) -}}
+{{- with .root.Values.image.registry }}{{ printf "%s/%s" (trimSuffix "/" .) $image }}{{ else }}{{ $image }}{{ end -}}
+{{- end -}}
+
+{{/* engine.yaml: what the chart knows, and over it what the values say. */}}
+{{- define "gpuwarden.engineConfig" -}}
+{{- $scheme := ternary "https" "http" (ne .Values.agent.tlsSecret "") -}}
+{{- $own := dict
+  "version" 1
+  "scrape_interval" .Values.monitoring.interval
+  "rules" (list "rules/*.yaml")
+  "directory" "directory/directory.yaml"
+  "ledger" "/var/lib/gpuwarden/ledger.sqlite"
+  "kill_switch" "/var/lib/gpuwarden/halt"
+  "web" (dict
+    "listen" (printf "0.0.0.0:%d" (int .Values.engine.service.port))
+    "token_file" "/secrets/notify_token"
+    "operator_token_file" "/secrets/operator_token")
+-}}
+{{- if .Values.agent.enabled -}}
+{{- $url := printf "%s://{host}:%d" $scheme (int .Values.agent.port) -}}
+{{- $_ := set $own "agents" (dict "url" $url "key_file" "/secrets/engine.key") -}}
+{{- end -}}
+{{- if .Values.engine.endPods.enabled -}}
+{{- $_ := set $own "kubernetes" (dict "namespaces" .Values.engine.endPods.namespaces) -}}
+{{- end -}}
+{{- toYaml (mustMergeOverwrite $own (deepCopy .Values.engine.config)) -}}
+{{- end -}}
+
+{{/* What exporter and agent are told of their node and its driver. */}}
+{{- define "gpuwarden.nodeEnv" -}}
+- name: NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+# Every card, for reading; none is allocated, so that none is taken from trainings.
+- {name: NVIDIA_VISIBLE_DEVICES, value: all}
+- {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+- {name: XDG_CACHE_HOME, value: /tmp/cache}
+{{- end -}}
+
+{{/* Less than the interval, as Prometheus demands. */}}
+{{- define "gpuwarden.scrapeTimeout" -}}
+{{- $seconds := trimSuffix "s" .Values.monitoring.interval | int -}}
+{{- printf "%ds" (max 1 (sub $seconds 1)) -}}
+{{- end -}}
