@@ -311,12 +311,14 @@ def alertmanager(
         yield server
 
 
-def backfill(openmetrics: str | Path, storage: Path) -> None:
+def backfill(openmetrics: str | Path, storage: Path, *, block: str = "2h") -> None:
     """Write history into a Prometheus database that no server has open.
 
     Args:
         openmetrics: samples with timestamps in OpenMetrics text, ended by `# EOF`; text or file.
         storage: folder of the database.
+        block: longest span of a block. promtool reads everything once for each block, and takes
+            2h times a power of three.
 
     Raises:
         ServerFailed: if promtool refuses the samples, with what it said.
@@ -330,6 +332,7 @@ def backfill(openmetrics: str | Path, storage: Path) -> None:
             binary(("promtool",)),
             "tsdb",
             "create-blocks-from",
+            f"--max-block-duration={block}",
             "openmetrics",
             "--quiet",
             str(path),

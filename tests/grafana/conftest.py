@@ -1,65 +1,59 @@
-"""A Prometheus that holds an hour of the fleet, recorded series included."""
+"""A Prometheus that holds the generated day and the brief scenarios, recorded series included."""
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
+import fcntl
+import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.grafana import histories
-from tests.servers import Server, backfill, binary, prometheus
+from tests.grafana import recordings
+from tests.grafana.histories import DAY
+from tests.grafana.scenarios import SCENARIOS
+from tests.servers import Server, backfill, prometheus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
-RULES = Path(__file__).parents[2] / "alerting" / "rules" / "recording.yml"
-DEPTH = 3
-"""Recorded series rest on recorded ones, this deep; promtool fills in one layer at a time."""
+    from tests.grafana.histories import Window
 
-
-@pytest.fixture(scope="session")
-def history_of() -> Callable[[Path, histories.History], None]:
-    """Writes a history and its recorded series into a database that no server has open."""
-
-    def write(storage: Path, history: histories.History) -> None:
-        backfill(history.text(), storage)
-        for _ in range(DEPTH):
-            with prometheus("global: {}\n", storage) as server:
-                _record(server, storage)
-
-    return write
-
-
-def _record(server: Server, storage: Path) -> None:
-    done = subprocess.run(
-        [
-            binary(("promtool",)),
-            "tsdb",
-            "create-blocks-from",
-            "rules",
-            f"--url={server.url}",
-            f"--start={histories.START}",
-            f"--end={histories.END}",
-            "--eval-interval=15s",
-            f"--output-dir={storage}",
-            str(RULES),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+NO_CONFIG = "global: {}\n"
 
 
 @pytest.fixture(scope="session")
-def healthy(
-    tmp_path_factory: pytest.TempPathFactory,
-    history_of: Callable[[Path, histories.History], None],
-) -> Iterator[Server]:
-    """The fleet at work."""
-    storage = tmp_path_factory.mktemp("healthy") / "tsdb"
-    history_of(storage, histories.fleet())
-    with prometheus("global: {}\n", storage) as server:
+def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server. The database is made once in a run of the tests, whatever its workers."""
+    own = tmp_path_factory.mktemp("past")
+    several = "PYTEST_XDIST_WORKER" in os.environ
+    made = (tmp_path_factory.getbasetemp().parent if several else own) / "past-of-all"
+    with made.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            building = own / "building"
+            _write(building)
+            building.rename(made)
+    # a server locks its folder; blocks are never changed, and their files can be shared
+    storage = own / "tsdb"
+    shutil.copytree(made, storage, copy_function=os.link, ignore=shutil.ignore_patterns("lock"))
+    with prometheus(NO_CONFIG, storage) as server:
         yield server
+
+
+def _write(storage: Path) -> None:
+    """Histories first, then recorded series layer by layer: each rests on what is there."""
+    for scenario in SCENARIOS:
+        _fill(scenario.history().text(), storage, scenario.window)
+    for layer in recordings.layers():
+        with prometheus(NO_CONFIG, storage) as server:
+            texts = [recordings.recorded(server, layer, one.window) for one in SCENARIOS]
+        for scenario, text in zip(SCENARIOS, texts, strict=True):
+            _fill(text, storage, scenario.window)
+
+
+def _fill(text: str, storage: Path, window: Window) -> None:
+    path = storage.with_name("history.txt")
+    path.write_text(text)
+    backfill(path, storage, block="54h" if window is DAY else "2h")
+    path.unlink()

@@ -1,0 +1,236 @@
+"""What the engine of a small fleet would have exported: cases, decisions, notices, drills, budgets.
+
+Beside it the alert that proves that alerts are evaluated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.grafana.fleets import CARDS, GIB, JOBS, Card, Job
+from tests.grafana.histories import HOUR, History
+
+from gpuwarden.ruleengine.ledger_counters import WAIT_BOUNDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LABELS = {"job": "gpuwarden-engine", "instance": "engine:9837"}
+TEAMS = {"ana": "vision", "ben": "robotics", "cho": "vision", "dan": "robotics"}
+"""Of the directory, which does not know eve."""
+
+CASES = (
+    ("idle-held", "moderate", "j-ben", "idle"),
+    ("off-profile", "light", "j-cho", "data-loading"),
+)
+DECISIONS = (
+    ("idle-held", "terminate", "enforce", "verified"),
+    ("idle-held", "terminate", "enforce", "incomplete"),
+    ("idle-held", "terminate", "enforce", "failed"),
+    ("idle-held", "terminate", "enforce", "refused"),
+    ("idle-held", "terminate", "enforce", "lapsed"),
+    ("idle-held", "notify", "enforce", "done"),
+    ("idle-held", "log", "enforce", "done"),
+    ("starved", "checkpoint", "enforce", "done"),
+    ("starved", "yield", "enforce", "unheeded"),
+    ("starved", "yield", "enforce", "undeliverable"),
+    ("starved", "yield", "enforce", "withdrawn"),
+    ("memory-hog", "requeue", "warn", "would"),
+    ("off-profile", "log", "observe", "done"),
+    ("off-profile", "terminate", "observe", "would"),
+)
+"""Rule, action, mode and outcome of what was decided in the window, each once at its own time."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What there is to export.
+
+    Attributes:
+        cards, jobs: that the engine knows.
+        dies: whether it dies before the window's end.
+    """
+
+    cards: tuple[Card, ...] = CARDS
+    jobs: tuple[Job, ...] = JOBS
+    dies: bool = False
+
+    def write(self, history: History) -> None:
+        """Add every series of the engine."""
+        window = history.window
+
+        def add(name: str, value: object, /, **labels: str) -> None:
+            given = value if callable(value) else lambda _time: value
+            history.add(
+                name,
+                LABELS | labels,
+                lambda time: None if self.dies and time >= window.dies else given(time),
+            )
+
+        history.add("up", LABELS, lambda time: 0 if self.dies and time >= window.dies else 1)
+        watchdog = {"alertname": "Watchdog", "alertstate": "firing", "service": "gpuwarden"}
+        history.add("ALERTS", watchdog, 1)
+        _health(add, history)
+        _directory(add, self.cards, window.start)
+        _decisions(add, history)
+        _governance(add, history)
+        if self.jobs:
+            _cases(add, history)
+            _expectations(add, self.jobs)
+
+
+def _after(time: int, value: float) -> Callable[[int], float]:
+    return lambda now: value if now >= time else 0
+
+
+def _health(add: Callable[..., None], history: History) -> None:
+    window = history.window
+    middle = window.middle
+    add("gpuwarden_engine_build_info", 1, version="0.1.0")
+    add("gpuwarden_engine_tick_timestamp_seconds", lambda time: time - 2)
+    add("gpuwarden_engine_tick_seconds", lambda time: 0.4 + time % 300 / 1000)
+    add(
+        "gpuwarden_engine_start_timestamp_seconds",
+        lambda time: middle if time >= middle else window.start - 86400,
+    )
+    add("gpuwarden_rules_info", lambda time: 1 if time < middle else None, hash="aaaa")
+    add("gpuwarden_rules_info", lambda time: 1 if time >= middle else None, hash="bbbb")
+    add("gpuwarden_rules_reload_success", 1)
+    for outcome, rate in (("completed", 1 / 15), ("discarded", 1 / 3600), ("overrun", 0)):
+        add(
+            "gpuwarden_engine_ticks_total",
+            lambda time, rate=rate: int(rate * (time - window.start)),
+            outcome=outcome,
+        )
+    for rule in ("idle-held", "starved", "off-profile", "memory-hog"):
+        for truth, rate in (("yes", 0.05), ("no", 0.4), ("unknown", 0.02)):
+            add(
+                "gpuwarden_verdicts_total",
+                lambda time, rate=rate: int(rate * (time - window.start)),
+                rule=rule,
+                truth=truth,
+            )
+        add(
+            "gpuwarden_unknown_total",
+            lambda time: int(0.02 * (time - window.start)),
+            rule=rule,
+            reason="not_measured",
+        )
+    for name, value in (
+        ("gpuwarden_engine_failed_ticks", 0),
+        ("gpuwarden_engine_enforcement_paused", 0),
+        ("gpuwarden_engine_notices_undeliverable", 1),
+        ("gpuwarden_engine_unproven_cards", 1),
+        ("gpuwarden_engine_oldest_open_decision_timestamp_seconds", window.end - 120),
+    ):
+        add(name, value)
+    add("gpuwarden_engine_enforcement_halted", lambda time: 1 if middle <= time < middle + 300
+        else None, reason="many_at_once")  # fmt: skip
+    add("gpuwarden_engine_alertmanager_up", 1, alertmanager="http://alertmanager:9093")
+    add("gpuwarden_engine_prometheus", 1, server="http://prometheus:9090", state="used")
+    for state, count in (("expected", 2), ("lit", 2), ("registered", 2), ("silent", 0)):
+        add("gpuwarden_engine_nodes", count, state=state)
+    for peer in ("fleet", "alertmanager"):
+        add("gpuwarden_engine_clock_skew_seconds", 0.1, peer=peer)
+    for part in ("used", "free", "wal"):
+        add("gpuwarden_ledger_size_bytes", 4 * 2**20, part=part)
+
+
+def _directory(add: Callable[..., None], cards: tuple[Card, ...], start: int) -> None:
+    for user, team in TEAMS.items():
+        add("gpuwarden_user_info", 1, user=user, team=team)
+    for model in dict.fromkeys(card.name for card in cards):
+        add("gpuwarden_price_per_gpu_hour", 2.5, model=model, currency="EUR")
+    for team, hours in (("vision", 500), ("robotics", 100)):
+        add("gpuwarden_budget_gpu_hours", hours, team=team, period="month")
+        add("gpuwarden_team_gpu_seconds_total", lambda time: 2 * (time - start), team=team)
+        add("gpuwarden_booking_gpus", 1, team=team)
+
+
+def _decisions(add: Callable[..., None], history: History) -> None:
+    """One decision a time over the window; the first ends in the middle of its last hour."""
+    window = history.window
+    lapse = (window.middle - window.start) // len(DECISIONS)
+    for place, (rule, action, mode, outcome) in enumerate(DECISIONS):
+        at = window.middle - place * lapse
+        add("gpuwarden_decisions_total", _after(at, 1), rule=rule, action=action, mode=mode,
+            outcome=outcome)  # fmt: skip
+    for action, rule, waited in (("terminate", "idle-held", 1500), ("checkpoint", "starved", 400)):
+        named = {"rule": rule, "action": action}
+        for bound in (*WAIT_BOUNDS, None):
+            below = bound is None or waited <= bound
+            add(
+                "gpuwarden_decision_wait_seconds_bucket",
+                _after(window.middle, float(below)),
+                **named,
+                le="+Inf" if bound is None else f"{bound}.0",
+            )
+        add("gpuwarden_decision_wait_seconds_sum", _after(window.middle, waited), **named)
+        add("gpuwarden_decision_wait_seconds_count", _after(window.middle, 1), **named)
+    add("gpu_idle_detected_total", _after(window.middle, 1))
+    add("gpu_released_success_total", _after(window.middle, 1))
+    add("gpu_release_failed_total", 0)
+    add("gpu_memory_freed_bytes_total", _after(window.middle, 30 * GIB))
+
+
+def _governance(add: Callable[..., None], history: History) -> None:
+    window = history.window
+    for channel in ("email", "slack"):
+        for outcome, rate in (("delivered", 1 / 1800), ("refused", 1 / 7200)):
+            add(
+                "gpuwarden_notices_total",
+                lambda time, rate=rate: int(rate * (time - window.start)),
+                channel=channel,
+                outcome=outcome,
+            )
+    add("gpuwarden_keeps_total", _after(window.middle, 2), rule="idle-held", role="owner")
+    for kind in ("appeal", "regret"):
+        add("gpuwarden_objections_total", _after(window.middle, 1), rule="idle-held", kind=kind)
+        add("gpuwarden_canary_objections", 1, rule="starved", kind=kind)
+    add("gpuwarden_canary_share_ratio", 0.1, rule="starved")
+    add("gpuwarden_rule_held_back", lambda time: 1 if time >= window.middle else None,
+        rule="starved", reason="appeals")  # fmt: skip
+    add("gpuwarden_jobs_came_back_total", _after(window.middle, 1), rule="idle-held")
+    for node, result in (("n1:9835", "passed"), ("n2:9835", "slow")):
+        add("gpuwarden_drill_last_success_timestamp_seconds", window.start - HOUR, node=node)
+        add("gpuwarden_drill_due_timestamp_seconds", window.end + HOUR, node=node)
+        add("gpuwarden_drill_result", 1, node=node, result=result)
+        add("gpuwarden_drill_step_seconds", 4, node=node, step="detected")
+    add("gpuwarden_drill_step_budget_seconds", 60, step="detected")
+
+
+def _cases(add: Callable[..., None], history: History) -> None:
+    middle = history.window.middle
+
+    def since(value: float) -> Callable[[int], float | None]:
+        return lambda time: value if time >= middle else None
+
+    for rule, level, job, cause in CASES:
+        one = {"rule": rule, "job_id": job}
+        add("gpuwarden_violation_active", since(1), **one, level=level)
+        add("gpuwarden_violation_cause", since(1), **one, cause=cause)
+        add("gpuwarden_violation_detected_timestamp_seconds", since(middle), **one)
+    add(
+        "gpuwarden_violation_due_timestamp_seconds",
+        since(middle + 2700),
+        rule="idle-held",
+        job_id="j-ben",
+        action="terminate",
+    )
+    # a case whose cause is not known yet, of a job that no exporter shows any more
+    gone = {"rule": "memory-hog", "job_id": "j-gone"}
+    add("gpuwarden_violation_active", 1, **gone, level="light")
+    add("gpuwarden_violation_detected_timestamp_seconds", history.window.start, **gone)
+    for job, reason in (("j-eve", "whitelist"), ("j-cho", "kept")):
+        add("gpuwarden_protected", 1, rule="idle-held", job_id=job, reason=reason)
+    for step, ago in (("received", 90), ("saving", 60), ("leaving", 20)):
+        add("gpuwarden_receipt_timestamp_seconds", since(middle - ago), job_id="j-dan", step=step)
+
+
+def _expectations(add: Callable[..., None], jobs: tuple[Job, ...]) -> None:
+    for job in jobs:
+        if job.images is not None:
+            add("gpuwarden_expected_throughput_images_per_second", 78, job_id=job.job_id)
+            add("gpuwarden_expected_gpu_memory_bytes", 10.5 * GIB, job_id=job.job_id)
+            add("gpuwarden_expected_gpu_utilization_ratio", 0.82, job_id=job.job_id)
