@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 import promql_parser
 import yaml
 
-from gpuwarden.catalogue import CATALOGUE, MetricType, Source
+from gpuwarden.catalogue import MetricType, Source, metric_of
 from gpuwarden.ruleengine.expressions import FUNCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from gpuwarden.catalogue import Metric
 
 FOLDER = Path(__file__).parent
 RULES = FOLDER.parent / "alerting" / "rules"
@@ -241,24 +243,27 @@ def _selector(selector: Selector) -> Iterator[tuple[str, str]]:
     name = selector.metric
     if selector.labels.get("cluster") != VALUES["$cluster"]:
         yield "target-cluster", f"{name} lacks cluster=~'$cluster'"
-    if name in recorded() or name in SERVERS:
-        known = None
-    elif name in CATALOGUE:
-        known = CATALOGUE[name]
-    else:
+    known = metric_of(name)
+    if known is None and name not in recorded() | SERVERS:
         yield "target-metric", f"{name} is neither in the catalogue nor recorded"
         return
     if known is not None:
-        for label in sorted(set(selector.labels) - {*known.labels, "job", "instance", "cluster"}):
+        for label in sorted(set(selector.labels) - _labels_of(known)):
             yield "target-label", f"{name} has no label {label}"
         if selector.labels.get("job") != SCRAPE_JOBS[known.source]:
             yield "target-job", f"{name} lacks job={SCRAPE_JOBS[known.source]!r}"
         if known.source is Source.EXPORTER and selector.labels.get("instance") != VALUES["$node"]:
             yield "target-instance", f"{name} lacks instance=~'$node'"
-        if known.type is MetricType.COUNTER and selector.call not in COUNTERS_IN:
-            yield "target-counter-agg", f"the counter {name} is not in a rate or increase"
+        if known.type is not MetricType.GAUGE and selector.call not in COUNTERS_IN:
+            yield "target-counter-agg", f"{name} only grows, and is not in a rate or increase"
         if known.type is MetricType.GAUGE and selector.call in {"rate", "increase", "irate"}:
             yield "target-counter-agg", f"{name} is no counter"
+
+
+def _labels_of(metric: Metric) -> set[str]:
+    """Labels of the metric's series; `le` is that of a histogram's buckets."""
+    own = {"job", "instance", "cluster"}
+    return {*metric.labels, *own} | ({"le"} if metric.type is MetricType.HISTOGRAM else set())
 
 
 def substituted(text: str) -> str:

@@ -86,6 +86,7 @@ BOARD: dict[str, Any] = {
 
 SELECTOR = 'gpu_up{job="gpuwarden",cluster=~"$cluster",instance=~"$node"}'
 COUNTER = 'gpu_idle_detected_total{job="gpuwarden-engine",cluster=~"$cluster"}'
+BUCKETS = 'gpuwarden_decision_wait_seconds_bucket{job="gpuwarden-engine",cluster=~"$cluster"}'
 
 
 def variables(*names: str) -> dict[str, Any]:
@@ -133,6 +134,7 @@ def test_the_plain_board_passes() -> None:
         ("target-instance", target(expr=SELECTOR.replace(',instance=~"$node"', ""))),
         ("target-cluster", target(expr=SELECTOR.replace('cluster=~"$cluster",', ""))),
         ("target-counter-agg", target(expr=f"sum({COUNTER})")),
+        ("target-counter-agg", target(expr=f"sum by (le) ({BUCKETS})")),
         ("target-counter-agg", target(expr=f"rate({SELECTOR}[$__rate_interval])")),
         ("target-rate-interval", target(expr=f"rate({COUNTER}[5m])")),
         ("target-instant", panel(type="table")),
