@@ -116,9 +116,20 @@ def number(
     *,
     unit: str = "none",
     steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
+    names: Mapping[str, str] | None = None,
     span: int = 3,
 ) -> stat.Panel:
-    """One figure of this moment. An empty answer shows Grafana's "No data": collection is dead."""
+    """One figure of this moment. An empty answer shows Grafana's "No data": collection is dead.
+
+    Args:
+        title: of the panel.
+        description: what it says.
+        target: the query.
+        unit: Grafana's.
+        steps: (from, colour).
+        names: text for single values; without one for -1 that reads n/a.
+        span: columns of 24.
+    """
     panel = (
         stat.Panel()
         .with_target(target)
@@ -126,7 +137,7 @@ def number(
         .color_mode(BigValueColorMode.BACKGROUND_SOLID)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(_steps(steps))
-        .mappings([_known({})])
+        .mappings([_known(names or {})])
         .height(STAT_HEIGHT)
         .span(span)
     )
@@ -143,8 +154,21 @@ def graph(
     stacked: bool = False,
     highest: float | None = None,
     colours: Mapping[str, str] | None = None,
+    styles: Mapping[str, str] | None = None,
 ) -> timeseries.Panel:
-    """Lines over time, or areas on one another; gaps in the data stay gaps."""
+    """Lines over time, or areas on one another; gaps in the data stay gaps.
+
+    Args:
+        title: of the panel.
+        description: what it shows.
+        targets: the queries.
+        unit: Grafana's.
+        span: columns of 24.
+        stacked: areas on one another.
+        highest: end of the axis.
+        colours: of lines, by name.
+        styles: lines by name: `dashed` (what is expected, or a limit), `points` (single moments).
+    """
     panel = (
         timeseries.Panel()
         .targets(list(targets))
@@ -173,7 +197,22 @@ def graph(
     for name, colour in (colours or {}).items():
         fixed = {"mode": "fixed", "fixedColor": colour}
         panel = panel.override_by_name(name, [DynamicConfigValue("color", fixed)])
+    for name, style in (styles or {}).items():
+        panel = panel.override_by_name(name, [DynamicConfigValue(*one) for one in _STYLES[style]])
     return _dress(panel, title, description, unit=unit)
+
+
+_STYLES: dict[str, tuple[tuple[str, object], ...]] = {
+    "dashed": (
+        ("custom.lineStyle", {"fill": "dash", "dash": [8, 8]}),
+        ("custom.fillOpacity", 0),
+    ),
+    "points": (
+        ("custom.drawStyle", "points"),
+        ("custom.pointSize", 9),
+        ("custom.showPoints", "always"),
+    ),
+}
 
 
 def grid(

@@ -211,21 +211,20 @@ def _cases(add: Callable[..., None], history: History) -> None:
         add("gpuwarden_violation_active", since(1), **one, level=level)
         add("gpuwarden_violation_cause", since(1), **one, cause=cause)
         add("gpuwarden_violation_detected_timestamp_seconds", since(middle), **one)
-    add(
-        "gpuwarden_violation_due_timestamp_seconds",
-        since(middle + 2700),
-        rule="idle-held",
-        job_id="j-ben",
-        action="terminate",
-    )
+    for rule, job, action in (
+        ("idle-held", "j-ben", "terminate"),
+        ("off-profile", "j-cho", "checkpoint"),
+    ):
+        add("gpuwarden_violation_due_timestamp_seconds", since(middle + 2700), rule=rule,
+            job_id=job, action=action)  # fmt: skip
     # a case whose cause is not known yet, of a job that no exporter shows any more
     gone = {"rule": "memory-hog", "job_id": "j-gone"}
     add("gpuwarden_violation_active", 1, **gone, level="light")
     add("gpuwarden_violation_detected_timestamp_seconds", history.window.start, **gone)
     for job, reason in (("j-eve", "whitelist"), ("j-cho", "kept")):
         add("gpuwarden_protected", 1, rule="idle-held", job_id=job, reason=reason)
-    for step, ago in (("received", 90), ("saving", 60), ("leaving", 20)):
-        add("gpuwarden_receipt_timestamp_seconds", since(middle - ago), job_id="j-dan", step=step)
+    for step, ago in (("received", 10), ("saving", 30), ("leaving", 110)):
+        add("gpuwarden_receipt_timestamp_seconds", since(middle + ago), job_id="j-cho", step=step)
 
 
 def _expectations(add: Callable[..., None], jobs: tuple[Job, ...]) -> None:
