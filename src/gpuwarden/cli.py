@@ -60,6 +60,12 @@ _COMPONENTS = {
     "profiles": _Component(
         "gpuwarden.ruleengine.cli", "profiles", "ruleengine", "Learn what trainings need here."
     ),
+    "top": _Component(
+        "gpuwarden.ruleengine.top_cli",
+        "top",
+        "ruleengine",
+        "Watch the fleet: who uses which GPU, how well, and what the rules say.",
+    ),
     "jobs": _Component(
         "gpuwarden.ruleengine.cli", "jobs", "ruleengine", "Say what became of a job, and why."
     ),
