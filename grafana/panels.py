@@ -116,7 +116,7 @@ def number(
     *,
     unit: str = "none",
     steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
-    names: Mapping[str, str] | None = None,
+    states: Sequence[tuple[str, str, str]] = (),
     span: int = 3,
 ) -> stat.Panel:
     """One figure of this moment. An empty answer shows Grafana's "No data": collection is dead.
@@ -127,7 +127,7 @@ def number(
         target: the query.
         unit: Grafana's.
         steps: (from, colour).
-        names: text for single values; without one for -1 that reads n/a.
+        states: (value, name, colour) of single values; without one for -1 that reads n/a.
         span: columns of 24.
     """
     panel = (
@@ -137,7 +137,7 @@ def number(
         .color_mode(BigValueColorMode.BACKGROUND_SOLID)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(_steps(steps))
-        .mappings([_known(names or {})])
+        .mappings([named_states(states)])
         .height(STAT_HEIGHT)
         .span(span)
     )

@@ -17,7 +17,9 @@ from tests.grafana.scenarios import HEALTHY, Scenario
 if TYPE_CHECKING:
     from tests.servers import Server
 
-EVERYTHING = dict.fromkeys(("$cluster", "$node", "$gpu", "$team", "$user", "$job_id"), ".*")
+EVERYTHING = dict.fromkeys(
+    ("$cluster", "$node", "$gpu", "$team", "$user", "$job_id", "$rule"), ".*"
+)
 CHOSEN = {"gpuwarden-job": {"$job_id": "j-cho"}}
 """What a reader must choose before a board shows anything: board -> variables."""
 
