@@ -120,6 +120,12 @@ _COMPONENTS = {
     "ledger": _Component(
         "gpuwarden.ruleengine.cli", "ledger", "ruleengine", "Back up what the engine knows."
     ),
+    "report": _Component(
+        "gpuwarden.ruleengine.reports.cli",
+        "report",
+        "ruleengine",
+        "Say what the fleet did over days, for people, programs and papers.",
+    ),
     "keep": _Component(
         "gpuwarden.ruleengine.cli", "keep", "ruleengine", "Ask the engine to leave a job alone."
     ),
