@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana import boards
+from grafana import boards, owners
 from grafana.links import job_links, to_node
 from grafana.panels import (
     BLUE,
@@ -20,21 +20,17 @@ from grafana.panels import (
     Column,
     bars,
     graph,
-    grid,
     listing,
     now,
     number,
     query,
     rows,
 )
-from grafana.selectors import CLUSTER, ENGINE, EVERY_JOB, NODE, OWNERS, RECORDED, TEAMS, USERS
+from grafana.selectors import CLUSTER, ENGINE, EVERY_JOB, NODE, RECORDED, TEAMS, USERS
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.builders.prometheus import Dataquery
-
-BUSY = ((None, RED), (0.05, ORANGE), (0.3, YELLOW), (0.7, GREEN))
-"""Colours of a held card by utilisation: what is held and idle jumps out."""
 
 LEVELS = {"light": YELLOW, "moderate": ORANGE, "severe": RED}
 
@@ -58,7 +54,7 @@ def board() -> dashboard.Dashboard:
         board,
         (
             *_figures(),
-            *_holders(),
+            owners.panel(),
             *_findings(),
             *_trend(),
             *_results(),
@@ -128,32 +124,6 @@ def _figures() -> tuple:
                 f'or 0 * count(ALERTS{{{RECORDED},alertstate="firing",alertname="Watchdog"}})'
             ),
             steps=alarm,
-        ),
-    )
-
-
-def _holders() -> tuple:
-    held = (
-        f"max by (instance, gpu, uuid, job_id) (gpu_job_utilization_ratio{{{NODE}}}) "
-        f"or on (instance, uuid, job_id) max by (instance, gpu, uuid, job_id) "
-        f"(gpu_job_holds_gpu{{{NODE}}}) * 0 - 1"
-    )
-    return (
-        grid(
-            "Who holds which GPU",
-            "One row for each card and owner, coloured by the owner's use of the card: red is "
-            "held and idle, grey is held and not measurable (a shared card without figures per "
-            "process). A gap is time in which the owner did not hold the card.",
-            [
-                query(
-                    "max by (instance, gpu, user) "
-                    f"((({held}) + on (instance, job_id) group_left (user) (0 * {OWNERS})))",
-                    "{{instance}} GPU {{gpu}} · {{user}}",
-                )
-            ],
-            unit="percentunit",
-            steps=BUSY,
-            names={},
         ),
     )
 

@@ -17,7 +17,6 @@ from grafana_foundation_sdk.builders import (
     prometheus,
     stat,
     statetimeline,
-    statushistory,
     table,
     text,
     timeseries,
@@ -215,37 +214,6 @@ _STYLES: dict[str, tuple[tuple[str, object], ...]] = {
 }
 
 
-def grid(
-    title: str,
-    description: str,
-    targets: Sequence[prometheus.Dataquery],
-    *,
-    unit: str,
-    steps: Sequence[tuple[float | None, str]],
-    names: Mapping[str, str],
-    span: int = 24,
-    height: int = 12,
-) -> statushistory.Panel:
-    """A row per series and a cell per moment, coloured by value; `names` are for single values."""
-    panel = (
-        statushistory.Panel()
-        .targets(list(targets))
-        .show_value(VisibilityMode.NEVER)
-        .row_height(0.85)
-        .col_width(1)
-        .per_page(30)
-        .max_data_points(120)
-        .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
-        .thresholds(_steps(steps))
-        .mappings([_known(names)])
-        .legend(common.VizLegendOptions().show_legend(show_legend=False))
-        .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.SINGLE))
-        .height(height)
-        .span(span)
-    )
-    return _dress(panel, title, description, unit=unit)
-
-
 def timeline(
     title: str,
     description: str,
@@ -265,6 +233,24 @@ def timeline(
         span: columns of 24.
         height: rows of the board.
     """
+    panel = states_panel(title, description, targets, span=span, height=height)
+    return panel.mappings([named_states(states)]).legend(
+        common.VizLegendOptions()
+        .display_mode(LegendDisplayMode.LIST)
+        .placement(LegendPlacement.BOTTOM)
+        .show_legend(show_legend=True)
+    )
+
+
+def states_panel(
+    title: str,
+    description: str,
+    targets: Sequence[prometheus.Dataquery],
+    *,
+    span: int = 24,
+    height: int = GRAPH_HEIGHT,
+) -> statetimeline.Panel:
+    """The same without names for its states, and without a legend."""
     panel = (
         statetimeline.Panel()
         .targets(list(targets))
@@ -274,13 +260,7 @@ def timeline(
         .per_page(20)
         .span_nulls(span_nulls=False)
         .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.FIXED).fixed_color(GREY))
-        .mappings([named_states(states)])
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(LegendDisplayMode.LIST)
-            .placement(LegendPlacement.BOTTOM)
-            .show_legend(show_legend=True)
-        )
+        .legend(common.VizLegendOptions().show_legend(show_legend=False))
         .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.SINGLE))
         .height(height)
         .span(span)

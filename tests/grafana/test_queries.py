@@ -29,11 +29,9 @@ from tests.grafana.scenarios import (
     DEAD,
     ENGINE_DEAD,
     HEALTHY,
-    MIG,
     NOBODY,
     ONE_DEAD,
     SCENARIOS,
-    SHARED,
     Scenario,
 )
 
@@ -228,28 +226,6 @@ def test_lost_work_is_counted_by_team_and_in_money(past: Server) -> None:
             ("robotics", "requeue"): 0,
             ("none", "hold"): pytest.approx(0.5 * price * 600 / 900, rel=0.05),
         }
-
-
-def held(past: Server, scenario: Scenario) -> dict[tuple[str, str, str], str]:
-    """(node, card, user) -> last value in the grid of holders."""
-    return {
-        (one["metric"]["instance"], one["metric"]["gpu"], one["metric"]["user"]): one["values"][-1][
-            1
-        ]
-        for one in target_of("Who holds which GPU").ask(past, scenario, over="30m")
-    }
-
-
-def test_what_cannot_be_measured_is_not_a_number(past: Server) -> None:
-    """A shared card or a MIG instance without figures per process is -1 (n/a), never 0."""
-    last = held(past, HEALTHY)
-    assert last["n2:9835", "1", "eve"] == "-1"
-    assert last["n1:9835", "1", "ben"] == "0"
-    assert last["n1:9835", "2", "cho"] == "0.95"
-    shared = held(past, SHARED)
-    assert shared["n1:9835", "0", "ben"] == "0.3"
-    assert {shared["n1:9835", "1", user] for user in ("cho", "eve")} == {"-1"}
-    assert held(past, MIG)["n3:9835", "0", "cho"] == "-1"
 
 
 def test_nobody_there_is_zero(past: Server) -> None:
