@@ -35,6 +35,7 @@ RULES = FOLDER.parent / "alerting" / "rules"
 VALUES = {
     "$__rate_interval": "4m",
     "$__interval": "1m",
+    "$__range_s": "21600",
     "$__range": "6h",
     "$node": "n1:9835",
     "$gpu": "0",

@@ -178,10 +178,9 @@ def graph(
         .min(0)
         .legend(
             common.VizLegendOptions()
-            .display_mode(LegendDisplayMode.TABLE)
+            .display_mode(LegendDisplayMode.LIST)
             .placement(LegendPlacement.BOTTOM)
             .show_legend(show_legend=True)
-            .calcs(["mean", "lastNotNull"])
         )
         .tooltip(
             common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
@@ -324,6 +323,7 @@ def bars(
     *,
     unit: str,
     span: int = 8,
+    height: int = GRAPH_HEIGHT,
 ) -> bargauge.Panel:
     """One bar per series, of this moment."""
     panel = (
@@ -333,7 +333,7 @@ def bars(
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.CONTINUOUS_YL_RD))
         .min(0)
-        .height(GRAPH_HEIGHT)
+        .height(height)
         .span(span)
     )
     return _dress(panel, title, description, unit=unit)
@@ -345,10 +345,13 @@ def listing(
     targets: Sequence[prometheus.Dataquery],
     *,
     columns: Sequence[Column],
+    sort: tuple[str, bool] | None = None,
     span: int = 24,
     height: int = TABLE_HEIGHT,
 ) -> table.Panel:
     """A table of this moment; several queries are merged by the labels they share.
+
+    `sort` is the heading of a column, and whether its highest values come first.
 
     A query whose series are missing would take its column with it: end such a query in
     `or <every row> * 0 - 1`, which is shown as n/a.
@@ -375,6 +378,8 @@ def listing(
         .height(height)
         .span(span)
     )
+    if sort is not None:
+        panel = panel.sort_by([common.TableSortByFieldState().display_name(sort[0]).desc(sort[1])])
     for column in columns:
         properties = _properties(column)
         if properties:
