@@ -140,8 +140,7 @@ def _figures() -> tuple:
                 f"or max(gpuwarden_engine_enforcement_halted{{{ENGINE}}} == 1) * 0 + 2 "
                 f"or max(up{{{ENGINE}}} == 1) * 0"
             ),
-            steps=((None, GREEN), (1, ORANGE)),
-            names={"0": "on", "1": "paused", "2": "halted"},
+            states=(("0", "on", GREEN), ("1", "paused", ORANGE), ("2", "halted", RED)),
             span=2,
         ),
         number(

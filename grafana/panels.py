@@ -374,7 +374,7 @@ def listing(
                 },
             )
         )
-        .mappings([_known({})])
+        .mappings([named_states(())])
         .height(height)
         .span(span)
     )
@@ -427,16 +427,6 @@ def _steps(steps: Sequence[tuple[float | None, str]]) -> dashboard.ThresholdsCon
         dashboard.ThresholdsConfig()
         .mode(ThresholdsMode.ABSOLUTE)
         .steps([Threshold(value, colour) for value, colour in steps])
-    )
-
-
-def _known(names: Mapping[str, str]) -> ValueMap:
-    texts = {NOT_KNOWN: "n/a", **names}
-    return ValueMap(
-        {
-            value: ValueMappingResult(text=text, color=GREY, index=place)
-            for place, (value, text) in enumerate(texts.items())
-        }
     )
 
 
