@@ -108,13 +108,8 @@ class SlurmCommands:
         return answer.output
 
 
-def slurm_commands(settings: Settings, *, least: float = 0.0) -> SlurmCommands | None:
-    """Those that engine.yaml names, or None where it has no `slurm`.
-
-    Args:
-        settings: of engine.yaml.
-        least: seconds that one command may take even if `slurm.timeout` is shorter.
-    """
+def slurm_commands(settings: Settings) -> SlurmCommands | None:
+    """Those that engine.yaml names, or None where it has no `slurm`."""
     chosen = settings.values.slurm
     if chosen is None:
         return None
@@ -127,7 +122,7 @@ def slurm_commands(settings: Settings, *, least: float = 0.0) -> SlurmCommands |
     return SlurmCommands(
         {name: settings.path(path) for name, path in named.items() if path is not None},
         None if chosen.config is None else settings.path(chosen.config),
-        max(chosen.timeout, least),
+        chosen.timeout,
     )
 
 

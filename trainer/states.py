@@ -21,7 +21,6 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from gpuwarden import job_files
 from gpuwarden.errors import PermanentError
-from gpuwarden.trainer import typed_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,11 +128,17 @@ class Manifest:
         Raises:
             ValueError: not a manifest, with "version" in the message if it is another version's.
         """
-        data = typed_documents.document(content)
+        data = json.loads(content)
+        if not isinstance(data, dict):
+            raise ValueError("not a JSON object")  # noqa: TRY004 -- one error for bad content
         version = data.pop("version", None)
         if version != VERSION:
             raise WrongVersion(f"version {version!r} is not {VERSION}")
-        return typed_documents.record(cls, data)
+        names = {item.name for item in dataclasses.fields(cls)}
+        try:
+            return cls(**{name: value for name, value in data.items() if name in names})
+        except TypeError as error:
+            raise ValueError(str(error)) from error
 
 
 class WrongVersion(ValueError):

@@ -41,9 +41,6 @@ KEEP_FINISHED = 1000
 """Finished actions that are kept in the journal whatever their age, to answer for."""
 
 
-_DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError, GpuwardenError)
-
-
 class JournalError(PermanentError):
     """The journal cannot be read or written; nothing may be done without it."""
 
@@ -227,7 +224,7 @@ class Journal:
                     break
                 try:
                     self._take_in(json.loads(line))
-                except _DAMAGE as error:
+                except (ValueError, KeyError, TypeError, GpuwardenError, RecursionError) as error:
                     raise JournalError(
                         f"{self.path}:{number}: damaged ({error!r}). Nothing can be ended without "
                         "it. Put the file aside only if every action in it is over: what it "

@@ -8,18 +8,12 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.grafana import recordings
-from tests.grafana.histories import DAY
+from tests.grafana import databases
 from tests.grafana.scenarios import SCENARIOS
-from tests.servers import Server, backfill, prometheus
+from tests.servers import Server, prometheus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.grafana.histories import Window
-
-NO_CONFIG = "global: {}\n"
 
 
 @pytest.fixture(scope="session")
@@ -32,28 +26,10 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             building = own / "building"
-            _write(building)
+            databases.write(building, SCENARIOS)
             building.rename(made)
     # a server locks its folder; blocks are never changed, and their files can be shared
     storage = own / "tsdb"
     shutil.copytree(made, storage, copy_function=os.link, ignore=shutil.ignore_patterns("lock"))
-    with prometheus(NO_CONFIG, storage) as server:
+    with prometheus(databases.NO_CONFIG, storage) as server:
         yield server
-
-
-def _write(storage: Path) -> None:
-    """Histories first, then recorded series layer by layer: each rests on what is there."""
-    for scenario in SCENARIOS:
-        _fill(scenario.history().text(), storage, scenario.window)
-    for layer in recordings.layers():
-        with prometheus(NO_CONFIG, storage) as server:
-            texts = [recordings.recorded(server, layer, one.window) for one in SCENARIOS]
-        for scenario, text in zip(SCENARIOS, texts, strict=True):
-            _fill(text, storage, scenario.window)
-
-
-def _fill(text: str, storage: Path, window: Window) -> None:
-    path = storage.with_name("history.txt")
-    path.write_text(text)
-    backfill(path, storage, block="54h" if window is DAY else "2h")
-    path.unlink()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.async_api import async_playwright
+from tests.browsers import chromium
 from tests.ruleengine.browsing import ALICE, KEY, OLGA, ROOT, browsed
 from tests.servers import free_port
 
@@ -16,10 +14,9 @@ from gpuwarden.ruleengine.case_records import CaseState
 from gpuwarden.ruleengine.links import Links
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from playwright.async_api import Browser, Page
+    from playwright.async_api import Page
     from tests.ruleengine.engines import World
 
 # What Chromium computed for every text that is shown: its colour against what lies behind it, by
@@ -70,21 +67,6 @@ PATHS = (
     "/engine",
     "/audit",
 )
-
-
-@contextlib.asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
-    """Debian's Chromium, without a screen."""
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.fail("no chromium: apt-get install chromium (`make setup` does)")
-    async with async_playwright() as playwright:
-        # Its own sandbox needs rights that a container does not give.
-        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        try:
-            yield browser
-        finally:
-            await browser.close()
 
 
 async def sign_in(page: Page, url: str, token: str, path: str = "/") -> None:

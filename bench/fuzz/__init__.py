@@ -1,1 +1,0 @@
-"""A target for every parser of what others write: `python -m bench.fuzz`."""
