@@ -11,6 +11,7 @@ import uvicorn
 
 from gpuwarden import __version__
 from gpuwarden.exporter.connections import ReadersConnection
+from gpuwarden.exporter.log_targets import LogTargets
 from gpuwarden.exporter.pages import Format
 from gpuwarden.exporter.servers import (
     Bounded,
@@ -214,6 +215,10 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
         if settings.textfile_directory is not None:
             textfile = Textfile(settings.textfile_directory, sampler, interval=settings.interval)
             textfile.start()
+        listed = None
+        if settings.log_targets is not None:
+            listed = LogTargets(settings.log_targets, sampler)
+            listed.start()
         try:
             program.run(sockets=[server])
         finally:
@@ -222,6 +227,8 @@ def serve(settings: ExporterSettings, sampler: Sampler) -> None:
                 registrar.leave()
             if textfile is not None:
                 textfile.stop()
+            if listed is not None:
+                listed.stop()
             sampler.stop()
             if registrar is not None:
                 registrar.stop()

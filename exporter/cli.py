@@ -168,6 +168,15 @@ _RELEASE_FILE = click.option(
     help="Write each page to gpuwarden.prom in it too, for node_exporter's textfile collector.",
 )
 @click.option(
+    "--logs.targets-file",
+    "log_targets",
+    type=click.Path(readable=False, path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write to it where each job's output lies, with its job_id (a list for Alloy's "
+    "discovery.file, see deploy/logs); in a folder that only this user may write. It is readable "
+    "for the group.",
+)
+@click.option(
     "--jobs.directory",
     "jobs_directory",
     type=click.Path(readable=False, path_type=Path),
@@ -248,6 +257,7 @@ def exporter(
     max_requests: int,
     web_config: Path | None,
     textfile_directory: Path | None,
+    log_targets: Path | None,
     jobs_directory: Path,
     state_file: Path | None,
     gpus: str,
@@ -297,6 +307,7 @@ def exporter(
             engine_url, engine_token, advertise=engine_advertise, ca=engine_ca, host=host
         ),
         textfile_directory=textfile_directory,
+        log_targets=None if log_targets is None else log_targets.absolute(),
     )
     # Loaded here, so that --help and a wrong flag answer at once.
     from gpuwarden.exporter import daemon  # noqa: PLC0415

@@ -93,6 +93,7 @@ class Sampler:
         self._begun = threading.Event()
         self._thread: threading.Thread | None = None
         self._page: Rendered | None = None
+        self._snapshot: NodeSnapshot | None = None
         self._families: Families | None = None
         self._vocabularies = Vocabularies()
         self._asked: deque[set[tuple[Format, bool]]] = deque(maxlen=REMEMBERED_PAGES)
@@ -197,6 +198,11 @@ class Sampler:
         """Have the node's platforms asked, and wait for the answers, at most so long for each."""
         self._attribution.wait(seconds)
 
+    @property
+    def snapshot(self) -> NodeSnapshot | None:
+        """The newest snapshot, or None before the first."""
+        return self._snapshot
+
     def page(self) -> Rendered:
         """The newest page, or one that says that there is none."""
         page, now = self._page, self._clock.monotonic()
@@ -245,7 +251,7 @@ class Sampler:
         self._totals.update(dropped)
         complete = devices is not None and devices.complete and not snapshot.failed
         page = Rendered(self._bodies(families), made_at, complete=complete)
-        self._page = page
+        self._page, self._snapshot = page, snapshot
         self._begun.set()
         self._was_complete = self._was_complete or complete
         if self._state is not None and not snapshot.failed:

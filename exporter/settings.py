@@ -38,6 +38,7 @@ class ExporterSettings:
         state_file: where is kept what must outlive the process, or None: nowhere.
         release_file: the driver is let go as this file orders.
         textfile_directory: folder to which each page is written too, or None.
+        log_targets: file that says where each job's output lies, or None.
         engine: the engine that the node registers with, or None.
         web_config: file with TLS and basic authentication, or None for plain HTTP for everybody.
     """
@@ -54,6 +55,7 @@ class ExporterSettings:
     state_file: Path | None = None
     release_file: Path = DEFAULT_RELEASE_FILE
     textfile_directory: Path | None = None
+    log_targets: Path | None = None
     web_config: Path | None = None
     engine: EngineSettings | None = None
 

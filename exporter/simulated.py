@@ -86,7 +86,7 @@ def build(cache: Path | None = None) -> Path:
     Raises:
         MissingExtra: NVIDIA's header is not installed.
         PermanentError: there is no C compiler, or it failed.
-        InvalidInput: the cache folder is not private to this user.
+        InvalidInput: somebody other than this user and root can write the cache folder.
     """
     source = importlib.resources.files("gpuwarden.exporter").joinpath(_SOURCE).read_bytes()
     header = _header()
@@ -156,11 +156,12 @@ def _default_cache() -> Path:
 
 
 def _private(folder: Path) -> Path:
-    """Make a folder that only this user can write: code is loaded from it."""
+    """Make a folder that only this user, or root, can write: code is loaded from it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.lstat()
     others = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or others:
+    ours = about.st_uid in (0, os.geteuid())
+    if not stat.S_ISDIR(about.st_mode) or not ours or others:
         raise InvalidInput(
             f"{folder} is not a folder that only you can write; remove it, or set XDG_CACHE_HOME"
         )

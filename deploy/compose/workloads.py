@@ -21,14 +21,25 @@ LAUNCHER = "gw-launcher"
 """Command name that the exporter and the agent take for a launcher of jobs."""
 PAUSE_SECONDS = 300
 WAIT = "import signal\nwhile True:\n    signal.pause()\n"
+TRAIN = """
+import itertools, time
+for step in itertools.count(step=100):
+    print(time.strftime("%FT%TZ"), f"step={step} loss={4 / (1 + step / 1e4):.3f}", flush=True)
+    time.sleep(5)
+"""
 CARDS = [Card(index) for index in range(4)]
 
 
-def start() -> subprocess.Popen[bytes]:
-    """A process that does nothing, in a session of its own, as jobs are."""
-    return subprocess.Popen(
-        [sys.executable, "-c", WAIT], stdin=subprocess.DEVNULL, start_new_session=True
-    )
+def start(script: str, log: Path | None = None) -> subprocess.Popen[bytes]:
+    """A job: a process in a session of its own, whose output goes to a file if there is one."""
+    with (Path("/dev/null") if log is None else log).open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
 
 
 def on_cards(training: int, notebook: int | None) -> Scenario:
@@ -45,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scenario", type=Path, required=True, help="file to write")
     parser.add_argument("--free", action="store_true", help="write four free cards, and leave")
+    parser.add_argument("--logs", type=Path, help="folder that the training writes its log to")
     options = parser.parse_args()
     if options.free:
         Scenario(cards=CARDS).write(options.scenario)
@@ -53,7 +65,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: leave.set())
     Path("/proc/self/comm").write_text(LAUNCHER)
-    training, notebook = start(), start()
+    log = None if options.logs is None else options.logs / "training.log"
+    training, notebook = start(TRAIN, log), start(WAIT)
     try:
         on_cards(training.pid, notebook.pid).write(options.scenario)
         while not leave.wait(1):
@@ -61,7 +74,7 @@ def main() -> None:
                 # The driver forgets the dead process by itself, two seconds later.
                 if leave.wait(PAUSE_SECONDS):
                     break
-                notebook = start()
+                notebook = start(WAIT)
                 on_cards(training.pid, notebook.pid).write(options.scenario)
     finally:
         for process in (training, notebook):

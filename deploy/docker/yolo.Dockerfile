@@ -30,7 +30,8 @@ ARG MODEL=yolov8n
 LABEL org.opencontainers.image.title="yolo ${MODEL}, CUDA ${CUDA}, under gpuwarden" \
       org.opencontainers.image.licenses="AGPL-3.0-only AND Apache-2.0"
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# What ultralytics' opencv links against.
+# What ultralytics' opencv links against, in the base's own version: Debian keeps no older one.
+# hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --no-install-recommends --yes libgl1 libglib2.0-0 \
  && rm -rf /var/lib/apt/lists/*

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from tests.deploy.dockerfiles import stages
 from tests.servers import Server, binary, fetch, free_port, running, until
 
 from gpuwarden.exporter import scenarios
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "compose"
-DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
+STAGES = stages(ROOT / "deploy" / "docker" / "Dockerfile")
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 COMMAND = Path(sys.executable).with_name("gpuwarden")
@@ -77,31 +78,42 @@ def test_no_service_has_more_rights_than_it_needs() -> None:
 
 def test_every_lasting_service_can_be_seen_to_be_healthy() -> None:
     """Each service that others wait for has a health check, its own or its image's."""
-    stages = DOCKERFILE.read_text().split("\nFROM ")
-    checked = {stage.split(" AS ")[1].split()[0] for stage in stages if "\nHEALTHCHECK" in stage}
     for service in SERVICES.values():
         for name, wish in service.get("depends_on", {}).items():
             waited = SERVICES[name]
             if wish["condition"] == "service_healthy":
-                assert "healthcheck" in waited or waited["build"]["target"] in checked
-            else:
-                assert wish["condition"] == "service_completed_successfully"
+                target = waited.get("build", {}).get("target")
+                assert "healthcheck" in waited or STAGES[target].all("HEALTHCHECK")
+            elif wish["condition"] == "service_completed_successfully":
                 assert waited["restart"] == "no"
 
 
-def test_the_images_are_built_from_what_is_there() -> None:
-    """Every stage that is used exists, runs as a plain user, and copies files that exist."""
-    text = DOCKERFILE.read_text()
-    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE))
+def test_every_image_that_is_built_is_one_of_the_dockerfiles() -> None:
+    """By the stage's name."""
     used = {service["build"]["target"] for service in SERVICES.values() if "build" in service}
-    assert used <= stages
-    ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
-    for words in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):
-        for source in words.split()[:-1]:
-            assert (ROOT / source).exists(), source
-            assert f"!{source}" in ignored, source
-    for stage in text.split("\nFROM ")[3:]:
-        assert "\nUSER 10001:10001\n" in stage
+    assert used <= set(STAGES)
+
+
+def test_no_service_can_take_the_machine() -> None:
+    """Memory, processor and processes are bounded, and none runs as root."""
+    for name, service in SERVICES.items():
+        assert re.fullmatch(r"\d+[mg]", service["mem_limit"]), name
+        assert service["cpus"] > 0, name
+        assert service["pids_limit"] > 0, name
+        assert int(service["user"].partition(":")[0]) > 0, name
+
+
+def test_logs_are_a_profile_and_lead_to_the_jobs() -> None:
+    """What Alloy is shown is what the exporter lists, under the same names."""
+    assert {name for name, one in SERVICES.items() if "profiles" in one} == {"loki", "alloy"}
+    mounts = {
+        name: {tuple(volume.split(":")[:2]) for volume in SERVICES[name]["volumes"]}
+        for name in ("exporter", "jobs", "alloy")
+    }
+    assert ("job-logs", "/var/log/jobs") in mounts["exporter"] & mounts["jobs"] & mounts["alloy"]
+    (flag,) = [word for word in SERVICES["exporter"]["command"] if "targets-file" in word]
+    assert flag.partition("=")[2] in (ROOT / "deploy/logs/node.alloy").read_text()
+    assert ("job-files", "/run/gpuwarden") in mounts["exporter"] & mounts["alloy"]
 
 
 def test_alertmanager_is_the_shipped_one_but_for_the_mail_server() -> None:
@@ -136,6 +148,8 @@ def test_hosts_in_the_files_are_services() -> None:
         (FOLDER / "init.sh").read_text(),
         *(path.read_text() for path in (ROOT / "alerting" / "targets").glob("*.yml")),
         *(path.read_text() for path in (ROOT / "grafana" / "provisioning").glob("*/*.yaml")),
+        (ROOT / "deploy" / "logs" / "grafana-datasource.yaml").read_text(),
+        str(SERVICES["alloy"]["environment"]),
     ]
     named = set()
     for text in texts:
@@ -144,7 +158,7 @@ def test_hosts_in_the_files_are_services() -> None:
         named |= set(re.findall(r"'([a-z-]+):\d+'", lines))
         named |= set(re.findall(r"(?:host|smtp_smarthost): ([a-z-]+)", lines))
     assert named - {"localhost"} <= hosts
-    assert {"engine", "node", "mail", "deadman", "slack"} <= named
+    assert {"engine", "node", "mail", "deadman", "slack", "loki"} <= named
 
 
 @pytest.fixture

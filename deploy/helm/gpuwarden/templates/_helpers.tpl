@@ -63,7 +63,6 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 # Every card, for reading; none is allocated, so that none is taken from trainings.
 - {name: NVIDIA_VISIBLE_DEVICES, value: all}
 - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
-- {name: XDG_CACHE_HOME, value: /tmp/cache}
 {{- end -}}
 
 {{/* Less than the interval, as Prometheus demands. */}}
