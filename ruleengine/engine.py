@@ -29,6 +29,7 @@ from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.loss_records import LossRecords
 from gpuwarden.ruleengine.model import Mode
 from gpuwarden.ruleengine.pauses import Pauses
+from gpuwarden.ruleengine.reclaimed_hours import ReclaimedHours
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.telling import Teller
@@ -140,6 +141,7 @@ class Engine:
             )
         )
         self.usage = Usage(OUTAGE_TICKS * settings.tick)
+        self.reclaimed = ReclaimedHours(OUTAGE_TICKS * settings.tick)
         self.trials = Trials(ledger, rulebook, clock)
         self.drills = DrillDesk(
             settings.drill, ledger, rulebook, clock=clock, keep=settings.retention.audit
@@ -233,6 +235,7 @@ class Engine:
             view.halted_since = self.view.halted_since
             self.view = view
             self.usage.add(facts, self.clock.monotonic())
+            self.reclaimed.count(facts, self)
             self._budget(self.clock.monotonic() - begun)
             await self._enforce(facts)
             self.drills.watch(facts)

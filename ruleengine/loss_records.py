@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.ruleengine.losses import Loss, Money, Risk, at_risk, counted
+from gpuwarden.ruleengine.losses import Loss, Risk, at_risk, counted
+from gpuwarden.ruleengine.prices import Money
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.ruleengine import guards
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.messages import about
+from gpuwarden.ruleengine.prices import Money
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS
 
 if TYPE_CHECKING:
@@ -23,21 +24,6 @@ if TYPE_CHECKING:
 
     Reading = Mapping[str, float]
     """Reason -> GPU seconds that one user had lost on a node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Money:
-    """An amount of a currency."""
-
-    amount: float
-    currency: str
-
-    def __str__(self) -> str:
-        return f"{self.amount:.2f} {self.currency}"
-
-    def document(self) -> dict[str, Any]:
-        """For the API."""
-        return {"amount": round(self.amount, 2), "currency": self.currency}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +76,7 @@ def at_risk(job: JobFacts, now: float, prices: Prices | None) -> Risk | None:
     seconds = guards.work_lost(job, now)
     if seconds is None:
         return None
-    return Risk(seconds, len(job.gpus), _counts_from_saved(job, now), _hourly(job, prices))
+    return Risk(seconds, len(job.gpus), _counts_from_saved(job, now), _hourly(job, now, prices))
 
 
 def _counts_from_saved(job: JobFacts, now: float) -> bool:
@@ -101,12 +87,15 @@ def _counts_from_saved(job: JobFacts, now: float) -> bool:
     return job.start_time is None or saved >= job.start_time
 
 
-def _hourly(job: JobFacts, prices: Prices | None) -> Money | None:
+def _hourly(job: JobFacts, now: float, prices: Prices | None) -> Money | None:
+    """What an hour of all its cards costs now; None where a price is not known, or they differ."""
     if prices is None or not job.gpus:
         return None
-    each = [prices.of(gpu.name) for gpu in job.gpus]
-    known = [price for price in each if price is not None]
-    return Money(sum(known), prices.currency) if len(known) == len(each) else None
+    rates = [prices.rate(gpu.name, now) for gpu in job.gpus]
+    known = [rate.price for rate in rates if rate is not None]
+    if len(known) < len(rates) or len({price.currency for price in known}) > 1:
+        return None
+    return Money(sum(price.amount for price in known), known[0].currency)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.nodes import NodeState
 from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.returns import CAME_BACK
+from gpuwarden.ruleengine.slices import slice_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -96,18 +97,33 @@ class EngineCollector(Collector):
         yield from self._cases()
         yield from self._decisions()
         yield from self._expectations()
-        yield "gpuwarden_price_per_gpu_hour", self._prices()
+        yield from self._money()
 
-    def _prices(self) -> Iterable[Row]:
+    def _money(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        """What a card costs now, and what share of one its instances are."""
         prices, facts = self._engine.settings.prices, self._engine.view.facts
-        if prices is None:
-            return
         cards = () if facts is None else facts.cards.values()
-        models = {gpu.name for card in cards for gpu in card.gpus if gpu.name}
-        for model in sorted(models | set(prices.per_gpu_hour)):
-            price = prices.of(model)
-            if price is not None:
-                yield (model, prices.currency), price
+        seen = {gpu.name for card in cards for gpu in card.gpus if gpu.name}
+        slices = {model: found.share for model in seen if (found := slice_of(model))}
+        yield (
+            "gpuwarden_gpu_share_ratio",
+            [((model,), share) for model, share in sorted(slices.items())],
+        )
+        yield (
+            "gpuwarden_reclaimed_gpu_seconds_total",
+            [(tuple(whose), n) for whose, n in self._engine.reclaimed.seconds().items()],
+        )
+        now = self._engine.clock.wall()
+        models = sorted(seen | prices.models) if prices else ()
+        rates = {model: prices.rate(model, now) for model in models} if prices else {}
+        yield (
+            "gpuwarden_price_per_gpu_hour",
+            [
+                ((model, rate.price.currency), rate.price.amount)
+                for model, rate in rates.items()
+                if rate is not None
+            ],
+        )
 
     def _nodes(self) -> Iterable[Row]:
         facts, nodes = self._engine.view.facts, self._engine.nodes

@@ -143,10 +143,17 @@ ENGINE_METRICS = (
         "gpuwarden_price_per_gpu_hour",
         _G,
         "",
-        "Price of an hour of a card, by the model that label `name` of gpu_info gives; of models "
-        "that engine.yaml names and of those seen.",
+        "Price of an hour of a card now, by the model that label `name` of gpu_info gives (of a "
+        "MIG instance, with its profile); of models that engine.yaml names and of those seen.",
         "model",
         "currency",
+    ),
+    _engine(
+        "gpuwarden_gpu_share_ratio",
+        _G,
+        "ratio",
+        "What share of its card a MIG instance is, by its model; of those seen.",
+        "model",
     ),
     _engine(
         "gpuwarden_budget_gpu_hours", _G, "", "Budget of a team in GPU hours.", "team", "period"
@@ -157,6 +164,17 @@ ENGINE_METRICS = (
         "seconds",
         "GPU time that a team's jobs held, as the engine saw it; a shared card is shared out.",
         "team",
+    ),
+    _engine(
+        "gpuwarden_reclaimed_gpu_seconds_total",
+        _C,
+        "seconds",
+        "GPU time that other users held the cards of an ended job in the day after its end, by "
+        "whom they were taken from; a shared card is shared out.",
+        "job_id",
+        "user",
+        "team",
+        "rule",
     ),
     _engine("gpuwarden_booking_gpus", _G, "", "GPUs booked by a team now.", "team"),
     _engine(
