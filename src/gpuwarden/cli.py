@@ -111,6 +111,12 @@ _COMPONENTS = {
         "ruleengine",
         "Say who uses what; open names for a while.",
     ),
+    "costs": _Component(
+        "gpuwarden.ruleengine.costs_cli",
+        "costs",
+        "ruleengine",
+        "Say who held how much GPU time, and what it costs.",
+    ),
     "ledger": _Component(
         "gpuwarden.ruleengine.cli", "ledger", "ruleengine", "Back up what the engine knows."
     ),
