@@ -147,6 +147,7 @@ def test_rules_read_metrics_that_exist(rule: dict) -> None:
         "min_over_time",
         "sum_over_time",
         "last_over_time",
+        "clamp_min",
         "label_join",
     }
     recorded = {rule["record"] for rule in RECORDED}
