@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all test-kubernetes reclaim-table check format preview pictures dashboards schema bench chart dist clean
+.PHONY: help setup demo test test-all test-kubernetes reclaim-table check format preview pictures dashboards schema bench chart fuzz requirements sbom dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,7 +21,7 @@ test-all: test ## test, and what takes longer
 	@$(BIN)/python -m pytest -m sweep
 	@$(BIN)/python -m demo
 	@$(BIN)/python -m bench.exporter.soak --for 300
-	@$(BIN)/python -m bench.exporter.hostile --for 300
+	@$(BIN)/python -m bench.fuzz --for 600
 
 reclaim-table: setup ## run reclaims of every kind end to end, and print what became of each
 	@$(BIN)/python -m tests.system.reclaim_table
@@ -58,8 +58,17 @@ bench: setup ## the exporter beside nvitop-exporter; ARGS=--quick for three minu
 chart: setup ## pack the Helm chart into dist
 	@$(BIN)/python tools/charts.py package
 
+fuzz: setup ## attack every parser of what others write; FOR=seconds, ARGS="--of engine"
+	@$(BIN)/python -m bench.fuzz --for $(or $(FOR),60) $(ARGS)
+
+requirements: setup ## write what each image installs, pinned with sums (needs PyPI)
+	@$(BIN)/python tools/requirements.py
+
+sbom: setup ## write a bill of materials of each image to dist/sbom, and docs/licences.md
+	@$(BIN)/python tools/bills.py
+
 dist: setup ## build wheel and sdist
 	@$(BIN)/pip wheel -q --no-deps -w dist .
 
 clean: ## remove what the targets made
-	rm -rf tools/preview/node_modules tools/preview/dist .venv .bench .demo build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf tools/preview/node_modules tools/preview/dist .venv .bench .demo .fuzz build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

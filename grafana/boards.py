@@ -114,6 +114,12 @@ def job_ids(*, single: bool = False) -> object:
     return _labels("job_id", "Job", definition, single=single)
 
 
+def rules() -> object:
+    """`rule`: those that judge."""
+    definition = f"label_values(gpuwarden_verdicts_total{{{ENGINE}}}, rule)"
+    return _labels("rule", "Rule", definition)
+
+
 def _source() -> object:
     return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
 

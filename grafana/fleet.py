@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana import boards
+from grafana import boards, owners
 from grafana.links import job_links, to_node
 from grafana.panels import (
     BLUE,
@@ -20,23 +20,39 @@ from grafana.panels import (
     Column,
     bars,
     graph,
-    grid,
     listing,
     now,
     number,
     query,
     rows,
 )
-from grafana.selectors import CLUSTER, ENGINE, EVERY_JOB, NODE, OWNERS, RECORDED, TEAMS, USERS
+from grafana.selectors import (
+    CLUSTER,
+    ENGINE,
+    EVERY_JOB,
+    LIT,
+    NODE,
+    NODES,
+    RECORDED,
+    RECORDED_NODE,
+    TEAMS,
+    USERS,
+    card_errors,
+    highest,
+)
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.builders.prometheus import Dataquery
 
-BUSY = ((None, RED), (0.05, ORANGE), (0.3, YELLOW), (0.7, GREEN))
-"""Colours of a held card by utilisation: what is held and idle jumps out."""
-
 LEVELS = {"light": YELLOW, "moderate": ORANGE, "severe": RED}
+
+NODE_STATES = (
+    ("0", "well", GREEN),
+    ("1", "errors", ORANGE),
+    ("2", "card lost", RED),
+    ("3", "dark", RED),
+)
 
 ANYWHERE = f'job="gpuwarden",{CLUSTER},user=~"$user"'
 
@@ -54,18 +70,11 @@ def board() -> dashboard.Dashboard:
         "Who uses which GPU, how well, and what gpuwarden found and did.",
         variables=(boards.nodes(), boards.teams(), boards.users()),
     )
-    boards.add(
-        board,
-        (
-            *_figures(),
-            *_holders(),
-            *_findings(),
-            *_trend(),
-            *_results(),
-            *_losses(),
-            *_nodes(),
-        ),
-    )
+    boards.add(board, (*_figures(), owners.panel(), *_findings(), *_nodes(), *_trend()))
+    boards.add_folded(board, "Jobs: expected and actual, and who is protected", _jobs())
+    boards.add_folded(board, "Users and teams", _people())
+    boards.add_folded(board, "What gpuwarden did", _results())
+    boards.add_folded(board, "Work lost by ends", _losses())
     return board
 
 
@@ -73,53 +82,69 @@ def _figures() -> tuple:
     cards = f"count(gpu_up{{{NODE}}})"
     alarm = ((None, GREEN), (1, RED))
     return (
-        number("GPUs", "Cards that the nodes list, lost ones included.", now(cards)),
+        number("GPUs", "Cards that the nodes list, lost ones included.", now(cards), span=2),
         number(
             "Busy",
             "Cards that were busy for more than 5 % of the last minute.",
-            now(f'sum(card:gpu_busy:bool1m{{{RECORDED},instance=~"$node"}})'),
+            now(f"sum(card:gpu_busy:bool1m{{{RECORDED_NODE}}})"),
             steps=((None, GREY), (1, GREEN)),
+            span=2,
         ),
         number(
-            "Held but idle",
+            "Held idle",
             "Cards on which a process holds memory and no kernel ran for five minutes. A card seen "
             "for less than half of that is not counted.",
-            now(f'sum(card:gpu_held_idle:bool5m{{{RECORDED},instance=~"$node"}})'),
+            now(f"sum(card:gpu_held_idle:bool5m{{{RECORDED_NODE}}})"),
             steps=((None, GREEN), (1, ORANGE), (5, RED)),
+            span=2,
         ),
         number(
-            "Lost",
-            "Cards that do not answer NVML while others of their node do.",
-            now(f"count(gpu_up{{{NODE}}} == 0) or 0 * {cards}"),
+            "Unhealthy",
+            "Cards that do not answer while others of their node do, and cards with uncorrected "
+            "ECC errors or an XID of their hardware in the shown time (XIDs that programs cause "
+            "are not counted).",
+            now(f"count(gpu_up{{{NODE}}} == 0 or {card_errors()}) or 0 * {cards}"),
             steps=alarm,
+            span=2,
         ),
         number(
             "Dark nodes",
             "Nodes without a snapshot of the last 15 seconds. Over 10 % of them, the engine ends "
             "no job anywhere.",
-            now(
-                f"count(up{{{NODE}}} unless on (instance) "
-                f"(timestamp(gpuwarden_snapshot_timestamp_seconds{{{NODE}}}) >= time() - 15)) "
-                f"or 0 * count(up{{{NODE}}})"
-            ),
+            now(f"count(up{{{NODE}}} unless on (instance) {LIT}) or 0 * count(up{{{NODE}}})"),
             steps=alarm,
+            span=2,
         ),
         number(
             "Jobs",
             "Jobs that hold a card, whatever their users; a job over several nodes is one.",
             now(f"count(max by (job_id) (gpu_job_holds_gpu{{{NODE}}})) or 0 * {cards}"),
+            span=2,
         ),
         number(
-            "Flagged jobs",
+            "Flagged",
             "Jobs with an open case of any rule. 0 only while the engine answers.",
             now(
                 f"count(max by (job_id) (gpuwarden_violation_active{{{ENGINE}}})) "
                 f"or 0 * max(up{{{ENGINE}}} == 1)"
             ),
             steps=((None, GREEN), (1, ORANGE)),
+            span=2,
         ),
         number(
-            "Health alerts",
+            "Ends",
+            "Whether the engine ends jobs now: paused by a person, or halted by a guard, it judges "
+            "and tells, and ends nobody. No data: the engine does not answer.",
+            now(
+                f"max(gpuwarden_engine_enforcement_paused{{{ENGINE}}} == 1) * 0 + 1 "
+                f"or max(gpuwarden_engine_enforcement_halted{{{ENGINE}}} == 1) * 0 + 2 "
+                f"or max(up{{{ENGINE}}} == 1) * 0"
+            ),
+            states=(("0", "on", GREEN), ("1", "paused", ORANGE), ("2", "halted", RED)),
+            span=2,
+        ),
+        number(
+            "Alerts",
             "Firing alerts about gpuwarden itself. 0 only while the Watchdog fires, which shows "
             "that alerts are evaluated at all.",
             now(
@@ -128,32 +153,21 @@ def _figures() -> tuple:
                 f'or 0 * count(ALERTS{{{RECORDED},alertstate="firing",alertname="Watchdog"}})'
             ),
             steps=alarm,
+            span=2,
         ),
-    )
-
-
-def _holders() -> tuple:
-    held = (
-        f"max by (instance, gpu, uuid, job_id) (gpu_job_utilization_ratio{{{NODE}}}) "
-        f"or on (instance, uuid, job_id) max by (instance, gpu, uuid, job_id) "
-        f"(gpu_job_holds_gpu{{{NODE}}}) * 0 - 1"
-    )
-    return (
-        grid(
-            "Who holds which GPU",
-            "One row for each card and owner, coloured by the owner's use of the card: red is "
-            "held and idle, grey is held and not measurable (a shared card without figures per "
-            "process). A gap is time in which the owner did not hold the card.",
-            [
-                query(
-                    "max by (instance, gpu, user) "
-                    f"((({held}) + on (instance, job_id) group_left (user) (0 * {OWNERS})))",
-                    "{{instance}} GPU {{gpu}} · {{user}}",
-                )
-            ],
-            unit="percentunit",
-            steps=BUSY,
-            names={},
+        number(
+            "Idle GPU-hours, 24 h",
+            "Hours of the last day for which a user held an idle card; a card that two users hold "
+            "counts for both.",
+            # one sample stands for the recording interval of 15 s
+            now(
+                "sum(sum_over_time(user:gpus_held_idle:count"
+                f'{{{RECORDED},user=~"$user"}}[1d]) * 15 / 3600 and on (user) {TEAMS}) '
+                f"or 0 * {cards}"
+            ),
+            unit="h",
+            steps=((None, GREEN), (1, ORANGE)),
+            span=6,
         ),
     )
 
@@ -167,11 +181,11 @@ def _findings() -> tuple:
             "engine's.",
             [
                 rows(
-                    f"({CASES_WITH_CAUSE} * on (job_id) group_left (user) "
+                    f"topk(100, ({CASES_WITH_CAUSE} * on (job_id) group_left (user) "
                     f"max by (job_id, user) (gpu_job_info{{{ANYWHERE}}} and on (user) {TEAMS})) "
                     # a job that no node shows has an open case still, and no known user
                     f"or ({CASES_WITH_CAUSE} unless on (job_id) "
-                    f'gpu_job_info{{job="gpuwarden",{CLUSTER}}})'
+                    f'gpu_job_info{{job="gpuwarden",{CLUSTER}}}))'
                 )
             ],
             columns=(
@@ -179,55 +193,76 @@ def _findings() -> tuple:
                 Column("rule", "Rule"),
                 Column("cause", "Probable cause"),
                 Column("user", "User"),
-                Column(
-                    "job_id",
-                    "Job",
-                    links=job_links(),
-                ),
+                Column("job_id", "Job", links=job_links()),
             ),
-            span=14,
+            span=15,
+            height=6,
         ),
+        bars(
+            "Idle GPU-hours by user",
+            "Hours for which a user held an idle card in the shown range: the eight highest. A "
+            "card that two users hold counts for both.",
+            # one sample stands for the recording interval of 15 s
+            [
+                now(
+                    "topk(8, sum_over_time(user:gpus_held_idle:count"
+                    f'{{{RECORDED},user=~"$user"}}[$__range]) * 15 / 3600 and on (user) {TEAMS})',
+                    "{{user}}",
+                )
+            ],
+            unit="h",
+            span=9,
+            height=6,
+        ),
+    )
+
+
+def _jobs() -> tuple:
+    return (
+        _expectations(),
         listing(
             "Protected jobs",
             "Jobs that a rule would have judged, and what protects them: the whitelist, their "
             "owner's keep, or a guard.",
-            [rows(f"max by (rule, job_id, reason) (gpuwarden_protected{{{ENGINE}}})")],
+            [rows(f"topk(100, max by (rule, job_id, reason) (gpuwarden_protected{{{ENGINE}}}))")],
             columns=(
                 Column("rule", "Rule"),
                 Column("reason", "Protected by"),
                 Column("job_id", "Job", links=job_links()),
             ),
-            span=10,
+            height=6,
         ),
-        _expectations(),
     )
 
 
 def _expectations() -> object:
+    throughput = f"job:yolo_throughput_images_per_second:rate5m{{{RECORDED}}}"
+    expected = f"gpuwarden_expected_throughput_images_per_second{{{ENGINE}}}"
+    share = f"max by (job_id) ({throughput} / on (job_id) ({expected} > 0))"
+    worst = f"bottomk(100, {share} and {EVERY_JOB} or {EVERY_JOB} * 0 + 100)"
+
     def known(expression: str, ref: str) -> Dataquery:
         """Every job has the column; where the value is not known it says n/a."""
         # max by drops the metric's name: a column of its own, it would keep rows from merging.
         return rows(
-            f"(max by (job_id) ({expression}) and on (job_id) {EVERY_JOB}) "
-            f"or on (job_id) ({EVERY_JOB} * 0 - 1)",
+            f"(max by (job_id) ({expression}) or on (job_id) ({EVERY_JOB} * 0 - 1)) "
+            f"and on (job_id) {worst}",
             ref,
         )
 
     behind = ((None, RED), (0.5, ORANGE), (0.85, GREEN))
-    throughput = f"job:yolo_throughput_images_per_second:rate5m{{{RECORDED}}}"
-    expected = f"gpuwarden_expected_throughput_images_per_second{{{ENGINE}}}"
     memory = f"gpuwarden_expected_gpu_memory_bytes{{{ENGINE}}}"
     busy = f"gpuwarden_expected_gpu_utilization_ratio{{{ENGINE}}}"
     return listing(
         "Expected and actual",
         "What a training does beside what its profile expects of this model, batch and card. "
         "Memory is that of its fullest card, utilisation the mean of its cards over five minutes. "
-        "n/a: no profile, or not a training.",
+        "n/a: no profile, or not a training. Of many jobs the hundred that are furthest behind.",
         [
-            rows(USERS, "A"),
+            rows(f"{USERS} and on (job_id) {worst}", "A"),
             known(throughput, "B"),
             known(expected, "C"),
-            known(f"{throughput} / on (job_id) ({expected} > 0)", "D"),
+            known(share, "D"),
             known(f"job:gpu_memory_bytes:max{{{RECORDED}}}", "E"),
             known(memory, "F"),
             known(f"job:gpu_utilization_ratio:avg5m{{{RECORDED}}}", "G"),
@@ -238,13 +273,13 @@ def _expectations() -> object:
             Column("job_id", "Job", links=job_links()),
             Column("user", "User"),
             Column("Value #B", "Images/s"),
-            Column("Value #C", "expected images/s"),
-            Column("Value #D", "of expected", "percentunit", steps=behind),
+            Column("Value #C", "Expected images/s"),
+            Column("Value #D", "Of expected", "percentunit", steps=behind),
             Column("Value #E", "Memory", "bytes"),
-            Column("Value #F", "expected memory", "bytes"),
+            Column("Value #F", "Expected memory", "bytes"),
             Column("Value #G", "Utilisation", "percentunit"),
-            Column("Value #H", "expected utilisation", "percentunit"),
-            Column("Value #I", "waits for data", "percentunit"),
+            Column("Value #H", "Expected utilisation", "percentunit"),
+            Column("Value #I", "Waits for data", "percentunit"),
         ),
     )
 
@@ -285,41 +320,27 @@ def _trend() -> tuple:
             stacked=True,
             colours={"in use": GREEN, "claimed, idle": RED, "free": GREY},
         ),
+    )
+
+
+def _people() -> tuple:
+    held = f'user:gpu_memory_bytes:sum{{{RECORDED},user=~"$user"}} and on (user) {TEAMS}'
+    cards = f'team:gpus_held:count{{{RECORDED},team=~"$team"}}'
+    return (
         graph(
             "GPU memory by user",
-            "The twelve users who hold most at each moment.",
-            [
-                query(
-                    f'topk(12, user:gpu_memory_bytes:sum{{{RECORDED},user=~"$user"}} '
-                    f"and on (user) {TEAMS})",
-                    "{{user}}",
-                )
-            ],
+            "The twelve users who held most over the shown time.",
+            [query(highest(12, "user", held), "{{user}}")],
             unit="bytes",
-            span=8,
             stacked=True,
         ),
         graph(
             "Cards by team",
-            "Cards held by the users of each team of the directory; users of no team are missing.",
-            [query(f'team:gpus_held:count{{{RECORDED},team=~"$team"}}', "{{team}}")],
+            "Cards held by the users of the twelve teams of the directory that held most; users "
+            "of no team are missing.",
+            [query(highest(12, "team", cards), "{{team}}")],
             unit="short",
-            span=8,
             stacked=True,
-        ),
-        bars(
-            "Idle GPU-hours by user",
-            "Hours for which a user held an idle card in the shown range: the twelve highest. A "
-            "card that two users hold counts for both.",
-            # one sample stands for the recording interval of 15 s
-            [
-                now(
-                    "topk(12, sum_over_time(user:gpus_held_idle:count"
-                    f'{{{RECORDED},user=~"$user"}}[$__range]) * 15 / 3600 and on (user) {TEAMS})',
-                    "{{user}}",
-                )
-            ],
-            unit="h",
         ),
     )
 
@@ -419,50 +440,59 @@ def _losses() -> tuple:
 
 
 def _nodes() -> tuple:
-    nodes = f"max by (instance) (up{{{NODE}}})"
+    worst = (
+        f"topk(100, ({NODES} * 0 + 3 unless on (instance) {LIT}) "
+        f"or on (instance) max by (instance) (gpu_up{{{NODE}}} == 0) * 0 + 2 "
+        f"or on (instance) max by (instance) ({card_errors()}) * 0 + 1 "
+        f"or on (instance) {NODES} * 0)"
+    )
+
+    def known(expression: str, ref: str) -> Dataquery:
+        """Every node has the column; where the value is not known it says n/a."""
+        return rows(
+            f"(({expression}) or on (instance) ({NODES} * 0 - 1)) and on (instance) {worst}", ref
+        )
+
     return (
         listing(
             "Nodes",
-            "Snapshot age: over 15 s a node counts as dark. n/a: there is no current snapshot.",
+            "The worst first, a hundred at most. `dark`: no snapshot of the last 15 s, nothing is "
+            "judged there; `card lost`: a card does not answer; `errors`: a card had uncorrected "
+            "ECC errors or an XID of its hardware in the shown time. n/a: not known of a dark "
+            "node.",
             [
-                rows(nodes, "A"),
-                rows(
-                    "max by (instance) (time() - "
-                    f"gpuwarden_snapshot_timestamp_seconds{{{NODE}}}) "
-                    f"or on (instance) ({nodes} * 0 - 1)",
+                rows(worst, "A"),
+                known(
+                    f"max by (instance) (time() - gpuwarden_snapshot_timestamp_seconds{{{NODE}}})",
                     "B",
                 ),
-                rows(
-                    f"count by (instance) (gpu_up{{{NODE}}}) or on (instance) ({nodes} * 0 - 1)",
-                    "C",
-                ),
-                rows(
-                    f"count by (instance) (gpu_up{{{NODE}}} == 0) "
-                    f"or on (instance) (count by (instance) (gpu_up{{{NODE}}}) * 0) "
-                    f"or on (instance) ({nodes} * 0 - 1)",
-                    "D",
-                ),
-                rows(
-                    f"sum by (instance) (gpu_memory_used_bytes{{{NODE}}}) "
-                    f"or on (instance) ({nodes} * 0 - 1)",
+                known(f"count by (instance) (gpu_up{{{NODE}}})", "C"),
+                known(f"sum by (instance) (card:gpu_busy:bool1m{{{RECORDED_NODE}}})", "D"),
+                known(
+                    f"sum by (instance) (card:gpu_held_idle:bool5m{{{RECORDED_NODE}}})",
                     "E",
                 ),
+                known(f"sum by (instance) (gpu_memory_used_bytes{{{NODE}}})", "F"),
                 rows(
-                    f"max by (instance, driver_version, simulated) (gpu_info{{{NODE}}})",
-                    "F",
+                    f"max by (instance, driver_version, simulated) (gpu_info{{{NODE}}}) "
+                    f"and on (instance) {worst}",
+                    "G",
                 ),
             ],
             columns=(
                 Column("instance", "Node", links=(to_node(),)),
-                Column("Value #A", "scraped", "bool_yes_no", steps=((None, RED), (1, GREEN))),
+                Column("Value #A", "State", names=NODE_STATES),
                 Column(
-                    "Value #B", "snapshot age", "s", steps=((None, GREY), (0, GREEN), (15, RED))
+                    "Value #B", "Snapshot age", "s", steps=((None, GREY), (0, GREEN), (15, RED))
                 ),
                 Column("Value #C", "GPUs"),
-                Column("Value #D", "lost", steps=((None, GREEN), (1, RED))),
-                Column("Value #E", "memory used", "bytes"),
-                Column("driver_version", "driver"),
-                Column("simulated", "simulated"),
+                Column("Value #D", "Busy"),
+                Column("Value #E", "Held idle", steps=((None, GREY), (0, GREEN), (1, ORANGE))),
+                Column("Value #F", "Memory used", "bytes"),
+                Column("driver_version", "Driver"),
+                Column("simulated", "Simulated"),
             ),
+            sort=("State", True),
+            height=7,
         ),
     )

@@ -65,7 +65,6 @@ STATES = (
     (SILENT, "no trainer", GREY),
 )
 LEVELS = (("1", "light", YELLOW), ("2", "moderate", ORANGE), ("3", "severe", RED))
-NO_DEADLINE = "-1"
 
 PHASE = " or ".join(
     f'max by (job_id) (yolo_phase{{{JOB},phase="{phase}"}} == 1) * 0 + {number}'
@@ -144,8 +143,7 @@ def _answer() -> tuple:
             "The phase that the trainer says it is in. `no trainer`: the job holds a card and says "
             "nothing of a training. No data: no node shows the job now.",
             now(STATE),
-            steps=((None, GREY), (0, BLUE), (2, GREEN), (4, BLUE), (6, GREY)),
-            names={value: name for value, name, _ in STATES},
+            states=STATES,
         ),
         number(
             "Next step of a rule",
@@ -155,7 +153,7 @@ def _answer() -> tuple:
             now(f"clamp_min(min({DUE}) - time(), 0) or 0 * {ENGINE_LIVES} - 1"),
             unit="s",
             steps=((None, GREEN), (0, RED), (900, ORANGE)),
-            names={NO_DEADLINE: "none"},
+            states=(("-1", "none", GREEN),),
         ),
         number(
             "Rules broken",

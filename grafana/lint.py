@@ -35,6 +35,7 @@ RULES = FOLDER.parent / "alerting" / "rules"
 VALUES = {
     "$__rate_interval": "4m",
     "$__interval": "1m",
+    "$__range_s": "21600",
     "$__range": "6h",
     "$node": "n1:9835",
     "$gpu": "0",
@@ -42,6 +43,7 @@ VALUES = {
     "$team": "vision",
     "$job_id": "slurm-a-1-0",
     "$cluster": "east",
+    "$rule": "idle-held",
 }
 """What stands for each variable when an expression is parsed."""
 
@@ -146,8 +148,15 @@ def _variables(board: dict[str, Any], finding: Any) -> Iterator[Finding]:
         if query is None:
             yield finding("template-label-promql", "is not label_values(<selector>, <label>)", name)
             continue
-        for rule, text in _expression(query[1], ""):
-            yield finding(rule.replace("target-promql", "template-label-promql"), text, name)
+        for rule, text in _listed(query[1]):
+            yield finding(rule, text, name)
+
+
+def _listed(selector: str) -> Iterator[tuple[str, str]]:
+    """(rule, text) of what is wrong with a selector whose labels are listed, not its values."""
+    for rule, text in _expression(selector, ""):
+        if rule != "target-counter-agg":
+            yield rule.replace("target-promql", "template-label-promql"), text
 
 
 def _layout(board: dict[str, Any], finding: Any) -> Iterator[Finding]:

@@ -17,7 +17,6 @@ from grafana_foundation_sdk.builders import (
     prometheus,
     stat,
     statetimeline,
-    statushistory,
     table,
     text,
     timeseries,
@@ -116,7 +115,7 @@ def number(
     *,
     unit: str = "none",
     steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
-    names: Mapping[str, str] | None = None,
+    states: Sequence[tuple[str, str, str]] = (),
     span: int = 3,
 ) -> stat.Panel:
     """One figure of this moment. An empty answer shows Grafana's "No data": collection is dead.
@@ -127,7 +126,7 @@ def number(
         target: the query.
         unit: Grafana's.
         steps: (from, colour).
-        names: text for single values; without one for -1 that reads n/a.
+        states: (value, name, colour) of single values; without one for -1 that reads n/a.
         span: columns of 24.
     """
     panel = (
@@ -137,7 +136,7 @@ def number(
         .color_mode(BigValueColorMode.BACKGROUND_SOLID)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(_steps(steps))
-        .mappings([_known(names or {})])
+        .mappings([named_states(states)])
         .height(STAT_HEIGHT)
         .span(span)
     )
@@ -179,10 +178,9 @@ def graph(
         .min(0)
         .legend(
             common.VizLegendOptions()
-            .display_mode(LegendDisplayMode.TABLE)
+            .display_mode(LegendDisplayMode.LIST)
             .placement(LegendPlacement.BOTTOM)
             .show_legend(show_legend=True)
-            .calcs(["mean", "lastNotNull"])
         )
         .tooltip(
             common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
@@ -215,37 +213,6 @@ _STYLES: dict[str, tuple[tuple[str, object], ...]] = {
 }
 
 
-def grid(
-    title: str,
-    description: str,
-    targets: Sequence[prometheus.Dataquery],
-    *,
-    unit: str,
-    steps: Sequence[tuple[float | None, str]],
-    names: Mapping[str, str],
-    span: int = 24,
-    height: int = 12,
-) -> statushistory.Panel:
-    """A row per series and a cell per moment, coloured by value; `names` are for single values."""
-    panel = (
-        statushistory.Panel()
-        .targets(list(targets))
-        .show_value(VisibilityMode.NEVER)
-        .row_height(0.85)
-        .col_width(1)
-        .per_page(30)
-        .max_data_points(120)
-        .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
-        .thresholds(_steps(steps))
-        .mappings([_known(names)])
-        .legend(common.VizLegendOptions().show_legend(show_legend=False))
-        .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.SINGLE))
-        .height(height)
-        .span(span)
-    )
-    return _dress(panel, title, description, unit=unit)
-
-
 def timeline(
     title: str,
     description: str,
@@ -265,6 +232,24 @@ def timeline(
         span: columns of 24.
         height: rows of the board.
     """
+    panel = states_panel(title, description, targets, span=span, height=height)
+    return panel.mappings([named_states(states)]).legend(
+        common.VizLegendOptions()
+        .display_mode(LegendDisplayMode.LIST)
+        .placement(LegendPlacement.BOTTOM)
+        .show_legend(show_legend=True)
+    )
+
+
+def states_panel(
+    title: str,
+    description: str,
+    targets: Sequence[prometheus.Dataquery],
+    *,
+    span: int = 24,
+    height: int = GRAPH_HEIGHT,
+) -> statetimeline.Panel:
+    """The same without names for its states, and without a legend."""
     panel = (
         statetimeline.Panel()
         .targets(list(targets))
@@ -274,13 +259,7 @@ def timeline(
         .per_page(20)
         .span_nulls(span_nulls=False)
         .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.FIXED).fixed_color(GREY))
-        .mappings([named_states(states)])
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(LegendDisplayMode.LIST)
-            .placement(LegendPlacement.BOTTOM)
-            .show_legend(show_legend=True)
-        )
+        .legend(common.VizLegendOptions().show_legend(show_legend=False))
         .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.SINGLE))
         .height(height)
         .span(span)
@@ -344,6 +323,7 @@ def bars(
     *,
     unit: str,
     span: int = 8,
+    height: int = GRAPH_HEIGHT,
 ) -> bargauge.Panel:
     """One bar per series, of this moment."""
     panel = (
@@ -353,7 +333,7 @@ def bars(
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.CONTINUOUS_YL_RD))
         .min(0)
-        .height(GRAPH_HEIGHT)
+        .height(height)
         .span(span)
     )
     return _dress(panel, title, description, unit=unit)
@@ -365,10 +345,13 @@ def listing(
     targets: Sequence[prometheus.Dataquery],
     *,
     columns: Sequence[Column],
+    sort: tuple[str, bool] | None = None,
     span: int = 24,
     height: int = TABLE_HEIGHT,
 ) -> table.Panel:
     """A table of this moment; several queries are merged by the labels they share.
+
+    `sort` is the heading of a column, and whether its highest values come first.
 
     A query whose series are missing would take its column with it: end such a query in
     `or <every row> * 0 - 1`, which is shown as n/a.
@@ -391,10 +374,12 @@ def listing(
                 },
             )
         )
-        .mappings([_known({})])
+        .mappings([named_states(())])
         .height(height)
         .span(span)
     )
+    if sort is not None:
+        panel = panel.sort_by([common.TableSortByFieldState().display_name(sort[0]).desc(sort[1])])
     for column in columns:
         properties = _properties(column)
         if properties:
@@ -442,16 +427,6 @@ def _steps(steps: Sequence[tuple[float | None, str]]) -> dashboard.ThresholdsCon
         dashboard.ThresholdsConfig()
         .mode(ThresholdsMode.ABSOLUTE)
         .steps([Threshold(value, colour) for value, colour in steps])
-    )
-
-
-def _known(names: Mapping[str, str]) -> ValueMap:
-    texts = {NOT_KNOWN: "n/a", **names}
-    return ValueMap(
-        {
-            value: ValueMappingResult(text=text, color=GREY, index=place)
-            for place, (value, text) in enumerate(texts.items())
-        }
     )
 
 

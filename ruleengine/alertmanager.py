@@ -145,8 +145,8 @@ class AlertmanagerClient:
     def _skew(self, answer: Answer) -> float:
         try:
             theirs = email.utils.parsedate_to_datetime(answer.headers["date"]).timestamp()
-        except (KeyError, ValueError):
-            return 0.0
+        except (KeyError, ValueError, OverflowError, OSError):
+            return 0.0  # no date, or one that no calendar has: it says nothing of the clock
         # The header has whole seconds: its moment lies anywhere in that second.
         ours = self._clock.wall()
         return max(0.0, theirs - ours, ours - (theirs + 1.0))

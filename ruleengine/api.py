@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from starlette.responses import JSONResponse, Response
 
 from gpuwarden.ruleengine import api_engine_models as engine_shapes
+from gpuwarden.ruleengine import api_fleet_models as fleet_shapes
 from gpuwarden.ruleengine import api_models as shapes
 from gpuwarden.ruleengine import documents, explain, lookups, tickets
 from gpuwarden.ruleengine.alertmanager import rfc3339
@@ -18,6 +19,14 @@ from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, read_object, seconds, wo
 from gpuwarden.ruleengine.cards import CardFilter, cards_document
 from gpuwarden.ruleengine.decision_steps import steps_of
 from gpuwarden.ruleengine.documents import JobFilter
+from gpuwarden.ruleengine.fleet_documents import (
+    DEFAULT_ROWS,
+    SORTS,
+    FleetFilter,
+    FleetPart,
+    watched_document,
+)
+from gpuwarden.ruleengine.fleet_documents import MAX_ROWS as MAX_FLEET_ROWS
 from gpuwarden.ruleengine.job_histories import history_document
 from gpuwarden.ruleengine.operations import Operation
 from gpuwarden.ruleengine.queries import moment, whole
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.access import Access
     from gpuwarden.ruleengine.engine import Engine
+    from gpuwarden.ruleengine.fleet_figures import FleetFigures
     from gpuwarden.ruleengine.job_histories import JobHistories
     from gpuwarden.ruleengine.keeps import KeepDesk
     from gpuwarden.ruleengine.roles import Person
@@ -51,6 +61,7 @@ class Api:
         desk: grants keeps.
         ticket_key: secret of owners' tickets, or None.
         histories: of jobs.
+        figures: of the fleet.
     """
 
     def __init__(
@@ -61,12 +72,14 @@ class Api:
         desk: KeepDesk,
         ticket_key: bytes | None,
         histories: JobHistories,
+        figures: FleetFigures,
     ) -> None:
         self._engine = engine
         self._access = access
         self._desk = desk
         self._ticket_key = ticket_key
         self._histories = histories
+        self._figures = figures
 
     def operations(self) -> list[Operation]:
         """What is offered."""
@@ -86,6 +99,25 @@ class Api:
                     **_PART,
                 },
                 refusals=_NO_NUMBER,
+            ),
+            Operation(
+                "GET",
+                "/v1/fleet",
+                self.fleet,
+                "The running jobs as people watch them: what each does, beside what it should do.",
+                TypeAdapter(fleet_shapes.Fleet),
+                parameters={
+                    "user": ("string", "A part of the owner's name."),
+                    "team": ("string", "The owner's team."),
+                    "node": ("string", "A part of a node's address."),
+                    "rule": ("string", "A rule that a case is open for."),
+                    "broken": ("boolean", "Only jobs that a case is open for."),
+                    "sort": ("string", f"One of {', '.join(SORTS)}; the first by default."),
+                    "reverse": ("boolean", "The other way round."),
+                    "offset": ("integer", "How many to pass over."),
+                    "limit": ("integer", f"How many: {DEFAULT_ROWS}; {MAX_FLEET_ROWS} at most."),
+                },
+                refusals={400: "A parameter cannot be read."},
             ),
             Operation(
                 "GET",
@@ -212,6 +244,35 @@ class Api:
             offset=whole(query.get("offset"), "offset") or 0,
             limit=whole(query.get("limit"), "limit"),
             shown=lambda user: self._access.names.shown(person, user),
+        )
+        return JSONResponse(document)
+
+    async def fleet(self, request: Request) -> Response:
+        """The running jobs that are theirs to see, as people watch them."""
+        person, query = self._access.api(request), request.query_params
+        sort = query.get("sort") or SORTS[0]
+        if sort not in SORTS:
+            raise Refusal(400, "malformed", f"sort is none of {', '.join(SORTS)}")
+        limit = whole(query.get("limit"), "limit")
+        document = watched_document(
+            self._engine,
+            person,
+            await self._figures.now(),
+            wanted=FleetFilter(
+                user=query.get("user", ""),
+                team=query.get("team", ""),
+                node=query.get("node", ""),
+                rule=query.get("rule", ""),
+                broken=_yes(query.get("broken")),
+            ),
+            part=FleetPart(
+                sort=sort,
+                reverse=_yes(query.get("reverse")),
+                offset=whole(query.get("offset"), "offset") or 0,
+                limit=DEFAULT_ROWS if limit is None else min(limit, MAX_FLEET_ROWS),
+            ),
+            shown=lambda user: self._access.names.shown(person, user),
+            shown_team=lambda user, team: self._access.names.shown_team(person, user, team),
         )
         return JSONResponse(document)
 

@@ -22,6 +22,7 @@ from gpuwarden.ruleengine.audit_routes import AuditRoutes
 from gpuwarden.ruleengine.deliveries import MalformedMessage
 from gpuwarden.ruleengine.drill_routes import DrillRoutes
 from gpuwarden.ruleengine.enforcement_routes import EnforcementRoutes
+from gpuwarden.ruleengine.fleet_figures import FleetFigures
 from gpuwarden.ruleengine.job_histories import JobHistories
 from gpuwarden.ruleengine.keeps import KeepDesk
 from gpuwarden.ruleengine.ledger_handles import LedgerUnusable
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.deliveries import LastHop
     from gpuwarden.ruleengine.engine import Engine
+    from gpuwarden.ruleengine.fleet_figures import FigureSource
     from gpuwarden.ruleengine.job_histories import SeriesSource
 
 MAX_NOTIFY_BYTES = 4 * 1024 * 1024
@@ -70,6 +72,7 @@ class EngineApp:
         session_key: that sessions are signed with; by default one that only this process has.
         metrics_token: that Prometheus shows, or None: anybody reads /metrics.
         names: whose names who reads; by default made from ticket_key.
+        figures: what jobs measure, for who watches the fleet, or None: only what rules know.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class EngineApp:
         session_key: bytes | None = None,
         metrics_token: str | None = None,
         names: Names | None = None,
+        figures: FigureSource | None = None,
     ) -> None:
         self._engine = engine
         self._last_hop = last_hop
@@ -120,7 +124,16 @@ class EngineApp:
             desk=desk,
             links=Links(ticket_key, engine.settings.external_url),
         )
-        api = Api(engine, access, desk=desk, ticket_key=ticket_key, histories=histories)
+        api = Api(
+            engine,
+            access,
+            desk=desk,
+            ticket_key=ticket_key,
+            histories=histories,
+            figures=FleetFigures(
+                figures, engine.clock, scrape_interval=engine.settings.scrape_interval
+            ),
+        )
         nodes = NodeRoutes(engine, node_token=node_token, access=access)
         enforcement = EnforcementRoutes(engine, sign_ins)
         self.operations: tuple[Operation, ...] = (

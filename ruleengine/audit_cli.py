@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
+from rich.errors import ConsoleError
 from rich.table import Table
 
 from gpuwarden.errors import GpuwardenError, InvalidInput, RefusedAction
@@ -28,7 +30,7 @@ from gpuwarden.ruleengine.messages import about
 from gpuwarden.ruleengine.why_cli import find_job
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from rich.console import Console
 
@@ -87,6 +89,14 @@ def audit(
     document = _asked(what, url, headers) if what is not None else _saved(path or Path())
     found = _verified(document)
     broken = bool(audit_checks.failed(found))
+    with _whole():
+        _tell(document, found, output=output, verify=verify)
+    context.exit(1 if verify and broken else 0)
+
+
+def _tell(
+    document: dict[str, Any], found: list[audit_checks.Check], *, output: str, verify: bool
+) -> None:
     if output == "json":
         shown = [check.record() for check in found] if verify else document
         click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
@@ -95,7 +105,6 @@ def audit(
             click.echo(printable(line))
     else:
         _print(open_console(), document, found)
-    context.exit(1 if verify and broken else 0)
 
 
 def _asked(word: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -132,13 +141,24 @@ def _saved(path: Path) -> dict[str, Any]:
 
 
 def _verified(document: dict[str, Any]) -> list[audit_checks.Check]:
-    try:
+    with _whole():
         return audit_checks.checks(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+
+
+@contextlib.contextmanager
+def _whole() -> Iterator[None]:
+    """Look into a document that others may have changed.
+
+    Raises:
+        InvalidInput: something is not where it belongs, or is of another kind.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, ConsoleError) as e:
         raise InvalidInput(
-            f"the audit is not whole: {type(error).__name__}: {error}. It is of another version, "
-            "or was changed"
-        ) from error
+            f"the audit is not whole: {type(e).__name__}: {e}. It is of another version, or was "
+            "changed"
+        ) from e
 
 
 def _print(console: Console, document: dict[str, Any], found: list[audit_checks.Check]) -> None:

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from gpuwarden import __version__
 from gpuwarden.catalogue import CATALOGUE, MetricType, Source
-from gpuwarden.ruleengine import deadlines, health
+from gpuwarden.ruleengine import canaries, deadlines, health, prospects
 from gpuwarden.ruleengine.ledger_counters import WAIT_BOUNDS
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.nodes import NodeState
@@ -193,12 +193,15 @@ class EngineCollector(Collector):
     def _decisions(self) -> Iterator[tuple[str, Iterable[Row]]]:
         ledger, drills = self._engine.ledger, self._engine.drills.rule_id
         ends = ledger.result_counts()
-        counts = {
-            (rule, action, "enforce", state): n for (rule, action, state), n in ends.items()
-        } | {
-            (rule, action, mode, outcome): n
-            for (rule, action, mode, outcome), n in ledger.stage_counts().items()
-        }
+        rules = self._engine.rulebook.rules.rules
+        counts = (
+            dict.fromkeys(prospects.decisions(rules), 0)
+            | {(rule, action, "enforce", state): n for (rule, action, state), n in ends.items()}
+            | {
+                (rule, action, mode, outcome): n
+                for (rule, action, mode, outcome), n in ledger.stage_counts().items()
+            }
+        )
         yield "gpuwarden_decisions_total", _counted(counts.items())
         yield "gpuwarden_notices_total", _counted(ledger.notice_attempts().items())
         # A drill frees nothing that anybody waited for.
@@ -212,9 +215,12 @@ class EngineCollector(Collector):
             for (rule, do, word), n in ends.items()
             if word in ("incomplete", "failed") and Action(do).ends and rule != drills
         )
-        yield "gpuwarden_keeps_total", _counted(ledger.keep_counts().items())
-        yield "gpuwarden_objections_total", _counted(ledger.objection_counts().items())
-        back = ledger.events_by_rule(CAME_BACK)
+        keeps = {(rule.id, role): 0 for rule in rules for role in ("owner", "operator")}
+        yield "gpuwarden_keeps_total", _counted((keeps | ledger.keep_counts()).items())
+        objections = {(rule.id, kind.value): 0 for rule in rules for kind in canaries.Objection}
+        objections |= ledger.objection_counts()
+        yield "gpuwarden_objections_total", _counted(objections.items())
+        back = {rule.id: 0 for rule in rules} | ledger.events_by_rule(CAME_BACK)
         yield "gpuwarden_jobs_came_back_total", [((rule,), float(n)) for rule, n in back.items()]
         idle = ledger.count_events("idle_detected", but=drills)
         yield "gpu_idle_detected_total", [((), float(idle))]
@@ -231,7 +237,10 @@ class EngineCollector(Collector):
     def _waits(self) -> HistogramMetricFamily:
         metric = CATALOGUE["gpuwarden_decision_wait_seconds"]
         family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-        for labels, counts in sorted(self._engine.ledger.decision_waits().items()):
+        waits: dict[tuple[str, str], dict[int, tuple[int, float]]] = {
+            key: {} for key in prospects.acts(self._engine.rulebook.rules.rules)
+        }
+        for labels, counts in sorted((waits | self._engine.ledger.decision_waits()).items()):
             below, buckets = 0, []
             for bound in WAIT_BOUNDS:
                 below += counts.get(bound, (0, 0.0))[0]

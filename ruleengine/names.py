@@ -72,6 +72,22 @@ class _Known:
     owners: Mapping[str, str]
 
 
+class Pseudonyms:
+    """What stands in the place of names.
+
+    Args:
+        key: a secret, from which they follow.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = hmac.digest(key, b"gpuwarden pseudonyms v1", "sha256")
+
+    def of(self, user: str) -> str:
+        """The pseudonym of a user."""
+        mac = hmac.digest(self._key, user.encode(), "sha256")
+        return f"user-{base64.b32encode(mac).decode()[:6].lower()}"
+
+
 class Names:
     """Tells who may read which names, and takes the others out.
 
@@ -83,16 +99,13 @@ class Names:
 
     def __init__(self, engine: Engine, key: bytes | None, *, identified: bool) -> None:
         self._engine = engine
-        self._key = hmac.digest(
-            key or secrets.token_bytes(32), b"gpuwarden pseudonyms v1", "sha256"
-        )
+        self._pseudonyms = Pseudonyms(key or secrets.token_bytes(32))
         self._identified = identified
         self._opened: dict[str, float] = {}
 
     def alias(self, user: str) -> str:
         """The pseudonym of a user."""
-        mac = hmac.digest(self._key, user.encode(), "sha256")
-        return f"user-{base64.b32encode(mac).decode()[:6].lower()}"
+        return self._pseudonyms.of(user)
 
     def channel(self, *teams: str) -> Person:
         """Whoever reads a channel, as a reader of names: a member of these teams, and nobody."""

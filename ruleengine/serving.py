@@ -23,6 +23,7 @@ from gpuwarden.ruleengine.connections import BoundedProtocol
 from gpuwarden.ruleengine.deliveries import LastHop
 from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.files import read_secret
+from gpuwarden.ruleengine.fleet_figures import PrometheusFigures
 from gpuwarden.ruleengine.job_histories import PrometheusSeries
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.names import Names
@@ -260,11 +261,9 @@ class Service:
         self._client = client_of(values.prometheus, settings.path)
         self.ledger = Ledger(settings.path(values.ledger))
         self._nodes = _nodes(settings, self.ledger, clock)
+        prometheus = _prometheus(settings, self._client, clock)
         self._servers = Servers(
-            [
-                [Replica(url, client) for url, client in shard]
-                for shard in _prometheus(settings, self._client, clock)
-            ],
+            [[Replica(url, client) for url, client in shard] for shard in prometheus],
             wall=clock.wall,
             scrape_interval=values.scrape_interval,
         )
@@ -312,6 +311,7 @@ class Service:
             series=PrometheusSeries(
                 [url for shard in values.prometheus.groups for url in shard], self._client
             ),
+            figures=PrometheusFigures([[client for _, client in shard] for shard in prometheus]),
         ).starlette()
         self._settings = settings
 

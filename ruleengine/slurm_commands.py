@@ -108,8 +108,13 @@ class SlurmCommands:
         return answer.output
 
 
-def slurm_commands(settings: Settings) -> SlurmCommands | None:
-    """Those that engine.yaml names, or None where it has no `slurm`."""
+def slurm_commands(settings: Settings, *, least: float = 0.0) -> SlurmCommands | None:
+    """Those that engine.yaml names, or None where it has no `slurm`.
+
+    Args:
+        settings: of engine.yaml.
+        least: seconds that one command may take even if `slurm.timeout` is shorter.
+    """
     chosen = settings.values.slurm
     if chosen is None:
         return None
@@ -122,7 +127,7 @@ def slurm_commands(settings: Settings) -> SlurmCommands | None:
     return SlurmCommands(
         {name: settings.path(path) for name, path in named.items() if path is not None},
         None if chosen.config is None else settings.path(chosen.config),
-        chosen.timeout,
+        max(chosen.timeout, least),
     )
 
 

@@ -81,7 +81,7 @@ def why(
     if output == "json":
         click.echo(json.dumps(document, indent=2))
     else:
-        _print(open_console(), document, everything=everything)
+        print_document(open_console(), document, everything=everything)
     context.exit(1 if breaks(document) else 0)
 
 
@@ -101,7 +101,7 @@ def show(job_id: str, token_file: Path | None, *, url: str, output: str) -> None
     if output == "json":
         click.echo(json.dumps(document, indent=2))
         return
-    _print(open_console(), document, everything=True)
+    print_document(open_console(), document, everything=True)
 
 
 def breaks(document: dict[str, Any]) -> bool:
@@ -143,7 +143,8 @@ def find_job(word: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
     return ask("GET", url, path, headers=headers)
 
 
-def _print(console: Console, document: dict[str, Any], *, everything: bool) -> None:
+def print_document(console: Console, document: dict[str, Any], *, everything: bool) -> None:
+    """Tell people what a job's document says; `everything`: also of rules that it keeps."""
     console.print(answer(document))
     if document["job"]:
         console.print(_head(document))

@@ -34,6 +34,7 @@ DEBIAN = {
     "usr/sbin/munged": "munge",
     "usr/bin/tmux": "tmux",
     "usr/bin/chromium": "chromium",
+    "usr/lib/*/libpangoft2-1.0.so.0": "libpangoft2-1.0-0",
     "usr/lib/*/libGL.so.1": "libgl1",
     "usr/lib/*/libgthread-2.0.so.0": "libglib2.0-0",
 }

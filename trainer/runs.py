@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Self
 
 from gpuwarden import job_files
 from gpuwarden.errors import TemporaryError
+from gpuwarden.trainer import typed_documents
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,14 +86,12 @@ class RunRecord:
             where: that is.
         """
         try:
-            data = json.loads(content)
-            if (version := data.pop("version")) != VERSION:
+            data = typed_documents.document(content)
+            if (version := data.pop("version", None)) != VERSION:
                 log.warning("%s is of version %s, not %d: passed over", where, version, VERSION)
                 return None
-            data["answered"] = tuple(data["answered"])
-            names = {item.name for item in dataclasses.fields(cls)}
-            return cls(**{name: value for name, value in data.items() if name in names})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return typed_documents.record(cls, data)
+        except ValueError as error:
             log.warning("%s cannot be used, and its run is passed over: %s", where, error)
             return None
 

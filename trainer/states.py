@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from gpuwarden import job_files
 from gpuwarden.errors import PermanentError
+from gpuwarden.trainer import typed_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,17 +129,11 @@ class Manifest:
         Raises:
             ValueError: not a manifest, with "version" in the message if it is another version's.
         """
-        data = json.loads(content)
-        if not isinstance(data, dict):
-            raise ValueError("not a JSON object")  # noqa: TRY004 -- one error for bad content
+        data = typed_documents.document(content)
         version = data.pop("version", None)
         if version != VERSION:
             raise WrongVersion(f"version {version!r} is not {VERSION}")
-        names = {item.name for item in dataclasses.fields(cls)}
-        try:
-            return cls(**{name: value for name, value in data.items() if name in names})
-        except TypeError as error:
-            raise ValueError(str(error)) from error
+        return typed_documents.record(cls, data)
 
 
 class WrongVersion(ValueError):

@@ -41,6 +41,9 @@ KEEP_FINISHED = 1000
 """Finished actions that are kept in the journal whatever their age, to answer for."""
 
 
+_DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError, GpuwardenError)
+
+
 class JournalError(PermanentError):
     """The journal cannot be read or written; nothing may be done without it."""
 
@@ -224,7 +227,7 @@ class Journal:
                     break
                 try:
                     self._take_in(json.loads(line))
-                except (ValueError, KeyError, TypeError, GpuwardenError, RecursionError) as error:
+                except _DAMAGE as error:
                     raise JournalError(
                         f"{self.path}:{number}: damaged ({error!r}). Nothing can be ended without "
                         "it. Put the file aside only if every action in it is over: what it "

@@ -60,6 +60,12 @@ _COMPONENTS = {
     "profiles": _Component(
         "gpuwarden.ruleengine.cli", "profiles", "ruleengine", "Learn what trainings need here."
     ),
+    "top": _Component(
+        "gpuwarden.ruleengine.top_cli",
+        "top",
+        "ruleengine",
+        "Watch the fleet: who uses which GPU, how well, and what the rules say.",
+    ),
     "jobs": _Component(
         "gpuwarden.ruleengine.cli", "jobs", "ruleengine", "Say what became of a job, and why."
     ),
@@ -119,6 +125,12 @@ _COMPONENTS = {
     ),
     "ledger": _Component(
         "gpuwarden.ruleengine.cli", "ledger", "ruleengine", "Back up what the engine knows."
+    ),
+    "report": _Component(
+        "gpuwarden.ruleengine.reports.cli",
+        "report",
+        "ruleengine",
+        "Say what the fleet did over days, for people, programs and papers.",
     ),
     "keep": _Component(
         "gpuwarden.ruleengine.cli", "keep", "ruleengine", "Ask the engine to leave a job alone."

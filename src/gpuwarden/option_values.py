@@ -62,8 +62,13 @@ def read_moment(_context: click.Context, _option: click.Parameter, value: str) -
         raise click.BadParameter(str(error)) from error
 
 
-def parse_moment(text: str, *, now: float) -> float:
-    """Read a moment: `now`, `now-7d`, or a date or time of ISO 8601, in UTC where it has no zone.
+def parse_moment(text: str, *, now: float, zone: dt.tzinfo = dt.UTC) -> float:
+    """Read a moment: `now`, `now-7d`, or a date or time of ISO 8601.
+
+    Args:
+        text: as it was written.
+        now: Unix time.
+        zone: of a date or time that has none of its own.
 
     Returns:
         Unix time, not before 1970.
@@ -78,7 +83,7 @@ def parse_moment(text: str, *, now: float) -> float:
             moment = now - durations.parse(text.removeprefix("now-"))
         else:
             date = dt.datetime.fromisoformat(text)
-            moment = (date if date.tzinfo else date.replace(tzinfo=dt.UTC)).timestamp()
+            moment = (date if date.tzinfo else date.replace(tzinfo=zone)).timestamp()
     except (ValueError, OverflowError) as error:
         why = f" ({error})" if text.startswith("now-") else ""
         raise ValueError(

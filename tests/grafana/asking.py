@@ -17,7 +17,9 @@ from tests.grafana.scenarios import HEALTHY, Scenario
 if TYPE_CHECKING:
     from tests.servers import Server
 
-EVERYTHING = dict.fromkeys(("$cluster", "$node", "$gpu", "$team", "$user", "$job_id"), ".*")
+EVERYTHING = dict.fromkeys(
+    ("$cluster", "$node", "$gpu", "$team", "$user", "$job_id", "$rule"), ".*"
+)
 CHOSEN = {"gpuwarden-job": {"$job_id": "j-cho"}}
 """What a reader must choose before a board shows anything: board -> variables."""
 
@@ -80,7 +82,12 @@ def ask(
     seconds = int(shown[:-1]) * SECONDS[shown[-1]]
     step = max(60, seconds // 288)
     rates = f"{max(60, step)}s"
-    values = EVERYTHING | {"$__range": shown, "$__rate_interval": rates, "$__interval": f"{step}s"}
+    values = EVERYTHING | {
+        "$__range": shown,
+        "$__range_s": str(seconds),
+        "$__rate_interval": rates,
+        "$__interval": f"{step}s",
+    }
     values |= chosen or {}
     for name in sorted(values, key=len, reverse=True):
         expression = expression.replace(name, values[name])

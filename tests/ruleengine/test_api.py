@@ -109,6 +109,7 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
                 for path in (
                     *(
                         "/v1/jobs",
+                        "/v1/fleet",
                         "/v1/cards",
                         "/v1/decisions",
                         "/v1/rules",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ from tests.trainer.conftest import draft
 from gpuwarden.trainer.runs import RunIsLocked, RunLock, RunRecord
 from gpuwarden.trainer.states import (
     BackgroundWrite,
+    Manifest,
     NonFiniteState,
     StateStore,
 )
@@ -332,3 +334,47 @@ def test_one_process_trains_at_a_time(tmp_path: Path) -> None:
         lock = RunLock(folder)
         lock.acquire(wait_seconds=20)
         lock.release()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("fitness", "0.5"),
+        ("sequence", "1"),
+        ("sequence", 2**80),
+        ("epoch", True),
+        ("words", {"epochs": 3}),
+        ("words", []),
+        ("lineage", None),
+        ("size", 1.5),
+    ],
+)
+def test_a_manifest_with_a_field_of_another_kind_is_damaged(
+    store: StateStore, tmp_path: Path, name: str, value: object
+) -> None:
+    """It is noticed where it is read, and not in the middle of a training."""
+    good = store.write(_state(), dataclasses.replace(draft(1), fitness=0.1))
+    bad = {**json.loads(good.encode()), "sequence": 2, name: value}
+    (tmp_path / "000002.json").write_text(json.dumps(bad), "utf-8")
+    with pytest.raises(ValueError, match=name):
+        Manifest.decode(json.dumps(bad).encode())
+    assert store.best() == good
+    assert store.manifests() == [good]
+    found = store.newest()
+    assert found is not None
+    assert found[0] == good
+    assert (tmp_path / "000002.json.bad").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("started", "1"), ("answered", "d1"), ("answered", [1]), ("words", {"a": 1})],
+)
+def test_a_record_with_a_field_of_another_kind_is_none(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    """Its run is passed over, as that of a record that cannot be read."""
+    RunRecord("run", "lineage", {"epochs": "3"}, 5.0).write(tmp_path)
+    content = json.loads((tmp_path / "run.json").read_bytes())
+    (tmp_path / "run.json").write_text(json.dumps({**content, name: value}), "utf-8")
+    assert RunRecord.read(tmp_path) is None

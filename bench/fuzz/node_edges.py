@@ -1,8 +1,4 @@
-"""What a stranger can put before the exporter, and what must hold whatever it is.
-
-An attack takes bytes. It raises nothing where the exporter did what it should: took the input, or
-refused it in the one way that there is for that.
-"""
+"""What a stranger can put before the exporter, and what must hold whatever it is."""
 
 from __future__ import annotations
 
@@ -11,14 +7,13 @@ import base64
 import dataclasses
 import itertools
 import math
-import tempfile
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from bench.fuzz.edges import JSON_WORDS, SPLIT, YAML_WORDS, Attack, require
 from gpuwarden.errors import InvalidInput
 from gpuwarden.exporter import classification, drivers, releases, web_configs
 from gpuwarden.exporter.app import patience_of, takes_gzip, wanted_format
@@ -38,40 +33,15 @@ from gpuwarden.exporter.simulated import build
 from gpuwarden.job_files import JobFileError, LeaveRequest, RunDescription, RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import ExitStack
+    from pathlib import Path
 
 BOOT = "01234567-89ab-cdef-0123-456789abcdef"
 PID = 4242
 HASH = "$2b$04$lvWxGMI6mZHMqFa8nTdcF.59v0VehtDhjzl7piJBOwCi79PIbu0pW"
 NAMESPACE = 4026531836
 NOW = 1_800_000_000.0
-SPLIT = b"\n\xff\xfe\n"
-"""Between the parts of an input that has several."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Attack:
-    """One edge of the exporter.
-
-    Attributes:
-        name: for people.
-        make: prepares the edge in a folder of its own; the answer takes inputs.
-        seeds: inputs that are in order.
-        words: what is often of importance in them.
-        pure: whether it neither starts nor asks anything, so that coverage can lead.
-    """
-
-    name: str
-    make: Callable[[Path, ExitStack], Callable[[bytes], None]]
-    seeds: tuple[bytes, ...]
-    words: tuple[bytes, ...] = ()
-    pure: bool = True
-
-
-def require(*, holds: bool, what: str) -> None:
-    """Fail unless something holds; unlike an assertion, also where these are left out."""
-    if not holds:
-        raise RuntimeError(what)
 
 
 def check_page(snapshot: NodeSnapshot) -> None:
@@ -124,9 +94,9 @@ STATUS = RunStatus(
     stop_latency=0.5,
 )
 _JSON_WORDS = (
-    *(b"null", b"true", b"-1", b"1e999", b"NaN", b"Infinity", b"9223372036854775808", b"1e308"),
-    *(b'"\\ud800"', b'"\\u0000"', b"[[[[[[", b'{"a":', b'"run-1"', b"0.0000001", b"-0", b"\xff"),
-    *(b'"counters":{"images":', b'"checkpoint":{"time":', b'"exit":{"code":', b'"request":{'),
+    *JSON_WORDS,
+    *(b'"run-1"', b'"counters":{"images":', b'"checkpoint":{"time":', b'"exit":{"code":'),
+    b'"request":{',
 )
 
 
@@ -412,8 +382,8 @@ def _answers(folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
 
 _STATE = Recollection(BOOT, NOW, {}, {}, (), {}).encode()
 _YAML_WORDS = (
-    *(b"tls_server_config:\n", b"basic_auth_users:\n", b"  cert_file: a\n", b"&a ", b"*a", b"<<: "),
-    *(b"!!python/object:os.system ", b"{", b"[", b"? ", b"- ", b"%YAML 1.1\n", b"\t", b"'"),
+    *YAML_WORDS,
+    *(b"tls_server_config:\n", b"basic_auth_users:\n", b"  cert_file: a\n"),
 )
 
 ATTACKS = (
@@ -486,15 +456,3 @@ ATTACKS = (
     Attack("texts of the driver", _texts, (b"NVIDIA A100\0", b"\xf8\xff"), (b"\0", b"\x7f")),
     Attack("answers of the driver", _answers, (bytes(range(64)), bytes(64)), pure=False),
 )
-
-
-@contextmanager
-def prepared(attack: Attack) -> Iterator[Callable[[bytes], None]]:
-    """The edge, ready to take inputs.
-
-    Args:
-        attack: which one.
-    """
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hostile-"))
-        yield attack.make(Path(folder), stack)

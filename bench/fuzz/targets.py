@@ -1,0 +1,26 @@
+"""Every edge, of every program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from bench.fuzz import (
+    agent_edges,
+    engine_edges,
+    file_edges,
+    node_edges,
+    platform_edges,
+    trainer_edges,
+)
+
+if TYPE_CHECKING:
+    from bench.fuzz.edges import Attack
+
+TARGETS: Final[tuple[Attack, ...]] = (
+    *node_edges.ATTACKS,
+    *platform_edges.ATTACKS,
+    *agent_edges.ATTACKS,
+    *engine_edges.ATTACKS,
+    *file_edges.ATTACKS,
+    *trainer_edges.ATTACKS,
+)

@@ -1,0 +1,62 @@
+"""Each edge that others reach takes whatever comes: `python -m bench.fuzz`, in short."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from bench.fuzz.edges import SPLIT, Attack, prepared
+from bench.fuzz.mutations import Mutations
+from bench.fuzz.targets import TARGETS
+
+INPUTS = 300
+SLOW_INPUTS = 20
+
+
+@pytest.mark.parametrize("attack", TARGETS, ids=lambda attack: attack.name.replace(" ", "-"))
+def test_an_edge_takes_whatever_comes(attack: Attack) -> None:
+    """Inputs made from right ones are taken, or refused in the one way that there is for that."""
+    mutations = Mutations(attack.seeds, attack.words, random.Random(7))  # noqa: S311 (no secret)
+    with prepared(attack) as run:
+        for seed in attack.seeds:
+            run(seed)
+        for _ in range(INPUTS if attack.pure else SLOW_INPUTS):
+            run(mutations.next())
+
+
+def test_every_program_has_its_edges_and_each_its_own_name() -> None:
+    """A name stands for one edge, and nobody's parsers were left out."""
+    names = [attack.name for attack in TARGETS]
+    assert len(set(names)) == len(names)
+    programs = {attack.of for attack in TARGETS}
+    assert programs == {"node", "platforms", "agent", "engine", "files", "trainer"}
+
+
+AUDIT = (Path(__file__).parents[2] / "bench/fuzz/seeds/audit.json").read_bytes()
+STAT = b"4242 (x) S 1 1 1 0 -1 0 0 0 0 0 %d 4 5 6 20 0 1 0 77 0 9\n"
+STATUS = b"Name:\tx\nUid:\t1000\t1000\t1000\t1000\n"
+FOUND = (
+    ("files of /proc", b"4242 () S 1 4242 4242 0 -1 0 0 0 0 g5 0\n"),
+    ("files of /proc", SPLIT.join((STAT % -30, STATUS, b"0::/a\n"))),
+    ("files of /proc", SPLIT.join((STAT % 3, STATUS, b"0::/a\0b\n"))),
+    ("credentials", b"Basic YTpi\xad"),
+    ("cgroup files", b"0::/user.slice/x\x0c0::/slurm/uid_1000/job_31\n"),
+    (
+        "answers of Alertmanager",
+        b"HTTP/1.1 200 OK\r\nDate: Mon, 30 Nov 99999999999999 08:00:00 GMT\r\n\r\n{}",
+    ),
+    ("the agent's journal", b'{"version": 1, "event": "epoch", "epoch": 1e999}\n'),
+    ("audits to be verified", b'{"schema": "gpuwarden.audit/v1"}'),
+    ("audits to be verified", AUDIT.replace(b'"sentence"', b'"sentances"')),
+    ("audits to be verified", AUDIT.replace(b'"timeline":[', b'"timeline":[7,')),
+)
+"""Inputs that were faults once."""
+
+
+@pytest.mark.parametrize(("name", "data"), FOUND)
+def test_what_was_a_fault_once(name: str, data: bytes) -> None:
+    """Faults that were found stay mended."""
+    (attack,) = (item for item in TARGETS if item.name == name)
+    with prepared(attack) as run:
+        run(data)

@@ -1,0 +1,76 @@
+"""The Governance board counts what was done, what is proven, and what speaks against it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.grafana.asking import target_of, value
+from tests.grafana.engines import DECISIONS
+from tests.grafana.scenarios import ENGINE_DEAD, NOBODY
+
+if TYPE_CHECKING:
+    from tests.servers import Server
+
+
+def test_every_decision_of_the_day_is_counted_once_by_what_became_of_it(past: Server) -> None:
+    """Whole numbers, although increase() extrapolates."""
+    found = {
+        tuple(row["metric"][label] for label in ("rule", "action", "mode", "outcome")): row[
+            "value"
+        ][1]
+        for row in target_of("What was decided").ask(past)
+    }
+    assert found == dict.fromkeys(DECISIONS, "1")
+
+
+def test_what_is_proven_is_apart_from_what_is_not(past: Server) -> None:
+    """One end is proven, one survived and one met an error; those refused are neither."""
+    assert value(past, "Jobs ended") == [1]
+    assert value(past, "Ends not proven") == [2]
+    assert value(past, "Memory given back") == [pytest.approx(30 * 2**30, rel=0.01)]
+
+
+def test_hints_of_false_alarms_are_held_against_the_ends(past: Server) -> None:
+    """An appeal, a regret and a return for one end; without any end there is no share."""
+    assert value(past, "Spoke against it") == [3]
+    # in the last quarter of an hour nothing was ended, and nothing is 0 of nothing
+    assert value(past, "Spoke against it", over="15m") == [-1]
+
+
+def test_the_time_to_act_is_the_middle_of_its_bucket(past: Server) -> None:
+    """Waits of 1500 s and 400 s: the median ends the bucket of the shorter one."""
+    assert value(past, "Time until it is done") == [pytest.approx(600, rel=0.01)]
+    assert value(past, "Time until it is done", over="15m") == [-1]
+    found = {
+        row["metric"]["action"]: float(row["value"][1])
+        for row in target_of("How long each action took").ask(past)
+    }
+    assert found == {
+        "terminate": pytest.approx(1500, rel=0.01),
+        "checkpoint": pytest.approx(400, rel=0.01),
+    }
+
+
+def test_one_rule_can_be_chosen(past: Server) -> None:
+    """Then nothing of any other is counted."""
+    (row,) = target_of("Rules", "D").ask(past, rule="idle-held")
+    assert (row["metric"], row["value"][1]) == ({"rule": "idle-held"}, "2")
+    decided = target_of("What was decided").ask(past, rule="starved")
+    assert {row["metric"]["rule"] for row in decided} == {"starved"}
+
+
+def test_every_rule_that_judged_has_its_row(past: Server) -> None:
+    """A nought where nothing was counted, since the engine would have counted it."""
+    for ref in "ABCDEFGH":
+        rows = target_of("Rules", ref).ask(past)
+        rules = {row["metric"]["rule"] for row in rows}
+        assert rules == {"idle-held", "memory-hog", "off-profile", "starved"}
+    assert value(past, "Rules", "H") == [pytest.approx(0.02 / 0.47, rel=0.02)] * 4
+
+
+def test_a_dead_engine_may_not_end_and_is_not_calm(past: Server) -> None:
+    """The lamp is green only while the engine answers."""
+    assert value(past, "May end jobs", scenario=NOBODY) == [0]
+    assert value(past, "May end jobs", scenario=ENGINE_DEAD) == []
+    assert value(past, "Owners who cannot be told", scenario=ENGINE_DEAD) == []

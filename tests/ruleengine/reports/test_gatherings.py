@@ -1,0 +1,220 @@
+"""Reports on a real Prometheus: hours to the sample, gaps that are no use, portions that agree."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from tests.servers import Server, backfill, prometheus
+
+from gpuwarden.cli import main
+from gpuwarden.ruleengine.reports.cli import report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BEGIN = 1_749_945_600
+"""2025-06-15 00:00 UTC."""
+HOUR = 3600
+SCRAPE = 30
+GAP = range(BEGIN + 10 * HOUR, BEGIN + 11 * HOUR + 1)
+"""Prometheus was down."""
+DARK = range(BEGIN + 20 * HOUR, BEGIN + 22 * HOUR)
+"""The second node did not answer."""
+CARDS = {("n1:9835", "0"): "ana", ("n1:9835", "1"): "ben", ("n2:9835", "0"): "cho"}
+SPAN = ("--from", "2025-06-15", "--to", "2025-06-16")
+TEAMS = {"ana": "vision", "ben": "robotics", "cho": "vision"}
+
+
+NOON = BEGIN + 12 * HOUR
+HELD = (
+    ("j-ana", "ana", ("n1:9835", "0"), BEGIN),
+    ("j-eve", "eve", ("n1:9835", "0"), NOON),
+    ("j-ben", "ben", ("n1:9835", "1"), BEGIN),
+    ("j-cho", "cho", ("n2:9835", "0"), NOON),
+)
+"""Job, owner, card, and since when: ana trains and shares her card from noon on, ben idles."""
+
+
+def _series() -> Iterator[tuple[str, dict[str, str], float, int]]:
+    """Name, labels, value and beginning of each."""
+    for node in ("n1:9835", "n2:9835"):
+        yield "up", {"instance": node}, 1, BEGIN
+    for (node, gpu), user in CARDS.items():
+        card = {"instance": node, "gpu": gpu, "uuid": f"GPU-{node[:2]}-{gpu}"}
+        yield "gpu_up", card, 1, BEGIN
+        yield "gpu_utilization_ratio", card, 0 if user == "ben" else 0.8, BEGIN
+    for job, owner, (node, gpu), since in HELD:
+        own = {"instance": node, "job_id": job}
+        card = {"gpu": gpu, "uuid": f"GPU-{node[:2]}-{gpu}"}
+        yield "gpu_job_info", own | {"user": owner}, 1, since
+        yield "gpu_job_holds_gpu", own | card, 1, since
+    for user, team in TEAMS.items():
+        yield "gpuwarden_user_info", {"instance": "engine", "user": user, "team": team}, 1, BEGIN
+
+
+def _history() -> Iterator[str]:
+    """The day as OpenMetrics text."""
+    named = ""
+    for name, labels, value, since in sorted(_series(), key=lambda item: item[0]):
+        if name != named:
+            yield f"# TYPE {name} gauge"
+            named = name
+        labels |= {"job": "gpuwarden"}
+        text = ",".join(f'{key}="{word}"' for key, word in labels.items())
+        for time in range(since, BEGIN + 24 * HOUR, SCRAPE):
+            dark = time in DARK and labels["instance"] == "n2:9835"
+            if time not in GAP and (name == "up" or not dark):
+                yield f"{name}{{{text}}} {0 if dark else value} {time}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Prometheus that holds the day."""
+    storage = tmp_path_factory.mktemp("day") / "tsdb"
+    backfill("\n".join([*_history(), "# EOF\n"]), storage)
+    with prometheus("global: {}\n", storage) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def day(server: Server) -> dict[str, Any]:
+    """The document of the whole day."""
+    return asked(server)
+
+
+def asked(server: Server, *more: str, whole: bool = True) -> dict[str, Any]:
+    """The document that the command writes about the day."""
+    span = SPAN if whole else ()
+    arguments = ["--prometheus", server.url, "--output", "json", *span, *more]
+    done = CliRunner().invoke(report, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_hours_are_right_and_a_gap_is_no_use(day: dict[str, Any]) -> None:
+    """23 hours of which Prometheus knows; a shared card is halved; a dark node held nothing."""
+    hours = {row["user"]: row["held_hours"] for row in day["people"]}
+    # two moments of five minutes may fall to either side of where something begins
+    assert hours == {
+        "ana": pytest.approx(11 + 6, abs=0.1),
+        "ben": pytest.approx(23, abs=0.1),
+        "cho": pytest.approx(10, abs=0.1),
+        "eve": pytest.approx(6, abs=0.1),
+    }
+    assert day["totals"]["idle_hours"] == pytest.approx(23, abs=0.2)
+    assert day["totals"]["card_hours"] == pytest.approx(2 * 23 + 21, abs=0.2)
+    assert day["totals"]["coverage"] == pytest.approx((23 + 21) / 48, abs=0.002)
+    assert day["week"][6][10] is None
+    assert day["week"][6][9] == pytest.approx(1.6 / 3, abs=0.001)
+
+
+def test_a_time_without_any_sample_is_no_report(server: Server) -> None:
+    """Of the gap alone there is no history, and the exit status says so."""
+    arguments = ["report", "--prometheus", server.url]
+    arguments += ["--from", "2025-06-15T10:06:00", "--to", "2025-06-15T10:54:00"]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("chunk", ["50m", "7h"])
+def test_the_size_of_portions_changes_no_figure(
+    server: Server, day: dict[str, Any], chunk: str
+) -> None:
+    """However the questions are cut, the document is the same."""
+    cut = asked(server, "--chunk", chunk)
+
+    for document in (cut, whole := dict(day)):
+        del document["made_at"], document["cost"]
+    assert whole == cut
+
+
+def test_two_halves_are_the_whole(server: Server, day: dict[str, Any]) -> None:
+    """Reports on the halves of a day add up to that of the day."""
+    noon = "2025-06-15T12:00:00"
+    halves = [
+        asked(server, "--from", *span, whole=False)["totals"]["held_hours"]
+        for span in (("2025-06-15", "--to", noon), (noon, "--to", "2025-06-16"))
+    ]
+
+    assert sum(halves) == pytest.approx(day["totals"]["held_hours"], abs=0.1)
+
+
+def test_a_teams_report_is_of_its_jobs_alone(server: Server) -> None:
+    """Its hours and its people; the card that it shares counts half."""
+    found = asked(server, "--team", "vision")
+
+    assert {row["user"] for row in found["people"]} == {"ana", "cho"}
+    assert found["totals"]["held_hours"] == pytest.approx(27, abs=0.2)
+    assert found["totals"]["card_hours"] == pytest.approx(27, abs=0.2)
+    assert found["totals"]["utilization"] is None  # no node measures it by job here
+    assert found["answer"][0].startswith("Team vision: 2 people held cards for 2")
+
+
+def test_a_team_that_is_none_is_refused_with_those_that_are(server: Server) -> None:
+    """The message lists them."""
+    done = CliRunner().invoke(report, ["--prometheus", server.url, *SPAN, "--team", "visoin"])
+
+    assert done.exit_code != 0
+    assert "robotics, vision" in str(done.exception)
+
+
+def test_days_are_those_of_the_zone(server: Server) -> None:
+    """A day of Shanghai's begins sixteen hours into one of UTC's."""
+    span = ("--from", "2025-06-15T08:00:00+08:00", "--to", "2025-06-16T08:00:00+08:00")
+    found = asked(server, "--zone", "Asia/Shanghai", *span, whole=False)
+
+    assert [(day["date"], day["hours"]) for day in found["days"]] == [
+        ("2025-06-15", 16.0),
+        ("2025-06-16", 8.0),
+    ]
+    assert [day["jobs_per_card"] for day in found["days"]] == [pytest.approx(4 / 3, abs=0.01)] * 2
+
+
+def test_the_half_before_is_compared_with(server: Server) -> None:
+    """Each figure stands beside its former self, and differing coverage is told."""
+    span = ("--from", "2025-06-15T12:00:00", "--to", "2025-06-16T00:00:00")
+    found = asked(server, "--compare", "previous", *span, whole=False)
+
+    rows = {row["figure"]: row for row in found["comparison"]}
+    assert rows["held_hours"]["before"] == pytest.approx(22, abs=0.2)
+    assert rows["held_hours"]["now"] == pytest.approx(34, abs=0.2)
+    assert rows["idle_share"]["before"] == pytest.approx(0.5, abs=0.02)
+    assert found["answer"][2].startswith("Against 15 June 2025, 00:00 to 12:00:")
+
+
+def test_a_time_before_without_history_is_no_hindrance(server: Server) -> None:
+    """The report is made, and says that there is nothing to compare with."""
+    found = asked(server, "--compare", "previous")
+
+    assert found["comparison"] == []
+    assert any("Nothing to compare with" in text for text in found["cautions"])
+
+
+def test_the_plan_asks_nothing_dear(server: Server) -> None:
+    """It names every measure, where it comes from, and how much the server would go through."""
+    arguments = ["--prometheus", server.url, *SPAN, "--plan", "--output", "json"]
+    done = CliRunner().invoke(report, arguments)
+
+    rows = {row["measure"]: row for row in json.loads(done.stdout)}
+    assert rows["held"]["source"] == "sampled"
+    assert rows["held"]["step_seconds"] == 60
+    assert all(row["points"] > 0 and row["queries"] > 0 for row in rows.values())
+    assert "gpu_job_holds_gpu" in rows["held"]["query"]
+
+
+def test_a_server_that_is_gone_leaves_the_old_report(tmp_path: Path) -> None:
+    """Nothing is written over it, and the exit status is that of a missing service."""
+    file = tmp_path / "report.html"
+    file.write_text("of last week")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "--prometheus", "http://127.0.0.1:9", "-o", str(file)])
+
+    assert ended.value.code == 3
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+    assert file.read_text() == "of last week"
