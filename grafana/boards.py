@@ -82,14 +82,15 @@ def add_folded(board: dashboard.Dashboard, title: str, panels: Sequence[object])
     board.with_row(row)
 
 
-def nodes() -> object:
-    """`node`: scrape targets, for what `instance` stands in the queries."""
+def nodes(*, single: bool = False) -> object:
+    """`node`: scrape targets, for what `instance` stands in the queries; `single` allows one."""
     return _labels(
         "node",
         "Node",
         f'label_values(gpuwarden_nvml_up{{job="gpuwarden",{CLUSTER}}}, instance)',
         # they come and go rarely, and a list that reloads flickers while one chooses
         refresh=VariableRefresh.ON_DASHBOARD_LOAD,
+        single=single,
     )
 
 

@@ -70,7 +70,10 @@ def board() -> dashboard.Dashboard:
         "Who uses which GPU, how well, and what gpuwarden found and did.",
         variables=(boards.nodes(), boards.teams(), boards.users()),
     )
-    boards.add(board, (*_figures(), owners.panel(), *_findings(), *_nodes(), *_trend()))
+    boards.add(
+        board,
+        (*_figures(), owners.panel("Who holds which GPU"), *_findings(), *_nodes(), *_trend()),
+    )
     boards.add_folded(board, "Jobs: expected and actual, and who is protected", _jobs())
     boards.add_folded(board, "Users and teams", _people())
     boards.add_folded(board, "What gpuwarden did", _results())

@@ -45,6 +45,11 @@ def to_job(heading: str = "Job") -> Link:
     return Link("Job", f"/d/gpuwarden-job?var-job_id={_field(heading)}&{_KEPT}")
 
 
+def to_job_of_series() -> Link:
+    """To the board of the job whose series it is: a click on a line of a graph."""
+    return Link("Job", f"/d/gpuwarden-job?var-job_id=${{__field.labels.job_id}}&{_KEPT}")
+
+
 def to_engine_job(heading: str = "Job") -> Link:
     """To the engine's page of a job: what was seen, what comes next, and why."""
     return Link("Why (engine)", f"${{engine}}/jobs/{_field(heading)}", elsewhere=True)

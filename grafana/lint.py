@@ -49,7 +49,9 @@ VALUES = {
 
 
 COUNTERS_IN = frozenset({"rate", "increase", "irate", "resets", "changes"})
-UNITS = frozenset({"none", "short", "percentunit", "bytes", "Bps", "s", "h", "bool_yes_no"})
+UNITS = frozenset(
+    {"none", "short", "percentunit", "bytes", "Bps", "s", "h", "watt", "celsius", "hertz"}
+)
 """Ids of Grafana's units that the boards use: a misspelt unit shows as its own text."""
 
 SCRAPE_JOBS = {Source.EXPORTER: "gpuwarden", Source.ENGINE: "gpuwarden-engine"}

@@ -24,7 +24,7 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from grafana.panels import GREEN, GREY, ORANGE, RED, YELLOW, query, states_panel
-from grafana.selectors import CLUSTER, NODE, RECORDED, TEAMS
+from grafana.selectors import CLUSTER, NODE, TEAMS
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import statetimeline
@@ -63,15 +63,19 @@ USES = (
 FREE, LOST = "free", "lost"
 
 
-def panel(*, cards: str = "", height: int = 14) -> statetimeline.Panel:
+def panel(
+    title: str, *, cards: str = "", people: bool = True, height: int = 14
+) -> statetimeline.Panel:
     """The grid.
 
     Args:
+        title: of the panel.
         cards: matchers beside the node's, as `gpu=~"$gpu"`.
+        people: whether the board's `user` and `team` choose who is shown.
         height: rows of the board.
     """
     built = states_panel(
-        "Who holds which GPU",
+        title,
         "In each row the owner of the card, coloured by its use: red idle (under 5 %), orange "
         "under 30 %, yellow under 70 %, green above; grey is held and not measurable. Dark: free. "
         "Purple: the card does not answer. A gap: nobody told, the exporter is dark. Of a large "
@@ -79,7 +83,9 @@ def panel(*, cards: str = "", height: int = 14) -> statetimeline.Panel:
         "choose nodes to see others.",
         [
             # shorter, and a step could lie between two samples of the recorded series
-            query(expression(cards), "{{cell}}").format(PromQueryFormat.TABLE).interval("1m")
+            query(expression(cards, people=people), "{{cell}}")
+            .format(PromQueryFormat.TABLE)
+            .interval("1m")
         ],
         height=height,
     )
@@ -119,16 +125,18 @@ def mappings() -> list[RegexMap]:
     ]
 
 
-def expression(cards: str = "") -> str:
+def expression(cards: str = "", *, people: bool = True) -> str:
     """A series per text of each card, labelled `card` and `cell`.
 
     A card with several owners names how many they are, and is coloured by the one who uses it most.
     """
     where = ",".join(part for part in (CLUSTER, 'instance=~"$node"', cards) if part)
     exporters = f'job="gpuwarden",{where}'
-    mine = f'{RECORDED},instance=~"$node",user=~"$user"' + (f",{cards}" if cards else "")
-    owned = f"(owner:gpu_utilization_ratio:max{{{mine}}} and on (user) {TEAMS})"
-    mean = f"(avg_over_time(owner:gpu_utilization_ratio:max{{{mine}}}[$__interval]) and {owned})"
+    mine = f"owner:gpu_utilization_ratio:max{{{where}}}"
+    if people:
+        mine = f'owner:gpu_utilization_ratio:max{{{where},user=~"$user"}}'
+    owned = f"({mine} and on (user) {TEAMS})" if people else f"({mine})"
+    mean = f"(avg_over_time({mine}[$__interval]) and {owned})"
     several = f"count by {CARD} ({owned}) > 1"
     # Prometheus 2.42 loses labels if that of count_values sorts before those that it groups by
     number = f'count_values by {CARD} ("value", {several})'

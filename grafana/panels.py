@@ -34,6 +34,7 @@ from grafana_foundation_sdk.models.common import (
     VizOrientation,
 )
 from grafana_foundation_sdk.models.dashboard import (
+    DashboardLinkType,
     DataTransformerConfig,
     DynamicConfigValue,
     FieldColorModeId,
@@ -154,6 +155,7 @@ def graph(
     highest: float | None = None,
     colours: Mapping[str, str] | None = None,
     styles: Mapping[str, str] | None = None,
+    links: Sequence[Link] = (),
 ) -> timeseries.Panel:
     """Lines over time, or areas on one another; gaps in the data stay gaps.
 
@@ -166,7 +168,9 @@ def graph(
         stacked: areas on one another.
         highest: end of the axis.
         colours: of lines, by name.
-        styles: lines by name: `dashed` (what is expected, or a limit), `points` (single moments).
+        styles: lines by name: `dashed` (what is expected), `limit` (dashed, and on no other area),
+            `points` (single moments).
+        links: what a click on a line leads to.
     """
     panel = (
         timeseries.Panel()
@@ -195,6 +199,8 @@ def graph(
     for name, colour in (colours or {}).items():
         fixed = {"mode": "fixed", "fixedColor": colour}
         panel = panel.override_by_name(name, [DynamicConfigValue("color", fixed)])
+    if links:
+        panel = panel.data_links([_data_link(link) for link in links])
     for name, style in (styles or {}).items():
         panel = panel.override_by_name(name, [DynamicConfigValue(*one) for one in _STYLES[style]])
     return _dress(panel, title, description, unit=unit)
@@ -204,6 +210,11 @@ _STYLES: dict[str, tuple[tuple[str, object], ...]] = {
     "dashed": (
         ("custom.lineStyle", {"fill": "dash", "dash": [8, 8]}),
         ("custom.fillOpacity", 0),
+    ),
+    "limit": (
+        ("custom.lineStyle", {"fill": "dash", "dash": [8, 8]}),
+        ("custom.fillOpacity", 0),
+        ("custom.stacking", {"mode": "none", "group": "A"}),
     ),
     "points": (
         ("custom.drawStyle", "points"),
@@ -412,6 +423,15 @@ def _properties(column: Column) -> list[DynamicConfigValue]:
     if column.width:
         found.append(DynamicConfigValue("custom.width", column.width))
     return found
+
+
+def _data_link(link: Link) -> dashboard.DashboardLink:
+    return (
+        dashboard.DashboardLink(link.title)
+        .type(DashboardLinkType.LINK)
+        .url(link.url)
+        .target_blank(link.elsewhere)
+    )
 
 
 def _link(link: Link) -> dict[str, object]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EVERYTHING = dict.fromkeys(
     ("$cluster", "$node", "$gpu", "$team", "$user", "$job_id", "$rule"), ".*"
 )
-CHOSEN = {"gpuwarden-job": {"$job_id": "j-cho"}}
+CHOSEN = {"gpuwarden-job": {"$job_id": "j-cho"}, "gpuwarden-node": {"$node": "n1:9835"}}
 """What a reader must choose before a board shows anything: board -> variables."""
 
 SECONDS = {"h": 3600, "m": 60}

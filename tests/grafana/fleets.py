@@ -157,7 +157,8 @@ class Nodes:
         add("gpuwarden_nvml_up", 1)
         add("gpuwarden_host_pids", 1)
         add("gpuwarden_snapshot_timestamp_seconds", lambda time: time - 1)
-        add("gpuwarden_collector_success", 1, collector="processes")
+        for collector in ("nvml", "processes", "xid"):
+            add("gpuwarden_collector_success", 1, collector=collector)
         add("gpuwarden_dropped_values_total", 0, reason="too_many_words")
         add("gpuwarden_exporter_build_info", 1, version="0.1.0")
         for resource, share in (("cpu", 0.3), ("io", 0.05), ("memory", 0.01)):
