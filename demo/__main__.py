@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import getpass
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,13 +21,14 @@ from tests.servers import until
 
 from demo.jobs import install_tensorboard, tensorboard_path
 from demo.outcomes import Outcome, ReadBack
-from demo.stack import ROOT, Stack, as_launcher
+from demo.stack import COMMAND, ROOT, Stack, as_launcher
 from demo.story import Moment, Story
 from gpuwarden.exporter.scenarios import GIB
 
 if TYPE_CHECKING:
     from demo.sinks import Received
 
+REPORT_SECONDS = 120
 COLOURS = {
     "started": "green",
     "on the card": "green",
@@ -65,7 +68,7 @@ def main() -> int:
         console.print(addresses(stack))
         story = Story(stack, lambda moment: console.print(line(moment), soft_wrap=True))
         try:
-            began = time.monotonic()
+            began, since = time.monotonic(), time.time()
             story.run()
             settle(stack)
             read = ReadBack(stack, story.record)
@@ -74,10 +77,14 @@ def main() -> int:
             console.print(table(outcomes))
             console.print(counter_table(counters))
             wrong = [f"{item.job}: {text}" for item in outcomes for text in item.wrong]
+            report, problem = write_report(stack, since)
+            wrong += [f"report: {problem}"] if problem else []
             for text in wrong:
                 console.print(Text(f"not as it should be: {text}", style="bold red"))
             took = time.monotonic() - began
             console.print(f"{len(outcomes)} jobs, {len(wrong)} problems, {took:.0f} s")
+            if not problem:
+                console.print(f"What the node did meanwhile: {report.as_uri()}", soft_wrap=True)
             if arguments.keep:
                 console.print(addresses(stack))
                 console.print("Everything is left up; Ctrl-C ends it.")
@@ -103,6 +110,33 @@ def settle(stack: Stack) -> None:
         until(lambda: stack.value("sum(gpu_released_success_total)") == ends, 30, every=0.5)
     except TimeoutError:
         return  # the outcomes will say what is missing
+
+
+def write_report(stack: Stack, since: float) -> tuple[Path, str]:
+    """Report on the run as an operator would on a week; the page outlives the stack.
+
+    Args:
+        stack: still running, since the report asks its Prometheus.
+        since: Unix time of the beginning.
+
+    Returns:
+        Where the page is, and what went wrong or an empty string.
+    """
+    file = stack.folder / "report.html"
+    begin, end = (dt.datetime.fromtimestamp(at, dt.UTC).isoformat() for at in (since, time.time()))
+    config = stack.folder / "engine" / "engine.yaml"
+    command = [str(COMMAND), "report", "--config", str(config), "-o", str(file)]
+    try:
+        done = subprocess.run(
+            [*command, "--from", begin, "--to", end],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=REPORT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return file, f"not made within {REPORT_SECONDS} s"
+    return file, done.stderr.strip() if done.returncode else ""
 
 
 def addresses(stack: Stack) -> str:

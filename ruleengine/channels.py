@@ -158,33 +158,60 @@ class EmailChannel:
     async def aclose(self) -> None:
         """Nothing is kept open between messages."""
 
-    def mail(self, recipient: str, message: Message) -> EmailMessage:
-        """A message as mail: plain text, and the same as HTML."""
+    def headed(
+        self, recipient: str, subject: str, *, kind: str, language: str, name: str = ""
+    ) -> EmailMessage:
+        """A mail without a body yet.
+
+        Args:
+            recipient: one bare address.
+            subject: of one line.
+            kind: which of our mails it is, as readers sort them.
+            language: of its body.
+            name: what it is known by, so that the same mail is the same if it is sent twice; a new
+                one by default.
+        """
         mail = EmailMessage(_MAIL)
-        mail["Subject"] = f"[gpuwarden] {message.subject}"
+        mail["Subject"] = f"[gpuwarden] {subject}"
         mail["From"] = self._settings.sender
         mail["To"] = recipient
         mail["Date"] = format_datetime(local_time(self._clock.wall(), "UTC"))
-        mail["Message-ID"] = make_msgid(domain=self._domain)
+        mail["Message-ID"] = f"<{name}@{self._domain}>" if name else make_msgid(domain=self._domain)
+        mail["List-Id"] = f"gpuwarden {kind} <gpuwarden-{kind}.{self._domain}>"
+        # Both keep vacation responders from answering; the second is for Exchange.
+        mail["Auto-Submitted"] = "auto-generated"
+        mail["X-Auto-Response-Suppress"] = "All"
+        mail["Content-Language"] = language
+        return mail
+
+    def mail(self, recipient: str, message: Message) -> EmailMessage:
+        """A message as mail: plain text, and the same as HTML."""
+        language = "zh-CN" if message.language == "zh" else "en"
+        mail = self.headed(recipient, message.subject, kind="notices", language=language)
         if message.thread:
             # The first of a job's mails is never sent: all refer to it, and so stand together.
             word = hashlib.sha256(message.thread.encode()).hexdigest()[:32]
             root = f"<job-{word}@{self._domain}>"
             mail["In-Reply-To"] = root
             mail["References"] = root
-        mail["List-Id"] = f"gpuwarden notices <gpuwarden-notices.{self._domain}>"
-        # Both keep vacation responders from answering; the second is for Exchange.
-        mail["Auto-Submitted"] = "auto-generated"
-        mail["X-Auto-Response-Suppress"] = "All"
-        mail["Content-Language"] = "zh-CN" if message.language == "zh" else "en"
         mail.set_content(f"{message.plain()}\n-- \n{PHRASES[message.language].footer}\n")
         mail.add_alternative(message.html(), subtype="html")
         return mail
 
     async def send(self, recipient: str, message: Message) -> str:
         """See Channel."""
+        return await self.deliver(recipient, self.mail(recipient, message))
+
+    async def deliver(self, recipient: str, mail: EmailMessage) -> str:
+        """Hand a mail to the server.
+
+        Returns:
+            Its words that prove that it took the mail.
+
+        Raises:
+            Undelivered: it did not.
+        """
         settings = self._settings
-        mail = self.mail(recipient, message)
         try:
             async with asyncio.timeout(settings.timeout):
                 errors, reply = await aiosmtplib.send(

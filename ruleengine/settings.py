@@ -22,6 +22,7 @@ from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
 from gpuwarden.ruleengine.prices import Prices
 from gpuwarden.ruleengine.prometheus_settings import URL, PrometheusSettings, Url
+from gpuwarden.ruleengine.report_settings import ReportSettings
 from gpuwarden.ruleengine.web_settings import DEFAULT_LISTEN, File, WebSettings
 from gpuwarden.yaml_files import load_file
 
@@ -231,6 +232,8 @@ class EngineSettings(Strict):
     """What a GPU hour costs; without it no money is named."""
     kubernetes: KubernetesSettings | None = None
     """Kubernetes, whose controllers end pods; without it no pod is ended."""
+    reports: ReportSettings | None = None
+    """Weekly reports by mail (`gpuwarden report --send`); without it nobody gets one."""
     kill_switch: File = "/run/gpuwarden/halt"
     """While this file exists nothing is ended."""
     external_url: Url = f"http://{DEFAULT_LISTEN}"
@@ -255,6 +258,8 @@ class EngineSettings(Strict):
             raise PydanticCustomError(
                 "GW111", "with prometheus.shards, say which nodes there should be: nodes", {}
             )
+        if self.reports is not None and self.smtp is None:
+            raise PydanticCustomError("GW111", "reports are sent by mail: give smtp as well", {})
         return self
 
     @property

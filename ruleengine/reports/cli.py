@@ -17,15 +17,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from gpuwarden.clock import SystemClock
 from gpuwarden.errors import InvalidInput
 from gpuwarden.option_values import read_positive_seconds, read_url
-from gpuwarden.ruleengine.clients import open_console
+from gpuwarden.ruleengine.clients import open_console, printable
 from gpuwarden.ruleengine.fields import known_zone
 from gpuwarden.ruleengine.prometheus_settings import client_of
 from gpuwarden.ruleengine.reports import plans, runs
 from gpuwarden.ruleengine.reports.pages import page
 from gpuwarden.ruleengine.reports.pdfs import pdf
 from gpuwarden.ruleengine.reports.periods import last_week, moment_in, period_of
+from gpuwarden.ruleengine.reports.sendings import Order, send_due
 from gpuwarden.ruleengine.reports.tables import table
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.settings import load_settings
@@ -155,16 +157,39 @@ def _read_zone(_context: click.Context, _option: click.Parameter, value: str | N
 @click.option(
     "--plan", "plan_only", is_flag=True, help="Only say what would be asked of Prometheus."
 )
+@click.option(
+    "--send",
+    is_flag=True,
+    help="Mail the weekly reports that are due (`reports` of engine.yaml), each once to each "
+    "address. A timer runs it every hour.",
+)
+@click.option("--again", is_flag=True, help="With --send: also what was sent before.")
+@click.option(
+    "--dry-run", "dry", is_flag=True, help="With --send: only say what is due, and to whom."
+)
 @click.pass_context
 def report(
-    context: click.Context, /, form: str | None, file: Path, plan_only: bool, **given: Any
+    context: click.Context,
+    /,
+    form: str | None,
+    file: Path,
+    *,
+    plan_only: bool,
+    send: bool,
+    again: bool,
+    dry: bool,
+    **given: Any,
 ) -> None:
     """Say what the fleet did, what was wasted, and what changed, over days of history.
 
-    Exit status: 0 done; 2 the flags are not usable, or there is no history; 3 Prometheus fails or
-    answers in part: then there is no report.
+    Exit status: 0 done; 1 a report could not be sent; 2 the flags are not usable, or there is no
+    history; 3 Prometheus fails or answers in part: then there is no report.
     """
     asked = _Asked(**given)
+    if send:
+        context.exit(asyncio.run(_sent(asked, Order(asked.team, again, dry))))
+    if again or dry:
+        raise click.UsageError("--again and --dry-run belong to --send")
     chosen = form or _form_of(file)
     try:
         if plan_only:
@@ -238,6 +263,18 @@ async def _made(asked: _Asked) -> tuple[dict[str, Any], str]:
             )
     engine = asked.engine or ("" if settings is None else settings.values.external_url)
     return found, engine
+
+
+async def _sent(asked: _Asked, order: Order) -> int:
+    """Send what is due; the exit status."""
+    if asked.config is None:
+        raise click.UsageError("--send needs --config: engine.yaml says who gets a report")
+    settings = load_settings(asked.config)
+    async with _sources(asked, settings) as sources:
+        results = await send_due(settings, sources, SystemClock(), order)
+    for result in results:
+        click.echo(printable(result.line), err=result.failed)
+    return 1 if any(result.failed for result in results) else 0
 
 
 async def _plan(asked: _Asked, form: str) -> None:

@@ -23,7 +23,7 @@ IDLE_RATIO: Final = 0.05
 HOUR_SECONDS: Final = 3600.0
 RECORDED_WIDTH_SECONDS: Final = 300.0
 """Of `...:sum5m` and `...:increase5m`: what fell into the five minutes before the sample."""
-MARKER: Final = "fleet:gpu_hours:sum5m"
+MARKER: Final = "fleet:gpus_seen:count5m"
 """Written with those, also while nobody uses anything."""
 _PER_JOB: Final = "on (instance, job_id)"
 

@@ -23,7 +23,8 @@ FOOTNOTES: Final[Mapping[str, str]] = MappingProxyType(
         "below; averaged over the moments of a day.",
         "held": "Hours held: a card counts for a job from the moment a process of it is on the "
         "card. A card that n jobs hold counts 1/n for each, so that people add up to teams and "
-        "teams to the whole. Teams are those of the directory, or as they were recorded.",
+        "teams to the whole. Of a MIG instance its share of the card counts where a rule recorded "
+        "it, else the whole. Teams are those of the directory, or as they were recorded.",
         "idle": "Held idle: held, while the card's utilisation was at most 5 % for five minutes. "
         "A job that waits for data or loads a model for longer counts as idle too.",
         "jobs_per_card": "Jobs per card and day: different jobs that held a card at some time of "

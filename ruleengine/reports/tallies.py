@@ -130,10 +130,11 @@ def timeline(gathered: Gathered) -> list[dict[str, Any]]:
         sizes = [period.bin * number for number in (1, 2, 4, 5, 10, 12, 20, 60)]
         size = next((each for each in sizes if each >= wanted), sizes[-1])
         bins = round(size / period.bin)
+        clock = "%H:%M" if size % 60 == 0 else "%H:%M:%S"
         spans = [
             (
                 Span(start, min(start + bins, period.count)),
-                f"{period.local(period.begin + start * period.bin):%H:%M}",
+                period.local(period.begin + start * period.bin).strftime(clock),
             )
             for start in range(0, period.count, bins)
         ]

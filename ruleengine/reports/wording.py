@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
+from gpuwarden.ruleengine.reports.expressions import RECORDED_WIDTH_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -110,7 +112,7 @@ def cautions(found: Mapping[str, Any], gathered: Gathered, earlier: Gathered | N
         for row in found["sources"]
         if row["measure"] in ("held", "idle") and "sampled" in row["source"]
     ]
-    if sampled:
+    if sampled and gathered.period.bin >= RECORDED_WIDTH_SECONDS:
         said.append(
             "Hours are sampled from the nodes' own series, since the recording rules of "
             "alerting/rules had not written them for the whole time."

@@ -25,7 +25,10 @@ RIGHTS = {
     "gpuwarden-agent": READING | {"CAP_KILL", "CAP_DAC_OVERRIDE"},
     "gpuwarden-engine": set(),
     "gpuwarden-drill": set(),
+    "gpuwarden-report": set(),
 }
+USERS = {"gpuwarden-report": "gpuwarden-engine"}
+"""Of programs that read what another one owns."""
 
 
 def service(path: Path) -> dict[str, list[str]]:
@@ -63,7 +66,7 @@ def test_each_program_has_its_rights_and_no_other(unit: Path) -> None:
     settings = service(unit)
     for key in ("AmbientCapabilities", "CapabilityBoundingSet"):
         assert set(settings[key][0].split()) == RIGHTS[unit.stem]
-    assert settings["User"] == [unit.stem]
+    assert settings["User"] == [USERS.get(unit.stem, unit.stem)]
     assert settings["NoNewPrivileges"] == ["yes"]
     assert settings["ProtectSystem"] == ["strict"]
 
