@@ -31,5 +31,5 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     # a server locks its folder; blocks are never changed, and their files can be shared
     storage = own / "tsdb"
     shutil.copytree(made, storage, copy_function=os.link, ignore=shutil.ignore_patterns("lock"))
-    with prometheus(databases.NO_CONFIG, storage) as server:
+    with prometheus(databases.NO_CONFIG, storage, flags=[databases.SHORT]) as server:
         yield server

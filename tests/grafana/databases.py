@@ -1,4 +1,9 @@
-"""Prometheus's database of a past that no server saw; for the suite and for pictures of boards."""
+"""Prometheus's database of a past that no server saw; for the suite and for pictures of boards.
+
+What is written into the past has no marks of its end, by which a Prometheus knows at once that a
+series stops: it would be seen for five minutes more, beside what came in its place. So servers of
+the past look back less far than from one sample to the next (`EXACT`, `SHORT`).
+"""
 
 from __future__ import annotations
 
@@ -16,14 +21,18 @@ if TYPE_CHECKING:
     from tests.grafana.scenarios import Scenario
 
 NO_CONFIG = "global: {}\n"
+EXACT, SHORT = "--query.lookback-delta=4s", "--query.lookback-delta=59s"
+"""For a server that records, at moments of samples alone, and for one asked by the minute."""
 
 
 def write(storage: Path, scenarios: Sequence[Scenario]) -> None:
     """Histories first, then recorded series layer by layer: each rests on what is there."""
+    layers = recordings.layers()
+    fine = recordings.needed(layers)
     for scenario in scenarios:
-        _fill(scenario.history().text(), storage, scenario.window)
-    for layer in recordings.layers():
-        with prometheus(NO_CONFIG, storage) as server:
+        _fill(scenario.history().text(fine), storage, scenario.window)
+    for layer in layers:
+        with prometheus(NO_CONFIG, storage, flags=[EXACT]) as server:
             texts = [recordings.recorded(server, layer, one.window) for one in scenarios]
         for scenario, text in zip(scenarios, texts, strict=True):
             _fill(text, storage, scenario.window)

@@ -5,6 +5,7 @@ Beside it the alert that proves that alerts are evaluated.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from gpuwarden.ruleengine.ledger_counters import WAIT_BOUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.grafana.fleets import Value
 
 LABELS = {"job": "gpuwarden-engine", "instance": "engine:9837"}
 TEAMS = {"ana": "vision", "ben": "robotics", "cho": "vision", "dan": "robotics"}
@@ -60,13 +63,10 @@ class Engine:
         """Add every series of the engine."""
         window = history.window
 
-        def add(name: str, value: object, /, **labels: str) -> None:
-            given = value if callable(value) else lambda _time: value
-            history.add(
-                name,
-                LABELS | labels,
-                lambda time: None if self.dies and time >= window.dies else given(time),
-            )
+        end = window.dies if self.dies else math.inf
+
+        def add(name: str, value: Value, /, **labels: str) -> None:
+            history.add(name, LABELS | labels, value, until=end)
 
         history.add("up", LABELS, lambda time: 0 if self.dies and time >= window.dies else 1)
         watchdog = {"alertname": "Watchdog", "alertstate": "firing", "service": "gpuwarden"}

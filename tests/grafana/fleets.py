@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.grafana.histories import Window
 
     Adder = Callable[..., None]
+    Value = float | Callable[[int], float | None]
 
 GIB = 2**30
 EPOCH_SECONDS = 600
@@ -139,13 +140,9 @@ class Nodes:
         """What adds series of a node that end with its exporter, or with a job."""
         end = min(until, history.window.dies if node in self.dying else math.inf)
 
-        def add(name: str, value: object, /, **labels: str) -> None:
-            given = value if callable(value) else lambda _time: value
-            history.add(
-                name,
-                {"job": "gpuwarden", "instance": node} | labels,
-                lambda time: given(time) if since <= time < end else None,
-            )
+        def add(name: str, value: Value, /, **labels: str) -> None:
+            own = {"job": "gpuwarden", "instance": node} | labels
+            history.add(name, own, value, since=since, until=end)
 
         return add
 

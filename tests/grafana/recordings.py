@@ -7,6 +7,7 @@ with rules that rest on one another four deep, in eight windows, that is too slo
 from __future__ import annotations
 
 import itertools
+import urllib.error
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ import promql_parser
 import yaml
 from grafana import lint
 from tests.grafana.histories import HOUR
+from tests.servers import ServerFailed
 
 from gpuwarden import durations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tests.grafana.histories import Window
     from tests.servers import Server
@@ -64,6 +66,16 @@ def layers() -> list[list[Recording]]:
     return found
 
 
+def needed(layers: Sequence[Sequence[Recording]]) -> frozenset[str]:
+    """Names of the series that the rules look at."""
+    return frozenset(
+        selector.metric
+        for layer in layers
+        for rule in layer
+        for selector in lint.selectors(promql_parser.parse(rule.expression))
+    )
+
+
 def recorded(server: Server, layer: list[Recording], window: Window) -> str:
     """OpenMetrics text of what the rules of a layer would have written in a window."""
     return "".join(itertools.chain.from_iterable(_rule(server, r, window) for r in layer)) + "# EOF"
@@ -80,7 +92,10 @@ def _rule(server: Server, rule: Recording, window: Window) -> Iterator[str]:
         if start > end:
             continue
         words = {"query": rule.expression, "start": start, "end": end, "step": step}
-        answer = server.json("/api/v1/query_range?" + urllib.parse.urlencode(words))
+        try:
+            answer = server.json("/api/v1/query_range?" + urllib.parse.urlencode(words))
+        except urllib.error.HTTPError as error:
+            raise ServerFailed(f"{rule.name} in {window.name}: {error.read().decode()}") from error
         for series in answer["data"]["result"]:
             labels = ",".join(
                 f'{name}="{text}"' for name, text in series["metric"].items() if name != "__name__"

@@ -71,7 +71,7 @@ def served(port: int = 0) -> Iterator[str]:
         storage = Path(folder) / "tsdb"
         databases.write(storage, [HEALTHY])
         with (
-            prometheus(databases.NO_CONFIG, storage) as server,
+            prometheus(databases.NO_CONFIG, storage, flags=[databases.SHORT]) as server,
             previews.served(server, port) as url,
         ):
             yield url
