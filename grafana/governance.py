@@ -29,7 +29,7 @@ from grafana.panels import (
     rows,
     timeline,
 )
-from grafana.selectors import ENGINE
+from grafana.selectors import ENGINE, RECORDED
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import dashboard
@@ -41,12 +41,22 @@ RULED = f'{ENGINE},rule=~"$rule"'
 LIVES = f"max(up{{{ENGINE}}} == 1)"
 """1 while the engine answers: what proves that a nought is one."""
 
+TEAM = f'{RECORDED},team=~"$team"'
+"""Of recorded series that name a team: the chosen teams."""
+
 ENDING = 'action=~"terminate|requeue",mode="enforce"'
 RULES_PAGE = Link("Rule (engine)", '${engine}/rules#${__data.fields["Rule"]}', elsewhere=True)
 MEASURED = """
 **Measured**: ends, and the memory they gave back. The agent ends processes and asks NVML until it
 no longer lists one of them; memory is what NVML had for them right before. *Not proven* stays so.
-**Counted**: keeps, appeals, regrets and returns, each once, by the engine's ledger.
+
+**Counted**: decisions, keeps, appeals, regrets and returns, each once, by the engine's ledger.
+
+**Estimated**: *GPU-hours given back* = hours for which other jobs held the cards of an ended job
+within 24 h after its end; nobody knows whether they would have found other cards. *Cost* = cards
+held x price at that moment; a shared card is shared out, a MIG instance is its share, and time in
+which nobody looked is no use. *Time to act* is read from the buckets of a histogram.
+Every formula with its doubts: `docs/money.md`.
 """
 
 
@@ -60,6 +70,7 @@ def board() -> dashboard.Dashboard:
     )
     boards.add(board, _answer())
     boards.add(board, _decisions(), title="Decisions")
+    boards.add(board, _money(), title="What it brings, and what idleness costs")
     boards.add(board, _rules(), title="Rules")
     boards.add(board, _alarms(), title="False alarms")
     boards.add(board, _told(), title="Notices and drills")
@@ -88,21 +99,21 @@ def _answer() -> tuple:
             now(grown(proven)),
         ),
         number(
-            "Ends not proven",
+            "Not proven",
             "NVML still listed a process when the time for the proof was over, or the agent met an "
             "error.",
             now(grown(f'{decided},outcome=~"incomplete|failed"}}')),
             steps=((None, GREEN), (1, RED)),
         ),
         number(
-            "Memory given back",
+            "Memory back",
             "Measured: GPU memory of the ended processes, as NVML had it right before their end. "
             "Of all rules.",
             now(f"sum(increase(gpu_memory_freed_bytes_total{{{ENGINE}}}[$__range]))"),
             unit="bytes",
         ),
         number(
-            "Spoke against it",
+            "Objections",
             "For each job that was ended: appeals of owners, ends that operators regret, and jobs "
             "that came back by themselves. More than a few in a hundred: look at the rules below. "
             "n/a: no job was ended.",
@@ -111,7 +122,7 @@ def _answer() -> tuple:
             steps=((None, GREY), (0, GREEN), (0.05, ORANGE), (0.2, RED)),
         ),
         number(
-            "Time until it is done",
+            "Time to act",
             "Median time from the moment a rule's condition was met to the decision that was "
             "carried out: what owners have for saving their work. From buckets, an estimate. n/a: "
             "nothing was decided.",
@@ -119,7 +130,7 @@ def _answer() -> tuple:
             unit="s",
         ),
         number(
-            "Unknown verdicts",
+            "Unknown",
             "Share of all verdicts that could not be reached: data was missing, or too old. They "
             "do nothing. n/a: nothing was judged.",
             now(f"{unknown} / ({verdicts} > 0) or 0 * {LIVES} - 1"),
@@ -127,7 +138,7 @@ def _answer() -> tuple:
             steps=((None, GREY), (0, GREEN), (0.1, ORANGE), (0.3, RED)),
         ),
         number(
-            "Owners who cannot be told",
+            "Cannot be told",
             "Open cases that wait for ever, since no notice can reach the owner: add an address, "
             "or a deputy, to the directory.",
             now(f"max(gpuwarden_engine_notices_undeliverable{{{ENGINE}}})"),
@@ -190,7 +201,7 @@ def _decisions() -> tuple:
                 Column("outcome", "Outcome"),
                 Column("Value", "Times"),
             ),
-            span=12,
+            span=14,
         ),
         listing(
             "How long each action took",
@@ -208,14 +219,96 @@ def _decisions() -> tuple:
                 Column("action", "Action"),
                 Column("Value", "Mean time", "s"),
             ),
+            span=10,
+        ),
+    )
+
+
+def _money() -> tuple:
+    def over(name: str, by: str, chosen: str = TEAM) -> str:
+        """What was recorded over the shown time: a piece every five minutes, and gaps are 0."""
+        return f"sum by ({by}) (sum_over_time({name}{{{chosen}}}[$__range]))"
+
+    flagged = f"max by (rule, job_id) (gpuwarden_violation_active{{{RULED}}})"
+    # each job in one currency, or the join would be ambiguous: that in which it costs most
+    price = (
+        f"topk by (job_id) (1, sum by (job_id, currency) (holder:gpu_cost_per_hour:sum{{{TEAM}}}))"
+    )
+    return (
+        bars(
+            "GPU-hours given back",
+            "Estimate, by the rule that ended the job: hours for which others held its cards "
+            "within a day after.",
+            [
+                now(
+                    "topk(12, "
+                    + over("job:reclaimed_gpu_hours:increase5m", "rule", f'{TEAM},rule=~"$rule"')
+                    + ")",
+                    "{{rule}}",
+                )
+            ],
+            unit="h",
             span=6,
         ),
-        note(
-            "What these figures are",
-            "What is measured, and what is an estimate.",
-            MEASURED,
+        bars(
+            "Work lost by ends",
+            "Price of the work since the last saved state when a job ended, by its owner's team "
+            "and by how it ended, as the nodes counted it ten minutes after: hold was ended by a "
+            "rule, requeue comes back, died was not asked.",
+            [
+                now(
+                    f"topk(12, {over('team:lost_cost:increase5m', 'team, reason, currency')} > 0)",
+                    "{{team}}: {{reason}}, {{currency}}",
+                )
+            ],
+            unit="short",
             span=6,
-            height=9,
+        ),
+        bars(
+            "Cost of idleness by team",
+            "Price of the time in which jobs held cards and used them at most 5 % for five "
+            "minutes. Not measurable is not idle.",
+            [
+                now(
+                    f"topk(12, {over('team:gpu_held_idle_cost:sum5m', 'team, currency')})",
+                    "{{team}}, {{currency}}",
+                )
+            ],
+            unit="short",
+            span=6,
+        ),
+        bars(
+            "Cost of idleness by user",
+            "The same by user: the twelve highest.",
+            [
+                now(
+                    f"topk(12, {over('user:gpu_held_idle_cost:sum5m', 'user, currency')})",
+                    "{{user}}, {{currency}}",
+                )
+            ],
+            unit="short",
+            span=6,
+        ),
+        graph(
+            "Price per hour of what rules found",
+            "What the jobs with an open case cost an hour, by rule, whatever of it is of use: a "
+            "job that two rules found counts for both.",
+            [
+                query(
+                    f"sum by (rule, currency) ({flagged} * on (job_id) group_left (currency) "
+                    f"{price})",
+                    "{{rule}}, {{currency}}",
+                )
+            ],
+            unit="short",
+            span=12,
+        ),
+        note(
+            "What of this is measured",
+            "What is measured, what is counted, and what is an estimate by which formula.",
+            MEASURED,
+            span=12,
+            height=8,
         ),
     )
 

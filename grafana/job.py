@@ -116,6 +116,7 @@ def board() -> dashboard.Dashboard:
     boards.add(board, _answer())
     boards.add(board, (*_course(), *_findings()))
     boards.add(board, _learning(), title="Learning")
+    boards.add(board, _money(), title="Cost")
     boards.add(board, _cards(), title="Cards")
     boards.add_folded(board, "Data loading and saving", _details())
     return board
@@ -146,7 +147,7 @@ def _answer() -> tuple:
             states=STATES,
         ),
         number(
-            "Next step of a rule",
+            "Next step in",
             "Time until something may be done to the job at the earliest if nothing changes: a "
             "request to save or to leave, or its end. The engine's page says which, and how to "
             "keep the job. `none`: no rule counts against it. No data: the engine does not answer.",
@@ -165,10 +166,10 @@ def _answer() -> tuple:
             steps=((None, GREEN), (1, ORANGE)),
         ),
         number(
-            "Of expected throughput",
-            "Images per second while training, as a share of what its profile, or else the "
-            "estimate, expects of this model, batch and card. n/a: nothing is expected, or it "
-            "does not train.",
+            "Of expected",
+            "Throughput: images per second while training, as a share of what its profile, or "
+            "else the estimate, expects of this model, batch and card. n/a: nothing is expected, "
+            "or it does not train.",
             now(
                 "max(job:yolo_throughput_images_per_second:rate5m"
                 f"{{{OF_RECORDED}}}) / ({expected('throughput_images_per_second')} > 0) "
@@ -194,9 +195,10 @@ def _answer() -> tuple:
             unit="s",
         ),
         number(
-            "An end now would lose",
-            "Time of work since the last saved state, or since the start where none was saved, "
-            "times the job's cards: GPU time that would have to be done again.",
+            "At stake",
+            "What an end now would lose: the time since the last saved state, or since the start "
+            "where none was saved, times the job's cards. That GPU time would have to be spent "
+            "again.",
             now(f"({SINCE_SAVED}) * {CARDS}"),
             unit="s",
             steps=((None, GREEN), (3600, YELLOW), (14400, ORANGE)),
@@ -278,6 +280,7 @@ def _findings() -> tuple:
                 ),
             ),
             span=16,
+            height=5,
         ),
         listing(
             "What protects it",
@@ -289,6 +292,7 @@ def _findings() -> tuple:
                 Column("reason", "Protected by", links=(to_engine("protections", "Protections"),)),
             ),
             span=8,
+            height=5,
         ),
     )
 
@@ -379,6 +383,70 @@ def _learning() -> tuple:
     )
 
 
+def _money() -> tuple:
+    def spent(name: str, by: str = "") -> str:
+        """What was recorded over the shown time: a piece every five minutes, and gaps are 0."""
+        of = f" by ({by})" if by else ""
+        return f"sum{of} (sum_over_time(job:{name}:sum5m{{{OF_RECORDED}}}[$__range]))"
+
+    price = f"sum by (currency) (holder:gpu_cost_per_hour:sum{{{OF_RECORDED}}})"
+    hours, idle = spent("gpu_hours"), spent("gpu_held_idle_hours")
+    cost = spent("gpu_cost", "currency")
+    idle_cost = spent("gpu_held_idle_cost", "currency")
+    return (
+        number(
+            "GPU time",
+            "GPU-hours that the job held in the shown time: eight cards for an hour are eight, a "
+            "shared card is shared out, a MIG instance is its share of the card. Time in which "
+            "nobody looked is no use. No data: it held none.",
+            now(hours),
+            unit="h",
+            span=4,
+        ),
+        number(
+            "Cost so far",
+            "The same at the price of each card at that moment, in the shown time. An estimate: "
+            "what is billed is rounded by the rules of engine.yaml (`gpuwarden costs`). No data: a "
+            "card without a price.",
+            now(cost, "{{currency}}"),
+            unit="short",
+            span=4,
+        ),
+        number(
+            "Wasted",
+            "Share of that time in which the job used its card at most 5 % for five minutes. What "
+            "cannot be measured is not called wasted.",
+            now(f"({idle} or 0 * {hours}) / ({hours} > 0)"),
+            unit="percentunit",
+            steps=((None, GREEN), (0.1, ORANGE), (0.3, RED)),
+            span=4,
+        ),
+        number(
+            "Wasted cost",
+            "The price of the wasted time.",
+            now(f"{idle_cost} or 0 * {cost}", "{{currency}}"),
+            unit="short",
+            steps=((None, BLUE),),
+            span=4,
+        ),
+        graph(
+            "Price per hour",
+            "What the job costs an hour at each moment, and what of it is wasted.",
+            [
+                query(price, "{{currency}}", "A"),
+                query(
+                    "sum by (currency) (holder:gpu_held_idle_cost_per_hour:sum"
+                    f"{{{OF_RECORDED}}}) or 0 * {price}",
+                    "{{currency}}, wasted",
+                    "B",
+                ),
+            ],
+            unit="short",
+            span=8,
+        ),
+    )
+
+
 def _cards() -> tuple:
     busy, memory = f"gpu_job_utilization_ratio{{{JOB}}}", f"gpu_job_memory_bytes{{{JOB}}}"
     held = f"max by (instance, uuid) (gpu_job_holds_gpu{{{JOB}}})"
@@ -443,6 +511,7 @@ def _cards() -> tuple:
                 Column("Value #C", "Memory", "bytes"),
                 Column("uuid", "Card or MIG instance"),
             ),
+            height=6,
         ),
     )
 

@@ -73,10 +73,11 @@ def highest(count: int, by: str, expression: str) -> str:
 def per_user(expression: str) -> str:
     """The expression's series, which have a job_id and no user, with the job's user.
 
-    A job whose user no node tells has none; it is not left out.
+    A job whose user no node tells, as for a moment after its end, is not left out.
     """
     users = f"max by (job_id, user) (gpu_job_info{{{NODE}}})"
     return (
         f"(({expression}) * on (job_id) group_left (user) {users} "
-        f"or ({expression}) unless on (job_id) {users})"
+        f"or label_replace(({expression}) unless on (job_id) {users}, "
+        '"user", "user not known", "", ""))'
     )

@@ -81,7 +81,7 @@ def ask(
     shown = over or whole
     seconds = int(shown[:-1]) * SECONDS[shown[-1]]
     step = max(60, seconds // 288)
-    rates = f"{max(60, step)}s"
+    rates = f"{max(120, step)}s"
     values = EVERYTHING | {
         "$__range": shown,
         "$__range_s": str(seconds),

@@ -142,6 +142,11 @@ def _directory(add: Callable[..., None], cards: tuple[Card, ...], start: int) ->
         add("gpuwarden_user_info", 1, user=user, team=team)
     for model in dict.fromkeys(card.name for card in cards):
         add("gpuwarden_price_per_gpu_hour", 2.5, model=model, currency="EUR")
+    for card in cards:
+        if card.slices:
+            model = f"{card.name} MIG 1g.10gb"
+            add("gpuwarden_gpu_share_ratio", 1 / 7, model=model)
+            add("gpuwarden_price_per_gpu_hour", 2.5 / 7, model=model, currency="EUR")
     for team, hours in (("vision", 500), ("robotics", 100)):
         add("gpuwarden_budget_gpu_hours", hours, team=team, period="month")
         add("gpuwarden_team_gpu_seconds_total", lambda time: 2 * (time - start), team=team)
@@ -168,6 +173,10 @@ def _decisions(add: Callable[..., None], history: History) -> None:
             )
         add("gpuwarden_decision_wait_seconds_sum", _after(window.middle, waited), **named)
         add("gpuwarden_decision_wait_seconds_count", _after(window.middle, 1), **named)
+    # what j-dan held until noon others have held since
+    noon = window.end - 12 * HOUR
+    add("gpuwarden_reclaimed_gpu_seconds_total", lambda time: max(0, time - noon - HOUR) / 2,
+        job_id="j-dan", user="dan", team="robotics", rule="idle-held")  # fmt: skip
     add("gpu_idle_detected_total", _after(window.middle, 1))
     add("gpu_released_success_total", _after(window.middle, 1))
     add("gpu_release_failed_total", 0)

@@ -35,9 +35,9 @@ def test_the_state_is_the_phase_or_that_there_is_no_trainer(past: Server) -> Non
 
 def test_the_next_step_is_told_by_a_living_engine_only(past: Server) -> None:
     """Seconds where a rule counts, "none" where none does, and nothing from a dead engine."""
-    assert figure(past, "Next step of a rule", "j-cho") == [900]
-    assert figure(past, "Next step of a rule", "j-ana-1") == [-1]
-    assert figure(past, "Next step of a rule", "j-cho", ENGINE_DEAD) == []
+    assert figure(past, "Next step in", "j-cho") == [900]
+    assert figure(past, "Next step in", "j-ana-1") == [-1]
+    assert figure(past, "Next step in", "j-cho", ENGINE_DEAD) == []
     assert figure(past, "Rules broken", "j-cho") == [1]
     assert figure(past, "Rules broken", "j-ana-1") == [0]
     assert figure(past, "Rules broken", "j-ana-1", ENGINE_DEAD) == []
@@ -45,11 +45,11 @@ def test_the_next_step_is_told_by_a_living_engine_only(past: Server) -> None:
 
 def test_a_training_is_held_against_what_is_expected_of_it(past: Server) -> None:
     """The starved one does a twenty-sixth of it; a notebook has nothing to be held against."""
-    assert figure(past, "Of expected throughput", "j-cho") == [
+    assert figure(past, "Of expected", "j-cho") == [
         # the edges of the phases fall between two samples
         pytest.approx(3 / 78, rel=0.1)
     ]
-    assert figure(past, "Of expected throughput", "j-ben") == [-1]
+    assert figure(past, "Of expected", "j-ben") == [-1]
     assert figure(past, "Epochs done", "j-cho") == [144 / 300]
     (left,) = figure(past, "Time left", "j-cho")
     assert left == pytest.approx(156 * EPOCH_SECONDS, rel=0.02)
@@ -57,7 +57,7 @@ def test_a_training_is_held_against_what_is_expected_of_it(past: Server) -> None
 
 def test_what_an_end_would_lose_counts_every_card_since_the_last_saved_state(past: Server) -> None:
     """Without a saved state it is everything since the start; a minute ago a state was saved."""
-    assert figure(past, "An end now would lose", "j-ben") == [4 * 3600 + 30]
+    assert figure(past, "At stake", "j-ben") == [4 * 3600 + 30]
     (lines,) = target_of("Since the last saved state").ask(past, over="50m", job_id="j-ana-1")
     ages = [float(value) for _, value in lines["values"]]
     assert min(ages) == 0
