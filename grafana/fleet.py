@@ -47,6 +47,12 @@ if TYPE_CHECKING:
 
 LEVELS = {"light": YELLOW, "moderate": ORANGE, "severe": RED}
 
+IDLE = (
+    f'sum_over_time(user:gpu_held_idle_{{what}}:sum5m{{{{{RECORDED},user=~"$user",team=~"$team"}}}}'
+    "[{over}])"
+)
+"""GPU-hours, or their cost, of cards that were held idle; to be filled in."""
+
 NODE_STATES = (
     ("0", "well", GREEN),
     ("1", "errors", ORANGE),
@@ -55,6 +61,12 @@ NODE_STATES = (
 )
 
 ANYWHERE = f'job="gpuwarden",{CLUSTER},user=~"$user"'
+
+CLAIMED = (
+    f"gpu_memory_used_bytes{{{NODE}}} and on (instance, uuid) "
+    f"(card:gpu_held_idle:bool5m{{{RECORDED}}} == 1)"
+)
+"""Memory on cards that are held idle."""
 
 CASES = f"max by (rule, level, job_id) (gpuwarden_violation_active{{{ENGINE}}})"
 CAUSES = f"max by (rule, job_id, cause) (gpuwarden_violation_cause{{{ENGINE}}})"
@@ -85,13 +97,16 @@ def _figures() -> tuple:
     cards = f"count(gpu_up{{{NODE}}})"
     alarm = ((None, GREEN), (1, RED))
     return (
-        number("GPUs", "Cards that the nodes list, lost ones included.", now(cards), span=2),
+        number(
+            "GPUs", "Cards that the nodes list, lost ones included.", now(cards), span=4, height=3
+        ),
         number(
             "Busy",
             "Cards that were busy for more than 5 % of the last minute.",
             now(f"sum(card:gpu_busy:bool1m{{{RECORDED_NODE}}})"),
             steps=((None, GREY), (1, GREEN)),
-            span=2,
+            span=4,
+            height=3,
         ),
         number(
             "Held idle",
@@ -99,7 +114,8 @@ def _figures() -> tuple:
             "for less than half of that is not counted.",
             now(f"sum(card:gpu_held_idle:bool5m{{{RECORDED_NODE}}})"),
             steps=((None, GREEN), (1, ORANGE), (5, RED)),
-            span=2,
+            span=4,
+            height=3,
         ),
         number(
             "Unhealthy",
@@ -108,7 +124,8 @@ def _figures() -> tuple:
             "are not counted).",
             now(f"count(gpu_up{{{NODE}}} == 0 or {card_errors()}) or 0 * {cards}"),
             steps=alarm,
-            span=2,
+            span=4,
+            height=3,
         ),
         number(
             "Dark nodes",
@@ -116,35 +133,8 @@ def _figures() -> tuple:
             "no job anywhere.",
             now(f"count(up{{{NODE}}} unless on (instance) {LIT}) or 0 * count(up{{{NODE}}})"),
             steps=alarm,
-            span=2,
-        ),
-        number(
-            "Jobs",
-            "Jobs that hold a card, whatever their users; a job over several nodes is one.",
-            now(f"count(max by (job_id) (gpu_job_holds_gpu{{{NODE}}})) or 0 * {cards}"),
-            span=2,
-        ),
-        number(
-            "Flagged",
-            "Jobs with an open case of any rule. 0 only while the engine answers.",
-            now(
-                f"count(max by (job_id) (gpuwarden_violation_active{{{ENGINE}}})) "
-                f"or 0 * max(up{{{ENGINE}}} == 1)"
-            ),
-            steps=((None, GREEN), (1, ORANGE)),
-            span=2,
-        ),
-        number(
-            "Ends",
-            "Whether the engine ends jobs now: paused by a person, or halted by a guard, it judges "
-            "and tells, and ends nobody. No data: the engine does not answer.",
-            now(
-                f"max(gpuwarden_engine_enforcement_paused{{{ENGINE}}} == 1) * 0 + 1 "
-                f"or max(gpuwarden_engine_enforcement_halted{{{ENGINE}}} == 1) * 0 + 2 "
-                f"or max(up{{{ENGINE}}} == 1) * 0"
-            ),
-            states=(("0", "on", GREEN), ("1", "paused", ORANGE), ("2", "halted", RED)),
-            span=2,
+            span=4,
+            height=3,
         ),
         number(
             "Alerts",
@@ -156,21 +146,72 @@ def _figures() -> tuple:
                 f'or 0 * count(ALERTS{{{RECORDED},alertstate="firing",alertname="Watchdog"}})'
             ),
             steps=alarm,
-            span=2,
+            span=4,
+            height=3,
+        ),
+        number(
+            "Jobs",
+            "Jobs that hold a card, whatever their users; a job over several nodes is one.",
+            now(f"count(max by (job_id) (gpu_job_holds_gpu{{{NODE}}})) or 0 * {cards}"),
+            span=4,
+            height=3,
+        ),
+        number(
+            "Flagged",
+            "Jobs with an open case of any rule. 0 only while the engine answers.",
+            now(
+                f"count(max by (job_id) (gpuwarden_violation_active{{{ENGINE}}})) "
+                f"or 0 * max(up{{{ENGINE}}} == 1)"
+            ),
+            steps=((None, GREEN), (1, ORANGE)),
+            span=4,
+            height=3,
+        ),
+        number(
+            "Ends",
+            "Whether the engine ends jobs now: paused by a person, or halted by a guard, it judges "
+            "and tells, and ends nobody. No data: the engine does not answer.",
+            now(
+                f"max(gpuwarden_engine_enforcement_paused{{{ENGINE}}} == 1) * 0 + 1 "
+                f"or max(gpuwarden_engine_enforcement_halted{{{ENGINE}}} == 1) * 0 + 2 "
+                f"or max(up{{{ENGINE}}} == 1) * 0"
+            ),
+            states=(("0", "on", GREEN), ("1", "paused", ORANGE), ("2", "halted", RED)),
+            span=4,
+            height=3,
         ),
         number(
             "Idle GPU-hours, 24 h",
-            "Hours of the last day for which a user held an idle card; a card that two users hold "
-            "counts for both.",
-            # one sample stands for the recording interval of 15 s
-            now(
-                "sum(sum_over_time(user:gpus_held_idle:count"
-                f'{{{RECORDED},user=~"$user"}}[1d]) * 15 / 3600 and on (user) {TEAMS}) '
-                f"or 0 * {cards}"
-            ),
+            "Hours of the last day for which jobs held cards and used at most 5 % of them for five "
+            "minutes; a shared card is shared out.",
+            now(f"sum({IDLE.format(what='hours', over='1d')}) or 0 * {cards}"),
             unit="h",
             steps=((None, GREEN), (1, ORANGE)),
-            span=6,
+            span=4,
+            height=3,
+        ),
+        number(
+            "Idle cost, 24 h",
+            "The same in money, by the prices of the cards at each hour (engine.yaml); currencies "
+            "are never added. No data: no card that was held idle has a price.",
+            now(
+                f"sum by (currency) ({IDLE.format(what='cost', over='1d')})",
+                "{{currency}}",
+            ),
+            unit="short",
+            steps=((None, BLUE), (1, ORANGE)),
+            named=True,
+            span=4,
+            height=3,
+        ),
+        number(
+            "Claimed, unused",
+            "Memory on cards that are held idle: what others could work with.",
+            now(f"sum({CLAIMED}) or 0 * {cards}"),
+            unit="bytes",
+            steps=((None, GREEN), (float(2**30), ORANGE)),
+            span=4,
+            height=3,
         ),
     )
 
@@ -203,13 +244,11 @@ def _findings() -> tuple:
         ),
         bars(
             "Idle GPU-hours by user",
-            "Hours for which a user held an idle card in the shown range: the eight highest. A "
-            "card that two users hold counts for both.",
-            # one sample stands for the recording interval of 15 s
+            "Hours of the shown time for which a user's jobs held cards and used at most 5 % of "
+            "them for five minutes: the eight highest. A shared card is shared out.",
             [
                 now(
-                    "topk(8, sum_over_time(user:gpus_held_idle:count"
-                    f'{{{RECORDED},user=~"$user"}}[$__range]) * 15 / 3600 and on (user) {TEAMS})',
+                    f"topk(8, sum by (user) ({IDLE.format(what='hours', over='$__range')}))",
                     "{{user}}",
                 )
             ],
@@ -312,8 +351,7 @@ def _trend() -> tuple:
                     "A",
                 ),
                 query(
-                    f"sum(gpu_memory_used_bytes{{{NODE}}} and on (instance, uuid) "
-                    f"(card:gpu_held_idle:bool5m{{{RECORDED}}} == 1))",
+                    f"sum({CLAIMED})",
                     "claimed, idle",
                     "B",
                 ),
@@ -418,7 +456,7 @@ def _losses() -> tuple:
             "requeue comes back, died was not asked. The node counts it ten minutes after the end.",
             [
                 query(
-                    f'team:lost_gpu_hours:increase15m{{{RECORDED},team=~"$team"}}',
+                    highest(12, "team, reason", f"team:lost_gpu_hours:increase15m{labels}"),
                     "{{team}}: {{reason}}",
                 )
             ],
@@ -429,14 +467,19 @@ def _losses() -> tuple:
         bars(
             "GPU-hours lost",
             "The same over the shown range.",
-            [now(f"sum by (team, reason) {hours}", "{{team}}: {{reason}}")],
+            [now(f"topk(12, sum by (team, reason) {hours})", "{{team}}: {{reason}}")],
             unit="h",
         ),
         bars(
             "Lost work in money",
             "The same at the mean price of the node's cards (prices in engine.yaml). Nodes with a "
             "card that has no price are missing.",
-            [now(f"sum by (team, reason, currency) {money}", "{{team}}: {{reason}}, {{currency}}")],
+            [
+                now(
+                    f"topk(12, sum by (team, reason, currency) {money})",
+                    "{{team}}: {{reason}}, {{currency}}",
+                )
+            ],
             unit="short",
         ),
     )

@@ -64,7 +64,7 @@ def board() -> dashboard.Dashboard:
         variables=(boards.nodes(single=True), boards.gpus()),
     )
     boards.add(board, _banner())
-    holders = owners.panel("Who holds its cards", cards='gpu=~"$gpu"', people=False, height=8)
+    holders = owners.panel("Who holds its cards", cards='gpu=~"$gpu"', people=False, height=7)
     boards.add(board, (holders, _cards(), _processes()))
     boards.add(board, _uses(), title="Use by job")
     boards.add(board, _hardware(), title="Hardware")
@@ -116,7 +116,7 @@ def _banner() -> tuple:
             steps=alarm,
         ),
         number(
-            "ECC, uncorrected",
+            "ECC errors",
             "Uncorrected memory errors in the shown time. n/a: cards without ECC.",
             now(
                 f'sum(increase(gpu_ecc_errors_total{{{CARD},error="uncorrected"}}[$__range])) '
@@ -144,7 +144,7 @@ def _banner() -> tuple:
             steps=((None, GREEN), (80, ORANGE), (90, RED)),
         ),
         number(
-            "Nobody's memory",
+            "Unattributed",
             "Used memory of the cards that no listed process accounts for. Some hundred MiB a card "
             "are the driver's; more is a process in another namespace, or one that died badly.",
             now(f"sum(gpu_memory_unattributed_bytes{{{CARD}}}) or {NOT_TOLD}"),
@@ -251,7 +251,7 @@ def _processes() -> object:
             Column("Value #C", "Age", "s"),
         ),
         sort=("Memory", True),
-        height=8,
+        height=6,
     )
 
 

@@ -24,6 +24,7 @@ from grafana_foundation_sdk.builders import (
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
     BigValueGraphMode,
+    BigValueTextMode,
     DataSourceRef,
     LegendDisplayMode,
     LegendPlacement,
@@ -117,7 +118,9 @@ def number(
     unit: str = "none",
     steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
     states: Sequence[tuple[str, str, str]] = (),
+    named: bool = False,
     span: int = 3,
+    height: int = STAT_HEIGHT,
 ) -> stat.Panel:
     """One figure of this moment. An empty answer shows Grafana's "No data": collection is dead.
 
@@ -128,7 +131,9 @@ def number(
         unit: Grafana's.
         steps: (from, colour).
         states: (value, name, colour) of single values; without one for -1 that reads n/a.
+        named: with the legend beside each figure, as for a sum per currency.
         span: columns of 24.
+        height: rows of the board.
     """
     panel = (
         stat.Panel()
@@ -138,7 +143,8 @@ def number(
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(_steps(steps))
         .mappings([named_states(states)])
-        .height(STAT_HEIGHT)
+        .text_mode(BigValueTextMode.VALUE_AND_NAME if named else BigValueTextMode.AUTO)
+        .height(height)
         .span(span)
     )
     return _dress(panel, title, description, unit=unit)
@@ -418,6 +424,10 @@ def _properties(column: Column) -> list[DynamicConfigValue]:
         }
         found += [
             DynamicConfigValue("mappings", [{"type": "value", "options": texts}]),
+            # what has no name of these is plain, and not in the colour of a threshold
+            DynamicConfigValue(
+                "thresholds", {"mode": "absolute", "steps": [{"value": None, "color": "text"}]}
+            ),
             DynamicConfigValue("custom.cellOptions", {"type": "color-text"}),
         ]
     if column.width:

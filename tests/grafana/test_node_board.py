@@ -35,13 +35,13 @@ def test_the_banner_of_a_healthy_node(past: Server) -> None:
     """A young snapshot, a driver that answers, and noughts that somebody looked for."""
     assert figure(past, "Exporter") == [1]
     assert figure(past, "Driver") == [1]
-    for title in ("Cards lost", "Hardware XIDs", "ECC, uncorrected", "Nobody's memory"):
+    for title in ("Cards lost", "Hardware XIDs", "ECC errors", "Unattributed"):
         assert figure(past, title) == [0], title
     (hottest,) = figure(past, "Hottest card")
     assert 70 < hottest < 85
 
 
-@pytest.mark.parametrize("title", ["Cards lost", "Hardware XIDs", "ECC, uncorrected", "Driver"])
+@pytest.mark.parametrize("title", ["Cards lost", "Hardware XIDs", "ECC errors", "Driver"])
 def test_a_dead_exporters_banner_is_dark_and_not_calm(past: Server, title: str) -> None:
     """Its age reads "dark", and what only it could tell is empty."""
     assert figure(past, "Exporter", DEAD) == [-1]
@@ -78,7 +78,7 @@ def test_memory_of_nobody_is_a_row_of_its_own(past: Server) -> None:
     rows = target_of("Processes").ask(past, UNATTRIBUTED)
     assert {row["metric"]["user"] for row in rows} == {"nobody known"}
     assert {float(row["value"][1]) for row in rows} == {5 * GIB}
-    assert figure(past, "Nobody's memory", UNATTRIBUTED) == [20 * GIB]
+    assert figure(past, "Unattributed", UNATTRIBUTED) == [20 * GIB]
     assert figure(past, "Processes", NOBODY) == []
 
 
