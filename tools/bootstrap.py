@@ -35,6 +35,8 @@ DEBIAN = {
     "usr/bin/tmux": "tmux",
     "usr/bin/chromium": "chromium",
     "usr/lib/*/libpangoft2-1.0.so.0": "libpangoft2-1.0-0",
+    "usr/bin/systemd-analyze": "systemd",
+    "usr/lib/*/libseccomp.so.2": "libseccomp2",
     "usr/lib/*/libGL.so.1": "libgl1",
     "usr/lib/*/libgthread-2.0.so.0": "libglib2.0-0",
 }
