@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 JOB: Final = 'job="gpuwarden"'
 IDLE_RATIO: Final = 0.05
-"""A card is called idle while its utilisation did not exceed this for five minutes."""
+"""A card is held idle while its job did not use more of it for five minutes."""
 HOUR_SECONDS: Final = 3600.0
 RECORDED_WIDTH_SECONDS: Final = 300.0
 """Of `...:sum5m` and `...:increase5m`: what fell into the five minutes before the sample."""
@@ -112,9 +112,9 @@ def measures(
     held = all_held if users is None else f"({all_held} and {_PER_JOB} gpu_job_info{{{whose}}})"
     tenants = f"count by (instance, uuid) ({all_held})"
     shared = f"({held} * {answered} / on (instance, uuid) group_left () {tenants})"
-    idle = f"(max_over_time(gpu_utilization_ratio{{{JOB}}}[5m]) <= bool {IDLE_RATIO:g})"
+    used = f"max_over_time(gpu_job_utilization_ratio{{{JOB}}}[5m])"
     by_user = f"* {_PER_JOB} group_left (user) {info}"
-    idle_part = f"{shared} * on (instance, uuid) group_left () {idle}"
+    idle = f"({shared} and on (instance, uuid, job_id) {used} <= {IDLE_RATIO:g})"
     if users is None:
         ratio = _fresh("gpu_utilization_ratio", window)
         present = f"count by (instance, uuid) ({_fresh('gpu_up', window)})"
@@ -171,11 +171,11 @@ def measures(
         ),
         Measure("jobs", sampled=f"count(max by (job_id) ({held}))"),
         hours("held", "gpu_hours:sum5m", f"sum by (user) ({shared} {by_user})"),
-        hours("idle", "gpu_held_idle_hours:sum5m", f"sum by (user) (({idle_part}) {by_user})"),
+        hours("idle", "gpu_held_idle_hours:sum5m", f"sum by (user) ({idle} {by_user})"),
         hours(
             "idle_jobs",
             "gpu_held_idle_hours:sum5m",
-            f"sum by (job_id, user) ((({idle_part}) > 0) {by_user})",
+            f"sum by (job_id, user) ({idle} {by_user})",
             whole=True,
         ),
         money("cost", "gpu_cost:sum5m", "currency"),

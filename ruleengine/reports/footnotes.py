@@ -25,8 +25,9 @@ FOOTNOTES: Final[Mapping[str, str]] = MappingProxyType(
         "card. A card that n jobs hold counts 1/n for each, so that people add up to teams and "
         "teams to the whole. Of a MIG instance its share of the card counts where a rule recorded "
         "it, else the whole. Teams are those of the directory, or as they were recorded.",
-        "idle": "Held idle: held, while the card's utilisation was at most 5 % for five minutes. "
-        "A job that waits for data or loads a model for longer counts as idle too.",
+        "idle": "Held idle: held, while the job used the card at most 5 % for five minutes. A job "
+        "that waits for data or loads a model for longer counts as idle too; where its use cannot "
+        "be measured it does not.",
         "jobs_per_card": "Jobs per card and day: different jobs that held a card at some time of "
         "the day, over all cards that answered.",
         "cost": "Cost: hours held at the price of the card's model at that time, as the recording "

@@ -91,7 +91,7 @@ def test_a_teams_report_is_of_its_jobs_alone(server: Server) -> None:
     assert {row["user"] for row in found["people"]} == {"ana", "cho"}
     assert found["totals"]["held_hours"] == pytest.approx(27, abs=0.2)
     assert found["totals"]["card_hours"] == pytest.approx(27, abs=0.2)
-    assert found["totals"]["utilization"] is None  # no node measures it by job here
+    assert found["totals"]["utilization"] == 0.8  # ben's card is not theirs
     assert found["answer"][0].startswith("Team vision: 2 people held cards for 2")
 
 
