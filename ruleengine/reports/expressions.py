@@ -207,6 +207,11 @@ def nodes_up(seconds: float) -> tuple[str, str, str]:
     )
 
 
+def one_node(instance: str) -> str:
+    """Whether one node answered."""
+    return f'up{{{JOB},instance="{_quoted(instance)}"}}'
+
+
 def _fresh(metric: str, window: str) -> str:
     series = f"{metric}{{{JOB}}}"
     return f"({series} and present_over_time({series}[{window}]))"

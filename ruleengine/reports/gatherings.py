@@ -193,7 +193,9 @@ class Gatherer:
             for metric in ("gpu_job_holds_gpu", "gpu_up"):
                 rows = await self.history.instant(f"count({metric}{{{expressions.JOB}}})", moment)
                 holdings = max([holdings, *(row.value for row in rows)])
-        scrapes = await self._intervals(f"up{{{expressions.JOB}}}", moments)
+        nodes = await self.history.instant(f"topk(1, up{{{expressions.JOB}}} == 1)", moments[-1])
+        instance = nodes[0].labels.get("instance", "") if nodes else ""
+        scrapes = await self._intervals(expressions.one_node(instance), moments)
         rules = await self._intervals("fleet:gpus:count", moments)
         if not scrapes:
             raise InvalidInput(
@@ -208,7 +210,7 @@ class Gatherer:
         for moment in moments:
             ticks = Ticks(moment - _PROBED_SECONDS, 1.0, _PROBED_SECONDS + 1)
             columns = await self.history.columns(f"timestamp({series})", ticks)
-            for row in columns.values[:3]:
+            for row in columns.values[:1]:
                 times = np.unique(row[np.isfinite(row)])
                 if len(times) > 1:
                     found.append(max(1.0, round(float(np.median(np.diff(times))), 1)))
