@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
-from gpuwarden.ruleengine.channels import Undelivered
+from gpuwarden.ruleengine.channels import Undelivered, keepable
 from gpuwarden.ruleengine.exchanges import exchange
 from gpuwarden.ruleengine.layouts import shortened
 from gpuwarden.ruleengine.texts.speeches import speech
@@ -136,7 +136,7 @@ class BotChannel(ABC):
             )
         name = next(iter(codes))
         to = f" to={mention}" if mention else ""
-        return f"{kind} {name}=0 {word}{to}".strip()[:500]
+        return keepable(f"{kind} {name}=0 {word}{to}".strip()[:500])
 
     def passes(self, code: int, _word: str) -> bool:
         """Whether a trouble goes by itself."""

@@ -52,8 +52,17 @@ class Undelivered(GpuwardenError):
     """
 
     def __init__(self, message: str, *, permanent: bool) -> None:
-        super().__init__(message)
+        super().__init__(keepable(message))
         self.permanent = permanent
+
+
+def keepable(words: str) -> str:
+    """A server's words as they can be kept: what is no character becomes a question mark.
+
+    Mail servers answer in their own encoding, JSON may name halves of a pair: the ledger takes
+    neither, and a proof that cannot be kept would have the message sent again and again.
+    """
+    return words.encode(errors="replace").decode()
 
 
 class Channel(Protocol):
@@ -130,7 +139,8 @@ class SlackChannel:
         stamp = answer.get("ts")
         if not isinstance(stamp, str) or not stamp:
             raise Undelivered("Slack said ok without the message's ts", permanent=False)
-        return f"slack channel={str(answer.get('channel', recipient))[:64]} ts={stamp[:32]}"
+        channel = str(answer.get("channel", recipient))[:64]
+        return keepable(f"slack channel={channel} ts={stamp[:32]}")
 
 
 class EmailChannel:
@@ -246,7 +256,7 @@ class EmailChannel:
             ) from error
         if errors:
             raise Undelivered(f"the mail server refused the recipient: {errors}", permanent=True)
-        return f"smtp 250 {reply}".strip()[:500]
+        return keepable(f"smtp 250 {reply}".strip()[:500])
 
 
 def encoded(mail: EmailMessage) -> bytes:

@@ -36,6 +36,13 @@ def test_every_program_has_its_edges_and_each_its_own_name() -> None:
 AUDIT = (Path(__file__).parents[2] / "bench/fuzz/seeds/audit.json").read_bytes()
 STAT = b"4242 (x) S 1 1 1 0 -1 0 0 0 0 0 %d 4 5 6 20 0 1 0 77 0 9\n"
 STATUS = b"Name:\tx\nUid:\t1000\t1000\t1000\t1000\n"
+GREETINGS = (
+    b"220 mail\r\n",
+    b"250 mail\r\n",
+    b"250 ok\r\n",
+    b"250 ok\r\n",
+    b"354 go\r\n",
+)
 FOUND = (
     ("files of /proc", b"4242 () S 1 4242 4242 0 -1 0 0 0 0 g5 0\n"),
     ("files of /proc", SPLIT.join((STAT % -30, STATUS, b"0::/a\n"))),
@@ -45,6 +52,14 @@ FOUND = (
     (
         "answers of Alertmanager",
         b"HTTP/1.1 200 OK\r\nDate: Mon, 30 Nov 99999999999999 08:00:00 GMT\r\n\r\n{}",
+    ),
+    (
+        "answers of mail servers",
+        SPLIT.join((*GREETINGS, "250 \u90ae\u4ef6\u5df2\u63a5\u6536\r\n".encode("gbk"))),
+    ),
+    (
+        "answers of mail servers",
+        SPLIT.join((*GREETINGS, "554 \u62d2\u7edd\r\n".encode("gbk"))),
     ),
     ("the agent's journal", b'{"version": 1, "event": "epoch", "epoch": 1e999}\n'),
     ("audits to be verified", b'{"schema": "gpuwarden.audit/v1"}'),

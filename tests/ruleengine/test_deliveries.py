@@ -184,6 +184,23 @@ def test_both_servers_answers_are_the_proof(tmp_path: Path, mail: tuple[int, Mai
     asyncio.run(story())
 
 
+def test_words_that_are_no_text_are_a_proof_that_is_kept(
+    tmp_path: Path, mail: tuple[int, Mailbox]
+) -> None:
+    """Or the message would be sent again at each repeat; mail servers answer in GBK, say."""
+
+    async def story() -> None:
+        async with post(tmp_path, *mail) as office:
+            office.reply.update(body={"ok": True, "channel": "C1", "ts": "1800000000.\ud800"})
+            assert (await office.send("slack")).delivered == 1
+            (notice,) = office.ledger.notices(office.case_id)
+            assert notice.proof == "slack channel=C1 ts=1800000000.?"
+            await office.send("slack")
+            assert len(office.slack.received) == 1
+
+    asyncio.run(story())
+
+
 def test_a_repeat_sends_nothing_again(tmp_path: Path, mail: tuple[int, Mailbox]) -> None:
     """Alertmanager repeats itself; people get one message."""
 
