@@ -18,7 +18,7 @@ from bench.fuzz.agent_edges import REPORT, REQUEST
 from bench.fuzz.edges import JSON_WORDS, SPLIT, Attack, require
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import GpuwardenError, PermanentError, ServiceUnavailable
-from gpuwarden.node_api import Goodbye, Registration, RegistrationRefused
+from gpuwarden.node_api import Goodbye, Registration, RegistrationRefused, Target, node_key
 from gpuwarden.ruleengine import bodies
 from gpuwarden.ruleengine.alertmanager import Alert, AlertmanagerClient
 from gpuwarden.ruleengine.audit_cli import audit
@@ -472,15 +472,12 @@ _MAIL = SPLIT.join(
         b"221 bye\r\n",
     )
 )
-_REGISTRATION = json.dumps(
-    {
-        "version": 1,
-        "target": "10.0.0.5:9835",
-        "scheme": "http",
-        "machine": "0123456789abcdef0123456789abcdef",
-        "boot_id": "01234567-89ab-cdef-0123-456789abcdef",
-        "hostname": "n1",
-    }
+_TARGET = Target.parse("10.0.0.5:9835")
+_REGISTRATION = Registration(
+    _TARGET,
+    node_key(_TARGET, "0123456789abcdef0123456789abcdef"),
+    "01234567-89ab-cdef-0123-456789abcdef",
+    exporter="0.1.0",
 ).encode()
 
 ATTACKS = (
