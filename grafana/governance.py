@@ -68,13 +68,13 @@ def board() -> dashboard.Dashboard:
         variables=(boards.teams(), boards.rules()),
         hours=24,
     )
-    boards.add(board, _answer())
+    boards.add(board, (*_answer(), *_rules()))
     boards.add(board, _decisions(), title="Decisions")
     boards.add(board, _money(), title="What it brings, and what idleness costs")
-    boards.add(board, _rules(), title="Rules")
     boards.add(board, _alarms(), title="False alarms")
     boards.add(board, _told(), title="Notices and drills")
-    boards.add(board, _engine(), title="Can the engine be relied on?")
+    boards.add(board, _leave(), title="Can the engine be relied on?")
+    boards.add_folded(board, "The engine's ticks, verdicts and rule files", _engine())
     return board
 
 
@@ -158,12 +158,13 @@ def _answer() -> tuple:
 
 
 def _decisions() -> tuple:
-    decided = f"gpuwarden_decisions_total{{{RULED}}}"
+    every = f"gpuwarden_decisions_total{{{RULED}}}"
+    decided = f'gpuwarden_decisions_total{{{RULED},action!="log"}}'
     return (
         graph(
             "Decisions",
-            "By action, mode and outcome. In observe and warn nothing is done: `would` counts what "
-            "would have been.",
+            "By action, mode and outcome, without those that only write down. In observe and warn "
+            "nothing is done: `would` counts what would have been.",
             [
                 query(
                     f"sum by (action, mode, outcome) (increase({decided}[$__rate_interval])) > 0",
@@ -191,7 +192,7 @@ def _decisions() -> tuple:
             "`unheeded`, `undeliverable` and `withdrawn` are of requests to save or to leave.",
             [
                 rows(
-                    f"topk(100, {grown(decided, 'rule, action, mode, outcome')} > 0)",
+                    f"topk(100, {grown(every, 'rule, action, mode, outcome')} > 0)",
                 )
             ],
             columns=(
@@ -400,7 +401,7 @@ def _alarms() -> tuple:
                 )
             ],
             unit="short",
-            span=8,
+            span=6,
             stacked=True,
         ),
         listing(
@@ -435,7 +436,7 @@ def _alarms() -> tuple:
                 Column("Value #C", "Regrets"),
                 Column("reason", "Fallen back for"),
             ),
-            span=8,
+            span=10,
             height=8,
         ),
     )
@@ -460,18 +461,29 @@ def _told() -> tuple:
             span=8,
             stacked=True,
         ),
-        bars(
+        listing(
             "Delivered",
-            "Share of the attempts in the shown time that the channel proved.",
+            "Attempts in the shown time, and the share of them that the channel proved.",
             [
-                now(
+                rows(f"sum by (channel) (increase({sent}}}[$__range]))", "A"),
+                rows(
                     f"sum by (channel) (increase({sent},{good}}}[$__range])) "
-                    f"/ (sum by (channel) (increase({sent}}}[$__range])) > 0)",
-                    "{{channel}}",
-                )
+                    f"/ (sum by (channel) (increase({sent}}}[$__range])) > 0)"
+                    f" or on (channel) sum by (channel) (increase({sent}}}[$__range])) * 0 - 1",
+                    "B",
+                ),
             ],
-            unit="percentunit",
-            span=4,
+            columns=(
+                Column("channel", "Channel"),
+                Column(
+                    "Value #B",
+                    "Proven",
+                    "percentunit",
+                    steps=((None, GREY), (0, RED), (0.5, ORANGE), (0.9, GREEN)),
+                ),
+            ),
+            span=5,
+            height=8,
         ),
         listing(
             "Drills",
@@ -496,13 +508,13 @@ def _told() -> tuple:
                 Column("Value #A", "Last proven, ago", "s"),
                 Column("Value #B", "Due in", "s", steps=((None, RED), (0, GREEN))),
             ),
-            span=12,
+            span=11,
             height=8,
         ),
     )
 
 
-def _engine() -> tuple:
+def _leave() -> tuple:
     return (
         timeline(
             "Ends",
@@ -515,8 +527,8 @@ def _engine() -> tuple:
                     "A",
                 ),
                 query(
-                    f"max by (reason) (gpuwarden_engine_enforcement_halted{{{ENGINE}}})",
-                    "halted: {{reason}}",
+                    f"max(gpuwarden_engine_enforcement_halted{{{ENGINE}}}) or 0 * {LIVES}",
+                    "halted by the engine",
                     "B",
                 ),
                 query(
@@ -533,6 +545,11 @@ def _engine() -> tuple:
             ),
             height=6,
         ),
+    )
+
+
+def _engine() -> tuple:
+    return (
         graph(
             "Lag",
             "Age of the last completed tick, and how long a tick takes. Over a minute no rule "
@@ -594,7 +611,7 @@ def _engine() -> tuple:
                 Column("Value", "In force for", "s"),
             ),
             span=8,
-            height=6,
+            height=8,
         ),
         listing(
             "Nodes that the engine sees",
@@ -602,7 +619,7 @@ def _engine() -> tuple:
             [rows(f"max by (state) (gpuwarden_engine_nodes{{{ENGINE}}})")],
             columns=(Column("state", "State"), Column("Value", "Nodes")),
             span=8,
-            height=6,
+            height=8,
         ),
         graph(
             "Waiting results",

@@ -118,7 +118,7 @@ def board() -> dashboard.Dashboard:
     boards.add(board, _learning(), title="Learning")
     boards.add(board, _money(), title="Cost")
     boards.add(board, _cards(), title="Cards")
-    boards.add_folded(board, "Data loading and saving", _details())
+    boards.add_folded(board, "Data loading, saving and price", _details())
     return board
 
 
@@ -389,7 +389,6 @@ def _money() -> tuple:
         of = f" by ({by})" if by else ""
         return f"sum{of} (sum_over_time(job:{name}:sum5m{{{OF_RECORDED}}}[$__range]))"
 
-    price = f"sum by (currency) (holder:gpu_cost_per_hour:sum{{{OF_RECORDED}}})"
     hours, idle = spent("gpu_hours"), spent("gpu_held_idle_hours")
     cost = spent("gpu_cost", "currency")
     idle_cost = spent("gpu_held_idle_cost", "currency")
@@ -401,7 +400,7 @@ def _money() -> tuple:
             "nobody looked is no use. No data: it held none.",
             now(hours),
             unit="h",
-            span=4,
+            span=6,
         ),
         number(
             "Cost so far",
@@ -410,7 +409,7 @@ def _money() -> tuple:
             "card without a price.",
             now(cost, "{{currency}}"),
             unit="short",
-            span=4,
+            span=6,
         ),
         number(
             "Wasted",
@@ -419,7 +418,7 @@ def _money() -> tuple:
             now(f"({idle} or 0 * {hours}) / ({hours} > 0)"),
             unit="percentunit",
             steps=((None, GREEN), (0.1, ORANGE), (0.3, RED)),
-            span=4,
+            span=6,
         ),
         number(
             "Wasted cost",
@@ -427,22 +426,7 @@ def _money() -> tuple:
             now(f"{idle_cost} or 0 * {cost}", "{{currency}}"),
             unit="short",
             steps=((None, BLUE),),
-            span=4,
-        ),
-        graph(
-            "Price per hour",
-            "What the job costs an hour at each moment, and what of it is wasted.",
-            [
-                query(price, "{{currency}}", "A"),
-                query(
-                    "sum by (currency) (holder:gpu_held_idle_cost_per_hour:sum"
-                    f"{{{OF_RECORDED}}}) or 0 * {price}",
-                    "{{currency}}, wasted",
-                    "B",
-                ),
-            ],
-            unit="short",
-            span=8,
+            span=6,
         ),
     )
 
@@ -520,6 +504,7 @@ def _details() -> tuple:
     def rate(name: str) -> str:
         return f"sum(rate({name}{{{JOB}}}[$__rate_interval]))"
 
+    price = f"sum by (currency) (holder:gpu_cost_per_hour:sum{{{OF_RECORDED}}})"
     return (
         graph(
             "CPU",
@@ -587,5 +572,20 @@ def _details() -> tuple:
             unit="short",
             span=8,
             colours={"not finite": RED},
+        ),
+        graph(
+            "Price per hour",
+            "What the job costs an hour at each moment, and what of it is wasted.",
+            [
+                query(price, "{{currency}}", "A"),
+                query(
+                    "sum by (currency) (holder:gpu_held_idle_cost_per_hour:sum"
+                    f"{{{OF_RECORDED}}}) or 0 * {price}",
+                    "{{currency}}, wasted",
+                    "B",
+                ),
+            ],
+            unit="short",
+            span=8,
         ),
     )

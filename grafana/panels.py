@@ -309,6 +309,8 @@ def heat(
         heatmap.Panel()
         .with_target(target.format(PromQueryFormat.HEATMAP))
         .calculate(calculate=False)
+        # few decisions a day: a cell of half an hour can be seen, one of a pixel cannot
+        .max_data_points(60)
         .y_axis(heatmap.YAxisConfig().unit(unit))
         .cell_gap(1)
         .filter_values(heatmap.FilterValueRange().le(1e-9))

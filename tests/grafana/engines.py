@@ -27,23 +27,23 @@ CASES = (
     ("idle-held", "moderate", "j-ben", "idle"),
     ("off-profile", "light", "j-cho", "data-loading"),
 )
-DECISIONS = (
-    ("idle-held", "terminate", "enforce", "verified"),
-    ("idle-held", "terminate", "enforce", "incomplete"),
-    ("idle-held", "terminate", "enforce", "failed"),
-    ("idle-held", "terminate", "enforce", "refused"),
-    ("idle-held", "terminate", "enforce", "lapsed"),
-    ("idle-held", "notify", "enforce", "done"),
-    ("idle-held", "log", "enforce", "done"),
-    ("starved", "checkpoint", "enforce", "done"),
-    ("starved", "yield", "enforce", "unheeded"),
-    ("starved", "yield", "enforce", "undeliverable"),
-    ("starved", "yield", "enforce", "withdrawn"),
-    ("memory-hog", "requeue", "warn", "would"),
-    ("off-profile", "log", "observe", "done"),
-    ("off-profile", "terminate", "observe", "would"),
-)
-"""Rule, action, mode and outcome of what was decided in the window, each once at its own time."""
+DECISIONS = {
+    ("idle-held", "terminate", "enforce", "verified"): 24,
+    ("idle-held", "terminate", "enforce", "incomplete"): 1,
+    ("idle-held", "terminate", "enforce", "failed"): 1,
+    ("idle-held", "terminate", "enforce", "refused"): 2,
+    ("idle-held", "terminate", "enforce", "lapsed"): 1,
+    ("idle-held", "notify", "enforce", "done"): 40,
+    ("idle-held", "log", "enforce", "done"): 60,
+    ("starved", "checkpoint", "enforce", "done"): 12,
+    ("starved", "yield", "enforce", "unheeded"): 3,
+    ("starved", "yield", "enforce", "undeliverable"): 1,
+    ("starved", "yield", "enforce", "withdrawn"): 1,
+    ("memory-hog", "requeue", "warn", "would"): 7,
+    ("off-profile", "log", "observe", "done"): 9,
+    ("off-profile", "terminate", "observe", "would"): 5,
+}
+"""Rule, action, mode and outcome of what was decided in the window, and how often."""
 
 
 @dataclass(frozen=True)
@@ -153,34 +153,55 @@ def _directory(add: Callable[..., None], cards: tuple[Card, ...], start: int) ->
         add("gpuwarden_booking_gpus", 1, team=team)
 
 
+def waited(place: int) -> int:
+    """Seconds from the detection to the decision, of the one at this place."""
+    return 600 + place * 7 % 10 * 300
+
+
 def _decisions(add: Callable[..., None], history: History) -> None:
-    """One decision a time over the window; the first ends in the middle of its last hour."""
+    """Spread over the window: the last of each is in the middle of its last hour."""
     window = history.window
-    lapse = (window.middle - window.start) // len(DECISIONS)
-    for place, (rule, action, mode, outcome) in enumerate(DECISIONS):
-        at = window.middle - place * lapse
-        add("gpuwarden_decisions_total", _after(at, 1), rule=rule, action=action, mode=mode,
+
+    def times(count: int, late: int = 0) -> list[int]:
+        last = window.middle - late
+        lapse = (last - window.start) // count
+        return [last - place * lapse for place in range(count)]
+
+    def counted(times: list[int], each: float = 1) -> Callable[[int], float]:
+        return lambda now: each * sum(time <= now for time in times)
+
+    for (rule, action, mode, outcome), count in DECISIONS.items():
+        # one end is marked in the last hour: the others' last ones are before it
+        at = times(count, 0 if outcome == "verified" else HOUR)
+        add("gpuwarden_decisions_total", counted(at), rule=rule, action=action, mode=mode,
             outcome=outcome)  # fmt: skip
-    for action, rule, waited in (("terminate", "idle-held", 1500), ("checkpoint", "starved", 400)):
+    ends = times(24)
+    for rule, action, at in (
+        ("idle-held", "terminate", ends),
+        ("starved", "checkpoint", times(12)),
+    ):
         named = {"rule": rule, "action": action}
         for bound in (*WAIT_BOUNDS, None):
-            below = bound is None or waited <= bound
+            short = [
+                time for place, time in enumerate(at) if bound is None or waited(place) <= bound
+            ]
             add(
                 "gpuwarden_decision_wait_seconds_bucket",
-                _after(window.middle, float(below)),
+                counted(short),
                 **named,
                 le="+Inf" if bound is None else f"{bound}.0",
             )
-        add("gpuwarden_decision_wait_seconds_sum", _after(window.middle, waited), **named)
-        add("gpuwarden_decision_wait_seconds_count", _after(window.middle, 1), **named)
+        total = sum(waited(place) for place in range(len(at)))
+        add("gpuwarden_decision_wait_seconds_sum", counted(at, total / len(at)), **named)
+        add("gpuwarden_decision_wait_seconds_count", counted(at), **named)
+    add("gpu_idle_detected_total", counted(ends))
+    add("gpu_released_success_total", counted(ends))
+    add("gpu_release_failed_total", 0)
+    add("gpu_memory_freed_bytes_total", counted(ends, 30 * GIB))
     # what j-dan held until noon others have held since
     noon = window.end - 12 * HOUR
     add("gpuwarden_reclaimed_gpu_seconds_total", lambda time: max(0, time - noon - HOUR) / 2,
         job_id="j-dan", user="dan", team="robotics", rule="idle-held")  # fmt: skip
-    add("gpu_idle_detected_total", _after(window.middle, 1))
-    add("gpu_released_success_total", _after(window.middle, 1))
-    add("gpu_release_failed_total", 0)
-    add("gpu_memory_freed_bytes_total", _after(window.middle, 30 * GIB))
 
 
 def _governance(add: Callable[..., None], history: History) -> None:

@@ -6,7 +6,9 @@ with rules that rest on one another four deep, in eight windows, that is too slo
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import urllib.error
 import urllib.parse
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from tests.servers import ServerFailed
 from gpuwarden import durations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tests.grafana.histories import Window
     from tests.servers import Server
@@ -76,6 +78,21 @@ def needed(layers: Sequence[Sequence[Recording]]) -> frozenset[str]:
     )
 
 
+@functools.cache
+def summed() -> frozenset[str]:
+    """Names of recorded series whose samples are added up, by rules or by boards."""
+    texts = [rule.expression for layer in layers() for rule in layer]
+    for path in sorted((lint.FOLDER / "dashboards").glob("*.json")):
+        for panel in lint.every_panel(json.loads(path.read_text())):
+            texts += [target["expr"] for target in panel.get("targets", [])]
+    return frozenset(
+        selector.metric
+        for text in texts
+        for selector in lint.selectors(promql_parser.parse(lint.substituted(text)))
+        if selector.call == "sum_over_time"
+    )
+
+
 def recorded(server: Server, layer: list[Recording], window: Window) -> str:
     """OpenMetrics text of what the rules of a layer would have written in a window."""
     return "".join(itertools.chain.from_iterable(_rule(server, r, window) for r in layer)) + "# EOF"
@@ -101,7 +118,17 @@ def _rule(server: Server, rule: Recording, window: Window) -> Iterator[str]:
                 f'{name}="{text}"' for name, text in series["metric"].items() if name != "__name__"
             )
             found.setdefault(labels, []).extend(
-                f"{rule.name}{{{labels}}} {value} {time}\n" for time, value in series["values"]
+                f"{rule.name}{{{labels}}} {value} {at}\n"
+                for time, value in series["values"]
+                for at in _moments(rule, time, step)
+                if at >= start
             )
     for lines in found.values():
         yield from lines
+
+
+def _moments(rule: Recording, time: int, step: int) -> Iterable[int]:
+    """When a value is written: of series that are added up as often as the rule would have."""
+    if rule.name not in summed():
+        return (time,)
+    return range(time - step + rule.interval, time + 1, rule.interval)

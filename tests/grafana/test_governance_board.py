@@ -2,53 +2,61 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.grafana.asking import target_of, value
-from tests.grafana.engines import DECISIONS
+from tests.grafana.engines import DECISIONS, waited
 from tests.grafana.scenarios import ENGINE_DEAD, NOBODY
+
+from gpuwarden.ruleengine.ledger_counters import WAIT_BOUNDS
 
 if TYPE_CHECKING:
     from tests.servers import Server
 
 
-def test_every_decision_of_the_day_is_counted_once_by_what_became_of_it(past: Server) -> None:
+def test_every_decision_of_the_day_is_counted_by_what_became_of_it(past: Server) -> None:
     """Whole numbers, although increase() extrapolates."""
     found = {
-        tuple(row["metric"][label] for label in ("rule", "action", "mode", "outcome")): row[
-            "value"
-        ][1]
+        tuple(row["metric"][label] for label in ("rule", "action", "mode", "outcome")): int(
+            row["value"][1]
+        )
         for row in target_of("What was decided").ask(past)
     }
-    assert found == dict.fromkeys(DECISIONS, "1")
+    assert found == DECISIONS
 
 
 def test_what_is_proven_is_apart_from_what_is_not(past: Server) -> None:
-    """One end is proven, one survived and one met an error; those refused are neither."""
-    assert value(past, "Jobs ended") == [1]
+    """One end survived and one met an error; those refused or lapsed are neither."""
+    assert value(past, "Jobs ended") == [24]
     assert value(past, "Not proven") == [2]
-    assert value(past, "Memory back") == [pytest.approx(30 * 2**30, rel=0.01)]
+    assert value(past, "Memory back") == [pytest.approx(24 * 30 * 2**30, rel=0.01)]
 
 
 def test_hints_of_false_alarms_are_held_against_the_ends(past: Server) -> None:
-    """An appeal, a regret and a return for one end; without any end there is no share."""
-    assert value(past, "Objections") == [3]
+    """An appeal, a regret and a return for the ends; without any end there is no share."""
+    assert value(past, "Objections") == [3 / 24]
     # in the last quarter of an hour nothing was ended, and nothing is 0 of nothing
     assert value(past, "Objections", over="15m") == [-1]
 
 
-def test_the_time_to_act_is_the_middle_of_its_bucket(past: Server) -> None:
-    """Waits of 1500 s and 400 s: the median ends the bucket of the shorter one."""
-    assert value(past, "Time to act") == [pytest.approx(600, rel=0.01)]
+def test_the_time_to_act_is_read_from_the_right_buckets(past: Server) -> None:
+    """The median lies in the bucket that holds the middle wait; means are those of each action."""
+    waits = {action: [waited(place) for place in range(count)]
+             for action, count in (("terminate", 24), ("checkpoint", 12))}  # fmt: skip
+    middle = statistics.median([*waits["terminate"], *waits["checkpoint"]])
+    low = max(bound for bound in WAIT_BOUNDS if bound < middle)
+    high = min(bound for bound in WAIT_BOUNDS if bound >= middle)
+    (median,) = value(past, "Time to act")
+    assert low < median <= high
     assert value(past, "Time to act", over="15m") == [-1]
     found = {
         row["metric"]["action"]: float(row["value"][1])
         for row in target_of("How long each action took").ask(past)
     }
     assert found == {
-        "terminate": pytest.approx(1500, rel=0.01),
-        "checkpoint": pytest.approx(400, rel=0.01),
+        action: pytest.approx(statistics.mean(each), rel=0.01) for action, each in waits.items()
     }
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from grafana import job
 from tests.grafana.asking import target_of
-from tests.grafana.fleets import BEST_EPOCH, EPOCH_SECONDS, GIB
+from tests.grafana.fleets import BEST_EPOCH, EPOCH_SECONDS, EPOCHS, GIB
 from tests.grafana.scenarios import DEAD, ENGINE_DEAD, HEALTHY, MIG, SHARED, Scenario
 
 if TYPE_CHECKING:
     from tests.servers import Server
 
+DAY_SECONDS = HEALTHY.window.end - HEALTHY.window.start
 STATES = {value: name for value, name, _ in job.STATES}
 
 
@@ -50,18 +51,20 @@ def test_a_training_is_held_against_what_is_expected_of_it(past: Server) -> None
         pytest.approx(3 / 78, rel=0.1)
     ]
     assert figure(past, "Of expected", "j-ben") == [-1]
-    assert figure(past, "Epochs done", "j-cho") == [144 / 300]
+    done = DAY_SECONDS // EPOCH_SECONDS
+    assert figure(past, "Epochs done", "j-cho") == [pytest.approx(done / EPOCHS)]
     (left,) = figure(past, "Time left", "j-cho")
-    assert left == pytest.approx(156 * EPOCH_SECONDS, rel=0.02)
+    assert left == pytest.approx((EPOCHS - done) * EPOCH_SECONDS, rel=0.02)
 
 
 def test_what_an_end_would_lose_counts_every_card_since_the_last_saved_state(past: Server) -> None:
-    """Without a saved state it is everything since the start; a minute ago a state was saved."""
+    """Without a saved state it is everything since the start, else the time since the last one."""
     assert figure(past, "At stake", "j-ben") == [4 * 3600 + 30]
+    assert figure(past, "At stake", "j-ana-1") == [2 * (DAY_SECONDS % EPOCH_SECONDS)]
     (lines,) = target_of("Since the last saved state").ask(past, over="50m", job_id="j-ana-1")
     ages = [float(value) for _, value in lines["values"]]
-    assert min(ages) == 0
-    assert max(ages) == EPOCH_SECONDS - 60
+    assert 0 <= min(ages) < 60
+    assert EPOCH_SECONDS - 60 <= max(ages) < EPOCH_SECONDS
 
 
 def test_the_best_epoch_is_marked_and_no_other(past: Server) -> None:
@@ -96,3 +99,15 @@ def test_a_mig_instance_is_held_against_its_own_memory(past: Server) -> None:
     """Not against that of the card that it is a slice of."""
     (size,) = target_of("Memory of the fullest card", "C").ask(past, MIG, job_id="j-mig-1")
     assert {float(value) for _, value in size["values"]} == {10 * GIB}
+
+
+def test_a_day_on_a_card_is_24_hours_of_it(past: Server) -> None:
+    """And costs as many times its price; of a card that was held idle all of it is wasted."""
+    assert figure(past, "GPU time", "j-cho") == [pytest.approx(24, rel=0.01)]
+    assert figure(past, "Cost so far", "j-cho") == [pytest.approx(24 * 2.5, rel=0.01)]
+    assert figure(past, "Wasted", "j-cho") == [0]
+    # two cards for a day; and the half of a card that two share
+    assert figure(past, "GPU time", "j-ana-1") == [pytest.approx(48, rel=0.01)]
+    assert figure(past, "GPU time", "j-eve") == [pytest.approx(12, rel=0.01)]
+    # it is idle from its first five minutes on
+    assert figure(past, "Wasted", "j-ben") == [pytest.approx(1 - 5 / 240, rel=0.01)]
