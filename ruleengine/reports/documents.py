@@ -20,9 +20,9 @@ SCHEMA: Final = "gpuwarden.report/v1"
 WORST: Final = 5
 COMPARED: Final = (
     ("utilization", "Mean utilisation", "ratio"),
-    ("held_share", "Card-hours held", "ratio"),
+    ("held_share", "Share of card-hours held", "ratio"),
     ("held_hours", "Hours held", "hours"),
-    ("idle_share", "Of those, held idle", "ratio"),
+    ("idle_share", "Share of those held idle", "ratio"),
     ("idle_hours", "Hours held idle", "hours"),
     ("jobs_at_once", "Jobs at once", "count"),
     ("lost_hours", "Work lost", "hours"),

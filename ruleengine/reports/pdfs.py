@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpuwarden.errors import MissingExtra, ServiceUnavailable
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+_VARIABLE = re.compile(r"var\((--[a-z-]+)\)")
+_RULES = re.compile(r"\bsvg (\.?[a-z0-9]+) \{([^}]*)\}")
+_PLOT = re.compile(r'<svg class="plot"[^>]*>')
 
 
 def pdf(text: str) -> bytes:
@@ -22,8 +27,18 @@ def pdf(text: str) -> bytes:
         ServiceUnavailable: the libraries that it draws with are not.
     """
     found: Any = _library()
-    made: bytes = found.HTML(string=text, url_fetcher=_refused).write_pdf()
+    made: bytes = found.HTML(string=resolved(text), url_fetcher=_refused).write_pdf()
     return made
+
+
+def resolved(text: str) -> str:
+    """The page as WeasyPrint needs it: it knows no variables, nor a page's rules, within SVG."""
+    head, end, rest = text.partition("</style>")
+    root = re.search(r":root \{(.*?)\}", head, re.DOTALL)
+    colours = {} if root is None else dict(re.findall(r"(--[a-z-]+): ([^;]+);", root[1]))
+    head = _VARIABLE.sub(lambda found: colours.get(found[1], found[0]), head)
+    rules = "".join(f"{name} {{{body}}}" for name, body in _RULES.findall(head))
+    return head + end + _PLOT.sub(lambda found: f"{found[0]}<style>{rules}</style>", rest)
 
 
 def _library() -> ModuleType:

@@ -82,7 +82,11 @@ def _changed(found: Mapping[str, Any]) -> str:
         else:
             parts.append(f"{word} {_moved(row)}")
     held = rows["held_hours"]
-    parts.append(f"hours held were {hours(held['before'])} and are {hours(held['now'])}")
+    if held["change"]:
+        word = "rose" if held["change"] > 0 else "fell"
+        parts.append(f"what was held {word} from {hours(held['before'])} to {hours(held['now'])}")
+    else:
+        parts.append(f"what was held stayed at {hours(held['now'])}")
     return f"Against {span(found['earlier'], bare=True)}: {'; '.join(parts)}."
 
 

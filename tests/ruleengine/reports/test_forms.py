@@ -16,6 +16,7 @@ from tests.ruleengine.reports.stocks import gathered, told
 from gpuwarden.ruleengine.reports import drawings
 from gpuwarden.ruleengine.reports.cli import FORMATS, rendered
 from gpuwarden.ruleengine.reports.pages import page
+from gpuwarden.ruleengine.reports.pdfs import resolved
 from gpuwarden.ruleengine.reports.readers import Reader
 from gpuwarden.ruleengine.reports.tables import COLUMNS, safe, table
 
@@ -119,6 +120,16 @@ def test_the_whole_table_of_hostile_names_holds_no_formula() -> None:
         for cell in row:
             is_number = re.fullmatch(r"-?[0-9.e+-]+", cell) is not None
             assert is_number or not cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+
+
+def test_the_plots_of_a_pdf_have_their_colours() -> None:
+    """Each plot brings its rules along, and no colour is left to be looked up."""
+    text = resolved(page(told(gathered({"ana": [24.0] * 7}))))
+
+    assert "var(--" not in text
+    plots = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(plots) == 5
+    assert all(".bar0 { fill: #c5d9f1; }" in plot for plot in plots)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -93,7 +93,7 @@ def test_the_answer_says_what_was_done_wasted_and_changed() -> None:
     assert wasted == "42.0 card-hours were held idle, 17 % of what was held (10.00 EUR)."
     assert changed == (
         "Against 25 November to 1 December 2025: utilisation stayed at 50 %; the idle share fell "
-        "from 33 % to 17 %; hours held were 252 card-hours and are 252 card-hours."
+        "from 33 % to 17 %; what was held stayed at 252 card-hours."
     )
 
 

@@ -71,7 +71,7 @@ def _series() -> Iterator[tuple[str, str, int, Callable[[int], float | None]]]:
     cards = NODES * CARDS
     yield "fleet:gpus:count", "", MINUTE, lambda at: cards - CARDS * (at in DARK)
     yield "fleet:gpus_seen:count5m", "", FIVE, lambda at: cards - CARDS * (at in DARK)
-    for name, low, high in (("avg", 0.2, 0.9), ("p10", 0.0, 0.35), ("p50", 0.2, 1.02),
+    for name, low, high in (("avg", 0.05, 0.62), ("p10", 0.0, 0.12), ("p50", 0.0, 0.88),
                             ("p90", 0.75, 1.0)):  # fmt: skip
         yield (
             f"fleet:gpu_utilization_ratio:{name}",
