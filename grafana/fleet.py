@@ -428,13 +428,13 @@ def _results() -> tuple:
         ),
         graph(
             "Decisions",
-            "Decisions by action, mode and outcome. In observe and warn nothing is ended: these "
-            "count what would have been.",
+            "Decisions by action and mode; what came of them is on the Governance board. In "
+            "observe and warn nothing is ended: these count what would have been.",
             [
                 query(
-                    "sum by (action, mode, outcome) "
+                    "sum by (action, mode) "
                     f"(increase(gpuwarden_decisions_total{{{ENGINE}}}[$__rate_interval]))",
-                    "{{action}} ({{mode}}): {{outcome}}",
+                    "{{action}} ({{mode}})",
                 )
             ],
             unit="short",

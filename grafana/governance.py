@@ -29,7 +29,7 @@ from grafana.panels import (
     rows,
     timeline,
 )
-from grafana.selectors import ENGINE, RECORDED
+from grafana.selectors import ENGINE, RECORDED, highest
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import dashboard
@@ -209,10 +209,10 @@ def _decisions() -> tuple:
             "Mean time from detection to the decision that was carried out.",
             [
                 rows(
-                    "sum by (rule, action) "
+                    "topk(100, sum by (rule, action) "
                     f"(increase(gpuwarden_decision_wait_seconds_sum{{{RULED}}}[$__range])) "
                     "/ (sum by (rule, action) "
-                    f"(increase(gpuwarden_decision_wait_seconds_count{{{RULED}}}[$__range])) > 0)",
+                    f"(increase(gpuwarden_decision_wait_seconds_count{{{RULED}}}[$__range])) > 0))",
                 )
             ],
             columns=(
@@ -296,8 +296,12 @@ def _money() -> tuple:
             "job that two rules found counts for both.",
             [
                 query(
-                    f"sum by (rule, currency) ({flagged} * on (job_id) group_left (currency) "
-                    f"{price})",
+                    highest(
+                        12,
+                        "rule, currency",
+                        f"sum by (rule, currency) ({flagged} * on (job_id) group_left (currency) "
+                        f"{price})",
+                    ),
                     "{{rule}}, {{currency}}",
                 )
             ],
@@ -423,9 +427,10 @@ def _alarms() -> tuple:
                     "C",
                 ),
                 rows(
+                    "topk(100, "
                     f"max by (rule, reason) (gpuwarden_rule_held_back{{{RULED}}}) or on (rule) "
                     "label_replace(max by (rule) "
-                    f'(gpuwarden_canary_share_ratio{{{RULED}}}) * 0, "reason", "no", "", "")',
+                    f'(gpuwarden_canary_share_ratio{{{RULED}}}) * 0, "reason", "no", "", ""))',
                     "D",
                 ),
             ],
@@ -444,7 +449,8 @@ def _alarms() -> tuple:
 
 def _told() -> tuple:
     sent = f"gpuwarden_notices_total{{{ENGINE}"
-    nodes = f"max by (node) (gpuwarden_drill_due_timestamp_seconds{{{ENGINE}}})"
+    # a hundred, those that are due first
+    nodes = f"bottomk(100, max by (node) (gpuwarden_drill_due_timestamp_seconds{{{ENGINE}}}))"
     good = 'outcome="delivered"'
     return (
         graph(
@@ -491,14 +497,15 @@ def _told() -> tuple:
             "would work today. n/a: never proven.",
             [
                 rows(
-                    f"max by (node) (time() - gpuwarden_drill_last_success_timestamp_seconds"
-                    f"{{{ENGINE}}}) or on (node) {nodes} * 0 - 1",
+                    "(max by (node) (time() - gpuwarden_drill_last_success_timestamp_seconds"
+                    f"{{{ENGINE}}}) or on (node) {nodes} * 0 - 1) and on (node) {nodes}",
                     "A",
                 ),
                 rows(f"{nodes} - time()", "B"),
                 rows(
-                    f"max by (node, result) (gpuwarden_drill_result{{{ENGINE}}}) or on (node) "
-                    f'label_replace({nodes} * 0, "result", "none yet", "", "")',
+                    f"(max by (node, result) (gpuwarden_drill_result{{{ENGINE}}}) or on (node) "
+                    f'label_replace({nodes} * 0, "result", "none yet", "", "")) '
+                    f"and on (node) {nodes}",
                     "C",
                 ),
             ],

@@ -1,15 +1,14 @@
 """Checks of the built boards: Grafana's dashboard-linter in Python, with the house's own rules.
 
-The names of the rules are those of the linter where it has one. Two of its rules are adapted: it
-asks for variables `job` and `instance`; here the scrape job is a contract and the node a variable.
-Run by the tests, or `python -m grafana.lint`.
+The names of the rules are those of the linter where it has one, and each holds for every type of
+panel. Two are adapted: it asks for variables `job` and `instance`; here the scrape job is a
+contract and the node a variable. Run by the tests, or `python -m grafana.lint`.
 
 An exclusion stands in lint.yaml with its reason; one that is not needed is an error itself.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import sys
@@ -23,6 +22,8 @@ import yaml
 
 from gpuwarden.catalogue import MetricType, Source, metric_of
 from gpuwarden.ruleengine.expressions import FUNCTIONS
+from grafana.answers import Answer, answer, badly_counted
+from grafana.expressions import VALUES, Selector, calls, recorded, selectors, substituted, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,23 +31,9 @@ if TYPE_CHECKING:
     from gpuwarden.catalogue import Metric
 
 FOLDER = Path(__file__).parent
-RULES = FOLDER.parent / "alerting" / "rules"
 
-VALUES = {
-    "$__rate_interval": "4m",
-    "$__interval": "1m",
-    "$__range_s": "21600",
-    "$__range": "6h",
-    "$node": "n1:9835",
-    "$gpu": "0",
-    "$user": "ana",
-    "$team": "vision",
-    "$job_id": "slurm-a-1-0",
-    "$cluster": "east",
-    "$rule": "idle-held",
-}
-"""What stands for each variable when an expression is parsed."""
-
+MOST_SERIES = 100
+"""More lines or rows nobody reads, and no browser draws them fast; in a fleet of 10,000 cards."""
 
 COUNTERS_IN = frozenset({"rate", "increase", "irate", "resets", "changes"})
 UNITS = frozenset(
@@ -55,8 +42,25 @@ UNITS = frozenset(
 """Ids of Grafana's units that the boards use: a misspelt unit shows as its own text."""
 
 SCRAPE_JOBS = {Source.EXPORTER: "gpuwarden", Source.ENGINE: "gpuwarden-engine"}
+WINDOWS = {name: float(VALUES[name].removesuffix("s")) for name in ("$__range", "$__rate_interval")}
 ANNOTATION_WINDOW = "2m"
 """Annotations are asked every minute: each event falls into one window, or two."""
+
+RATES = frozenset({"rate", "increase", "irate"})
+
+MOMENTS = frozenset({"stat", "gauge", "bargauge", "table"})
+LEGENDS = frozenset(
+    {
+        "timeseries",
+        "bargauge",
+        "barchart",
+        "piechart",
+        "status-history",
+        "state-timeline",
+        "heatmap",
+    }
+)
+"""Types of panels that show the names of series."""
 
 SERVERS = frozenset({"up", "ALERTS"})
 """Series that Prometheus itself makes."""
@@ -82,23 +86,6 @@ class Finding:
         return f"{self.board}: {self.place or 'board'}: {self.rule}: {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
-    """A vector selector in an expression.
-
-    Attributes:
-        metric: its name.
-        labels: label -> value of its matchers.
-        call: the innermost function around it, or an empty string.
-        window: text of its range, or an empty string.
-    """
-
-    metric: str
-    labels: dict[str, str]
-    call: str
-    window: str
-
-
 def check(board: dict[str, Any]) -> Iterator[Finding]:
     """Every finding of one board (classic JSON)."""
     uid = board.get("uid", "")
@@ -113,6 +100,7 @@ def check(board: dict[str, Any]) -> Iterator[Finding]:
     if "gpuwarden" not in board.get("tags", []):
         yield finding("board-tag", "lacks the tag by which boards find each other")
     yield from _variables(board, finding)
+    yield from _names(board, finding)
     yield from _layout(board, finding)
     for annotation in board["annotations"]["list"]:
         if annotation["datasource"]["uid"] != "${datasource}":
@@ -121,7 +109,16 @@ def check(board: dict[str, Any]) -> Iterator[Finding]:
             yield finding(rule, text, annotation["name"])
     for panel in every_panel(board):
         if panel["type"] != "row":
-            yield from _panel(panel, finding)
+            yield from _panel(panel, single(board), finding)
+
+
+def single(board: dict[str, Any]) -> frozenset[str]:
+    """Variables of the board that allow one choice, and always have one."""
+    return frozenset(
+        f"${one['name']}"
+        for one in board["templating"]["list"]
+        if one["type"] == "query" and not one.get("multi") and not one.get("includeAll")
+    )
 
 
 def every_panel(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -154,6 +151,14 @@ def _variables(board: dict[str, Any], finding: Any) -> Iterator[Finding]:
             yield finding(rule, text, name)
 
 
+def _names(board: dict[str, Any], finding: Any) -> Iterator[Finding]:
+    """Variables that are used and not declared: Grafana would leave their names in the query."""
+    declared = {one["name"] for one in board["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([a-zA-Z]\w*)", json.dumps(board)))
+    for name in sorted(used - declared):
+        yield finding("template-unknown", f"${name} is used, and no variable of the board")
+
+
 def _listed(selector: str) -> Iterator[tuple[str, str]]:
     """(rule, text) of what is wrong with a selector whose labels are listed, not its values."""
     for rule, text in _expression(selector, ""):
@@ -181,7 +186,7 @@ def _layout(board: dict[str, Any], finding: Any) -> Iterator[Finding]:
         taken |= dict.fromkeys(cells, panel["title"])
 
 
-def _panel(panel: dict[str, Any], finding: Any) -> Iterator[Finding]:
+def _panel(panel: dict[str, Any], chosen: frozenset[str], finding: Any) -> Iterator[Finding]:
     title = panel.get("title", "")
     if not title or not panel.get("description"):
         yield finding("panel-title-description", "lacks a title or a description", title)
@@ -201,36 +206,71 @@ def _panel(panel: dict[str, Any], finding: Any) -> Iterator[Finding]:
             yield finding("panel-units", f"{unit!r} is not a unit that the boards use", title)
     if not panel.get("targets"):
         yield finding("panel-no-targets", "asks nothing", title)
-    yield from _targets(panel, finding)
+    yield from _targets(panel, chosen, finding)
 
 
-def _targets(panel: dict[str, Any], finding: Any) -> Iterator[Finding]:
+def _targets(panel: dict[str, Any], chosen: frozenset[str], finding: Any) -> Iterator[Finding]:
     title = panel.get("title", "")
     refs = [target["refId"] for target in panel.get("targets", [])]
     if len(set(refs)) < len(refs):
         yield finding("target-ref", "two queries have one refId", title)
+    answers = []
     for target in panel.get("targets", []):
+        if target["datasource"]["type"] == "loki":
+            for rule, text in _logql(target["expr"]):
+                yield finding(rule, text, title)
+            continue
         if target["datasource"]["uid"] != "${datasource}":
             yield finding("panel-datasource", "a query is not on ${datasource}", title)
-        if target["datasource"]["type"] != "prometheus":
-            yield finding("target-logql", "only Prometheus is checked here", title)
-            continue
-        if panel["type"] in {"stat", "bargauge", "table"} and not target.get("instant"):
+        instant = bool(target.get("instant"))
+        if panel["type"] in MOMENTS and not instant:
             yield finding("target-instant", "shows one moment and asks for a range", title)
         # One moment sums up the whole range; a line needs the window that fits its step.
-        window = "$__range" if target.get("instant") else "$__rate_interval"
-        for rule, text in _expression(target["expr"], window):
+        wrong = list(_expression(target["expr"], "$__range" if instant else "$__rate_interval"))
+        for rule, text in wrong:
             yield finding(rule, text, title)
-        if panel["type"] in {
-            "timeseries",
-            "bargauge",
-            "status-history",
-            "state-timeline",
-            "heatmap",
-        }:
-            legend = target.get("legendFormat", "")
-            if not legend or "__auto" in legend:
-                yield finding("target-legend", "a series without a name of its own", title)
+        if not {"target-promql", "target-metric"} & {rule for rule, _ in wrong}:
+            tree = promql_parser.parse(substituted(target["expr"]))
+            answers.append((target, answer(tree, chosen, ranged=not instant)))
+    for rule, text in _answers(panel, answers):
+        yield finding(rule, text, title)
+
+
+def _answers(
+    panel: dict[str, Any], answers: list[tuple[dict[str, Any], Answer]]
+) -> Iterator[tuple[str, str]]:
+    """Whether the panel stays readable in a large fleet, and the labels that it names are there."""
+    for target, given in answers:
+        if panel["type"] in LEGENDS:
+            yield from _legend(target.get("legendFormat", ""), given)
+        if given.most > MOST_SERIES:
+            yield "target-series", f"up to {given.most} series by {sorted(given.labels)}"
+    columns = {
+        name
+        for one in panel.get("transformations", [])
+        if one["id"] == "organize"
+        for name in one["options"].get("renameByName", {})
+        if not name.startswith("Value")
+    }
+    for name in sorted(columns - {label for _, given in answers for label in given.labels}):
+        yield "target-column", f"no series has the label {name} of a column"
+
+
+def _legend(legend: str, given: Answer) -> Iterator[tuple[str, str]]:
+    if not legend or "__auto" in legend:
+        yield "target-legend", "a series without a name of its own"
+    for label in re.findall(r"\{\{\s*(\w+)\s*\}\}", legend):
+        if label not in given.labels:
+            yield "target-legend", f"no series has the label {label} of the legend"
+
+
+def _logql(text: str) -> Iterator[tuple[str, str]]:
+    """What can be seen of a Loki query without its parser."""
+    if not re.search(r'\{[^{}]*\w+\s*(=|=~|!=|!~)\s*"[^{}]*\}', text):
+        yield "target-logql", "selects no stream"
+    for window in re.findall(r"\[([^\]]+)\]", text):
+        if window != "$__auto":
+            yield "target-logql-auto", f"over {window}, not $__auto"
 
 
 def _expression(text: str, window: str) -> Iterator[tuple[str, str]]:
@@ -242,12 +282,15 @@ def _expression(text: str, window: str) -> Iterator[tuple[str, str]]:
         return
     for name in sorted(calls(parsed) - FUNCTIONS):
         yield "target-function", f"Prometheus 2.42 has no {name}()"
+    for label in badly_counted(parsed):
+        yield "target-count-values", f"{label} must sort after the labels that are grouped by"
     for selector in selectors(parsed):
         yield from _selector(selector)
-    # The parser saw the variables' values: the windows themselves are in the text.
-    for function, over in re.findall(r"\b(rate|increase|irate)\([^()]*\[([^\]]+)\]", text):
-        if over != window:
-            yield "target-rate-interval", f"{function} over {over}, not {window}"
+    wanted = WINDOWS.get(window, 120.0)
+    for node in walk(parsed):
+        rate = isinstance(node, promql_parser.Call) and node.func.name in RATES
+        if rate and node.args[0].range.total_seconds() != wanted:
+            yield "target-rate-interval", f"{node.func.name} is not over {window}"
 
 
 def _selector(selector: Selector) -> Iterator[tuple[str, str]]:
@@ -255,7 +298,7 @@ def _selector(selector: Selector) -> Iterator[tuple[str, str]]:
     if selector.labels.get("cluster") != VALUES["$cluster"]:
         yield "target-cluster", f"{name} lacks cluster=~'$cluster'"
     known = metric_of(name)
-    if known is None and name not in recorded() | SERVERS:
+    if known is None and name not in {*recorded(), *SERVERS}:
         yield "target-metric", f"{name} is neither in the catalogue nor recorded"
         return
     if known is not None:
@@ -267,7 +310,7 @@ def _selector(selector: Selector) -> Iterator[tuple[str, str]]:
             yield "target-instance", f"{name} lacks instance=~'$node'"
         if known.type is not MetricType.GAUGE and selector.call not in COUNTERS_IN:
             yield "target-counter-agg", f"{name} only grows, and is not in a rate or increase"
-        if known.type is MetricType.GAUGE and selector.call in {"rate", "increase", "irate"}:
+        if known.type is MetricType.GAUGE and selector.call in RATES:
             yield "target-counter-agg", f"{name} is no counter"
 
 
@@ -275,59 +318,6 @@ def _labels_of(metric: Metric) -> set[str]:
     """Labels of the metric's series; `le` is that of a histogram's buckets."""
     own = {"job", "instance", "cluster"}
     return {*metric.labels, *own} | ({"le"} if metric.type is MetricType.HISTOGRAM else set())
-
-
-def substituted(text: str) -> str:
-    """The expression with every variable replaced by a value."""
-    for name in sorted(VALUES, key=len, reverse=True):
-        text = text.replace(name, VALUES[name])
-    return text
-
-
-@functools.cache
-def recorded() -> frozenset[str]:
-    """Names of the recorded series, of every file of rules."""
-    return frozenset(
-        rule["record"]
-        for path in sorted(RULES.glob("*.yml"))
-        for group in yaml.safe_load(path.read_text())["groups"]
-        for rule in group["rules"]
-        if "record" in rule
-    )
-
-
-def selectors(node: Any, call: str = "") -> Iterator[Selector]:
-    """Every vector selector below a node of promql_parser's tree."""
-    if isinstance(node, promql_parser.VectorSelector):
-        yield _read(node, call, "")
-    elif isinstance(node, promql_parser.MatrixSelector):
-        yield _read(node.vector_selector, call, str(node.range))
-    else:
-        inner = node.func.name if isinstance(node, promql_parser.Call) else call
-        for child in _children(node):
-            yield from selectors(child, inner)
-
-
-def calls(node: Any) -> set[str]:
-    """Names of the functions called below a node."""
-    own = {node.func.name} if isinstance(node, promql_parser.Call) else set()
-    return own.union(*(calls(child) for child in _children(node)))
-
-
-def _read(node: Any, call: str, window: str) -> Selector:
-    labels = {matcher.name: matcher.value for matcher in node.matchers.matchers}
-    return Selector(node.name or "", labels, call, window)
-
-
-def _children(node: Any) -> list[Any]:
-    found = []
-    for name in ("lhs", "rhs", "expr", "param"):
-        child = getattr(node, name, None)
-        if isinstance(child, promql_parser.Expr):
-            found.append(child)
-    if isinstance(node, promql_parser.Call):
-        found += node.args
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,15 +345,32 @@ class Exclusion:
         )
 
 
+def links(boards: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Links to a board that is none of these, or that hand on a variable which it has not."""
+    variables = {
+        board["uid"]: {one["name"] for one in board["templating"]["list"]} for board in boards
+    }
+    for board in boards:
+        found = re.findall(r"/d/([\w-]+)([^\s\"']*)", json.dumps(board).replace('\\"', ""))
+        for uid, rest in sorted(set(found)):
+            if uid not in variables:
+                yield Finding("link-board", board["uid"], "", f"there is no board {uid}")
+                continue
+            for name in re.findall(r"var-(\w+)=", rest):
+                if name not in variables[uid]:
+                    yield Finding("link-board", board["uid"], "", f"{uid} has no variable {name}")
+
+
 def report() -> list[str]:
     """What is wrong with the boards on disk, exclusions applied, unused exclusions included."""
     entries = yaml.safe_load((FOLDER / "lint.yaml").read_text())
-    exclusions = [Exclusion(**entry) for entry in entries]
-    findings = [
-        finding
-        for path in sorted((FOLDER / "dashboards").glob("*.json"))
-        for finding in check(json.loads(path.read_text()))
-    ]
+    boards = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("dashboards/*.json"))]
+    findings = [finding for board in boards for finding in check(board)] + list(links(boards))
+    return unexcused(findings, [Exclusion(**entry) for entry in entries])
+
+
+def unexcused(findings: list[Finding], exclusions: list[Exclusion]) -> list[str]:
+    """Findings that no exclusion covers, and exclusions that cover none."""
     left = [str(one) for one in findings if not any(mark.covers(one) for mark in exclusions)]
     unused = [mark for mark in exclusions if not any(mark.covers(one) for one in findings)]
     return left + [

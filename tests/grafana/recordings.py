@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import promql_parser
 import yaml
-from grafana import lint
+from grafana import expressions, lint
 from tests.grafana.histories import HOUR
 from tests.servers import ServerFailed
 
@@ -55,7 +55,9 @@ def layers() -> list[list[Recording]]:
         if "record" in rule
     }
     below = {
-        name: {found.metric for found in lint.selectors(promql_parser.parse(rule.expression))}
+        name: {
+            found.metric for found in expressions.selectors(promql_parser.parse(rule.expression))
+        }
         for name, rule in left.items()
     }
     found = []
@@ -74,7 +76,7 @@ def needed(layers: Sequence[Sequence[Recording]]) -> frozenset[str]:
         selector.metric
         for layer in layers
         for rule in layer
-        for selector in lint.selectors(promql_parser.parse(rule.expression))
+        for selector in expressions.selectors(promql_parser.parse(rule.expression))
     )
 
 
@@ -88,7 +90,7 @@ def summed() -> frozenset[str]:
     return frozenset(
         selector.metric
         for text in texts
-        for selector in lint.selectors(promql_parser.parse(lint.substituted(text)))
+        for selector in expressions.selectors(promql_parser.parse(expressions.substituted(text)))
         if selector.call == "sum_over_time"
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import promql_parser
 import pytest
-from grafana import lint
+from grafana import expressions
 from tests.grafana.asking import (
     BOARDS,
     CHOSEN,
@@ -95,7 +95,9 @@ def test_a_figure_of_the_dead_is_no_figure(
         expression = target.target["expr"]
         asked = {
             metric_of(found.metric)
-            for found in lint.selectors(promql_parser.parse(lint.substituted(expression)))
+            for found in expressions.selectors(
+                promql_parser.parse(expressions.substituted(expression))
+            )
             # asked whether the engine lives; of an exporter it can say that it does not
             if source is Source.EXPORTER or found.metric != "up"
         }
