@@ -90,6 +90,9 @@ _COMPONENTS = {
     "drill": _Component(
         "gpuwarden.cli", "drill", "ruleengine", "Rehearse the end of a job for real."
     ),
+    "doctor": _Component(
+        "gpuwarden.cli", "doctor", "exporter", "Check an installation, and say what to do."
+    ),
     "nodes": _Component(
         "gpuwarden.ruleengine.cli", "nodes", "ruleengine", "Say which nodes there are."
     ),
@@ -167,6 +170,26 @@ _DRILL = {
 """Operator and node have a part each, and neither needs the other's component."""
 
 
+_DOCTOR = {
+    "node": _Component(
+        "gpuwarden.exporter.doctor_cli",
+        "node",
+        "exporter",
+        "Check this node: driver, rights, exporter, agent, clock.",
+    ),
+    "engine": _Component(
+        "gpuwarden.ruleengine.doctor_cli",
+        "engine",
+        "ruleengine",
+        "Check the centre: engine, Prometheus, every node, who is told.",
+    ),
+    "reference": _Component(
+        "gpuwarden.doctors", "reference", "ruleengine", "Print what every finding means."
+    ),
+}
+"""Likewise; plain `doctor` checks what is set up on this machine."""
+
+
 class _LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
@@ -176,8 +199,8 @@ class _LazyGroup(click.Group):
         return list(self.components)
 
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        if name == "drill" and self.components is _COMPONENTS:
-            return drill
+        if self.components is _COMPONENTS and name in ("drill", "doctor"):
+            return {"drill": drill, "doctor": doctor}[name]
         component = self.components.get(name)
         if component is None:
             return None
@@ -204,6 +227,44 @@ class _Drill(_LazyGroup):
 @click.group(cls=_Drill)
 def drill() -> None:
     """Rehearse the end of a job for real, from the first sample to the memory that came back."""
+
+
+class _Doctor(_LazyGroup):
+    components = _DOCTOR
+
+
+@click.group(cls=_Doctor, invoke_without_command=True)
+@click.option("-q", "--quiet", is_flag=True, help="Show only what is to be done.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the answer.",
+)
+@click.pass_context
+def doctor(context: click.Context, output: str, *, quiet: bool) -> None:
+    """Check an installation, and say what to do about each finding.
+
+    Without a command: what is set up on this machine, a node (exporter, agent or a driver is
+    there), a centre (/etc/gpuwarden/engine.yaml or $GPUWARDEN_ENGINE_CONFIG), or both. Everything
+    is only read. docs/doctor.md tells what each finding means.
+
+    Exit status: 0 healthy; 1 something is to be done; 2 wrong usage, or nothing is set up here;
+    3 something could not be checked.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from gpuwarden import doctors  # noqa: PLC0415 (--help answers at once)
+
+    checks, cover = doctors.local_checks()
+    if not checks:
+        raise click.UsageError(
+            "no exporter, agent, driver or engine is set up here: see `gpuwarden doctor node "
+            "--help` and `gpuwarden doctor engine --help`"
+        )
+    context.exit(doctors.show_findings(checks, cover, output=output, quiet=quiet))
 
 
 @click.group(
