@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.pictures import boards
+import structlog
+from tools.pictures import boards, notices, pages, reports, terminals
 from tools.pictures.albums import FOLDER, Album
 
 if TYPE_CHECKING:
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, Callable[[Album], Coroutine[Any, Any, None]]] = {
     "boards": boards.take,
+    "pages": pages.take,
+    "notices": notices.take,
+    "report": reports.take,
+    "top": terminals.take,
 }
 
 
@@ -41,6 +47,8 @@ def main() -> None:
     if given.serve:
         serve(given.port)
         return
+    # what an engine says of its work is no news here
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     album = Album(given.to)
     for kind in given.kinds or KINDS:
         before = len(album.made)

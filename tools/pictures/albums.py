@@ -12,7 +12,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 MOST_BYTES = 300_000
 """A picture of a page: more would make the repository and its README slow."""
 
-COLOURS = 256
+COLOURS = 96
+"""Enough for a page of text and charts: more would only tell shades of letters' edges apart."""
 
 
 class PictureTooLargeError(ValueError):
@@ -32,7 +33,7 @@ class Album:
     made: list[Path] = field(default_factory=list)
 
     def put(self, name: str, png: bytes) -> Path:
-        """Keep a screenshot as a PNG of 256 colours at the most.
+        """Keep a screenshot as a PNG of few colours.
 
         Args:
             name: of the file, without its ending.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from playwright.async_api import Page
+    from tests.servers import Server
     from tools.pictures.albums import Album
 
 WIDTH = 1440
@@ -65,16 +66,20 @@ def views() -> list[View]:
 
 
 @contextlib.contextmanager
-def served(port: int = 0) -> Iterator[str]:
-    """The address of the preview over the generated day."""
+def past() -> Iterator[Server]:
+    """A Prometheus that holds the generated day."""
     with tempfile.TemporaryDirectory(prefix="gpuwarden-boards-") as folder:
         storage = Path(folder) / "tsdb"
         databases.write(storage, [HEALTHY])
-        with (
-            prometheus(databases.NO_CONFIG, storage, flags=[databases.SHORT]) as server,
-            previews.served(server, port) as url,
-        ):
-            yield url
+        with prometheus(databases.NO_CONFIG, storage, flags=[databases.SHORT]) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def served(port: int = 0) -> Iterator[str]:
+    """The address of the preview over the generated day."""
+    with past() as server, previews.served(server, port) as url:
+        yield url
 
 
 def address(url: str, view: View, theme: str, **words: str) -> str:

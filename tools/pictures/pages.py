@@ -1,0 +1,113 @@
+"""Pictures of the engine's pages: a real engine serves them, over the fleet of tests/ruleengine.
+
+The engine's clock is the suite's own, so that times and figures are the same in every picture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tests.browsers import chromium
+from tests.ruleengine.browsing import OLGA, browsed
+from tests.ruleengine.engines import world
+from tests.servers import free_port
+
+from gpuwarden.ruleengine.case_records import CaseState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from playwright.async_api import Browser
+    from tests.ruleengine.engines import World
+    from tools.pictures.albums import Album
+
+DESK, PHONE = (1180, 800), (390, 844)
+SCHEMES: dict[Literal["light", "dark"], str] = {"light": "", "dark": "-dark"}
+JOBS = 24
+HELD_BACK_TICKS = 7
+"""For so long the kill switch is on: what held an end back is part of its audit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page as it is pictured.
+
+    Attributes:
+        path: of the engine.
+        name: of the picture, without its ending.
+        size: of the window in pixels; of a page the picture shows no more than its height.
+    """
+
+    path: str
+    name: str
+    size: tuple[int, int] = DESK
+
+
+@contextlib.asynccontextmanager
+async def fleet() -> AsyncIterator[tuple[World, str]]:
+    """An engine with its pages at an address, at the moment when an owner has been told."""
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-pages-") as folder:
+        port = free_port()
+        with world(Path(folder)) as servers:
+            async with browsed(servers, port, jobs=JOBS) as made:
+                yield made, f"http://127.0.0.1:{port}"
+
+
+async def take(album: Album) -> None:
+    """Picture the pages as an operator reads them, in light and dark."""
+    async with fleet() as (made, url), chromium() as browser:
+        broken = sorted(
+            stored.case.job_id
+            for stored in made.engine.cases.all()
+            if stored.case.job_id.startswith("proc-5")
+        )
+        job = f"/jobs/{broken[0]}"
+        await _take(
+            album,
+            browser,
+            url,
+            [
+                Page("/", "overview", (1180, 560)),
+                Page("/jobs", "jobs", (1180, 640)),
+                Page(job, "job", (1180, 1300)),
+                Page(job, "job-phone", PHONE),
+                Page("/cards", "cards", (1180, 640)),
+                Page("/shares", "shares", (1180, 400)),
+            ],
+        )
+        kill_switch = made.folder / "halt"
+        kill_switch.touch()
+        await made.until(CaseState.DUE)
+        await made.tick(HELD_BACK_TICKS)
+        kill_switch.unlink()
+        await made.until(CaseState.VERIFIED)
+        (decision,) = made.engine.ledger.job_decisions("proc-1")
+        await _take(
+            album,
+            browser,
+            url,
+            [
+                Page(f"/decisions/{decision.id}", "reclaim", (1180, 2000)),
+            ],
+        )
+
+
+async def _take(album: Album, browser: Browser, url: str, pages: Sequence[Page]) -> None:
+    for scheme, suffix in SCHEMES.items():
+        context = await browser.new_context(color_scheme=scheme)
+        shown = await context.new_page()
+        await shown.goto(f"{url}/sign-in")
+        await shown.get_by_label("Your token").fill(OLGA)
+        await shown.get_by_role("button", name="Sign in").click()
+        for page in pages:
+            width, height = page.size
+            await shown.set_viewport_size({"width": width, "height": height})
+            answer = await shown.goto(url + page.path)
+            if answer is None or not answer.ok:
+                raise RuntimeError(f"no page at {page.path}: {await shown.inner_text('body')}")
+            album.put(page.name + suffix, await shown.screenshot())
+        await context.close()
