@@ -19,6 +19,7 @@ from gpuwarden.ruleengine.access import Access, SignInNeeded
 from gpuwarden.ruleengine.api import Api
 from gpuwarden.ruleengine.api_engine_models import Delivered
 from gpuwarden.ruleengine.audit_routes import AuditRoutes
+from gpuwarden.ruleengine.budget_routes import BudgetRoutes
 from gpuwarden.ruleengine.deliveries import MalformedMessage
 from gpuwarden.ruleengine.drill_routes import DrillRoutes
 from gpuwarden.ruleengine.enforcement_routes import EnforcementRoutes
@@ -115,6 +116,7 @@ class EngineApp:
         histories = JobHistories(series, engine.clock)
         pages = Pages(engine, sign_ins, self._names)
         self._people = People(engine, access, pages)
+        self._budgets = BudgetRoutes(engine, access, pages)
         self._readings = Readings(engine, access, pages, desk=desk, histories=histories)
         self._forms = Forms(
             engine,
@@ -141,6 +143,7 @@ class EngineApp:
             *AuditRoutes(engine, access).operations(),
             *enforcement.operations(),
             *DrillRoutes(engine, access).operations(),
+            *self._budgets.operations(),
             *TrialRoutes(engine, access, ticket_key=ticket_key).operations(),
             *nodes.operations(),
             *NameRoutes(engine, access, self._names).operations(),
@@ -173,6 +176,7 @@ class EngineApp:
                 ),
                 *self._readings.routes(),
                 *self._people.routes(),
+                *self._budgets.routes(),
                 *self._forms.routes(),
             ],
             exception_handlers={

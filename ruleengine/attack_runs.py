@@ -25,6 +25,7 @@ from gpuwarden.ruleengine.attack_watches import Reached, Watch
 from gpuwarden.ruleengine.attacks import Kind, Play, Target, every_leaf
 from gpuwarden.ruleengine.conditions import (
     NoProgress,
+    OverBudget,
     ProfileCondition,
     Promql,
     Signal,
@@ -260,7 +261,7 @@ def _leaf_lengths(leaf: object) -> list[float]:
             return [leaf.silent_for]
         case NoProgress():
             return [leaf.no_progress_for]
-        case Promql():
+        case Promql() | OverBudget():
             texts = [a or b for a, b in _RANGES.findall(leaf.promql)]
             return [
                 durations.parse(text) for text in texts if re.fullmatch(r"([0-9]+[smhdw])+", text)

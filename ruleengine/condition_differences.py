@@ -15,6 +15,7 @@ from gpuwarden.ruleengine.conditions import (
     NeedsMemory,
     NoProgress,
     Not,
+    OverBudget,
     ProfileCondition,
     Promql,
     Signal,
@@ -60,7 +61,7 @@ def normal(condition: Condition, *, negated: bool = False) -> Condition:
                     if piece not in parts:
                         parts.append(piece)
             return parts[0] if len(parts) == 1 else _joined(parts, whole=whole)
-        case Signal() | Promql() if negated and not _without_opposite(condition):
+        case Signal() | Promql() | OverBudget() if negated and not _without_opposite(condition):
             return _turned(condition)
         case _:
             return Not.model_construct(not_=condition) if negated else condition
@@ -83,14 +84,14 @@ def _joined(parts: Sequence[Condition], *, whole: bool) -> Condition:
     return All.model_construct(all=joined) if whole else Any_.model_construct(any=joined)
 
 
-def _without_opposite(condition: Signal | Promql) -> bool:
+def _without_opposite(condition: Signal | Promql | OverBudget) -> bool:
     """Whether it is about a share, of samples or of cards: what is left over is no such share."""
     return isinstance(condition, Signal) and (
         condition.share is not None or isinstance(condition.gpus, GpuShare)
     )
 
 
-def _turned(condition: Signal | Promql) -> Condition:
+def _turned(condition: Signal | Promql | OverBudget) -> Condition:
     """The opposite comparison: not above is at most, and not of all is of any that not."""
     changes: dict[str, object] = {
         condition.comparison: None,
@@ -181,6 +182,11 @@ def _leaf(part: str, old: Condition, new: Condition) -> Iterator[Change]:
             yield from _signals(f"{part}.{new.signal}", old, new)
         case Promql(), Promql() if old.promql == new.promql and old.upward == new.upward:
             yield from _limit(f"{part}.promql", old, new)
+        case OverBudget(), OverBudget() if (old.over_budget, old.upward) == (
+            new.over_budget,
+            new.upward,
+        ):
+            yield from _limit(f"{part}.over_budget", old, new)
         case SilentFor(), SilentFor():
             yield from _silences(f"{part}.silent_for", old, new)
         case NoProgress(), NoProgress():
@@ -348,8 +354,9 @@ def _leaf_words(condition: Leaf) -> str:
             gpus = "" if condition.gpus is None else f", {condition.gpus.value} GPUs"
             how = f"{_how(condition)}{over} {condition.comparison_text}"
             return f"{condition.signal} {how}{gpus}"
-        case Promql():
-            return f"{' '.join(condition.promql.split())} {condition.comparison_text}"
+        case Promql() | OverBudget():
+            what = condition.title if isinstance(condition, OverBudget) else condition.promql
+            return f"{' '.join(what.split())} {condition.comparison_text}"
         case NoProgress():
             return f"no progress for {durations.render(condition.no_progress_for)}"
         case NeedsMemory():

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.ruleengine import quantities, signals
+from gpuwarden.ruleengine.budget_queries import used_share
 from gpuwarden.ruleengine.described import Sentences
 from gpuwarden.ruleengine.fields import (
     DeviationText,
@@ -344,6 +345,45 @@ class Promql(Comparing):
         return self
 
     @property
+    def title(self) -> str:
+        """What is compared: the expression, cut where it is long."""
+        flat = " ".join(self.promql.split())
+        return flat if len(flat) <= 60 else f"{flat[:57]}..."
+
+    @property
+    def key(self) -> SignalKey:
+        """The query that measures it for the whole fleet."""
+        return SignalKey("promql", "last", promql=self.promql)
+
+
+class OverBudget(Comparing):
+    """How much of its team's budget is used: of the hard ones of a period, the fullest."""
+
+    over_budget: Literal["day", "week", "month"]
+    """The period, by the calendar. NO for a job whose team has no hard budget of it; not known
+    while its use is not known."""
+
+    @model_validator(mode="after")
+    def _share(self) -> Self:
+        if self.limit.unit is not Unit.RATIO:
+            raise PydanticCustomError(
+                "GW107",
+                "a budget is used by a share: write the limit like 100%",
+                {"at": (self.comparison,)},
+            )
+        return self
+
+    @property
+    def promql(self) -> str:
+        """The share for each job, by what the engine itself exported."""
+        return used_share(self.over_budget)
+
+    @property
+    def title(self) -> str:
+        """What is compared, in words."""
+        return f"the used share of the team's budget of this {self.over_budget} is"
+
+    @property
     def key(self) -> SignalKey:
         """The query that measures it for the whole fleet."""
         return SignalKey("promql", "last", promql=self.promql)
@@ -454,7 +494,9 @@ class Not(Strict):
     """A condition; its truth is turned around."""
 
 
-Leaf = Signal | ProfileCondition | SilentFor | NoProgress | NeedsMemory | Promql
+Single = Signal | SilentFor | NoProgress | NeedsMemory | Promql | OverBudget
+"""A condition that gives one piece of evidence."""
+Leaf = Single | ProfileCondition
 """A condition that measures something."""
 
 _KINDS = (
@@ -464,6 +506,7 @@ _KINDS = (
     "no_progress_for",
     "needs_memory",
     "promql",
+    "over_budget",
     "all",
     "any",
     "not",
@@ -475,6 +518,7 @@ _CLASSES: dict[str, str] = {
     "NoProgress": "no_progress_for",
     "NeedsMemory": "needs_memory",
     "Promql": "promql",
+    "OverBudget": "over_budget",
     "All": "all",
     "Any_": "any",
     "Not": "not",
@@ -498,6 +542,7 @@ Condition = Annotated[
     | Annotated[NoProgress, Tag("if:no_progress_for")]
     | Annotated[NeedsMemory, Tag("if:needs_memory")]
     | Annotated[Promql, Tag("if:promql")]
+    | Annotated[OverBudget, Tag("if:over_budget")]
     | Annotated[All, Tag("if:all")]
     | Annotated[Any_, Tag("if:any")]
     | Annotated[Not, Tag("if:not")],
@@ -506,7 +551,7 @@ Condition = Annotated[
         custom_error_type="GW110",
         custom_error_message=(
             "is not a condition: exactly one of signal, profile, silent_for, no_progress_for, "
-            "needs_memory, promql, all, any and not must be given"
+            "needs_memory, promql, over_budget, all, any and not must be given"
         ),
     ),
 ]

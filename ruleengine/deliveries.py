@@ -180,6 +180,8 @@ class LastHop:
             found = [self._delivery(firing, *to, message) for to in own]
             found += self._along(firing, groups, None)
             return found, "" if found else NO_ADDRESS
+        if labels.get("budget"):
+            return self._to_team(firing, channels, groups)
         user, case_id = labels.get("user", ""), None
         stored = self._ledger.open_case(labels.get("rule", ""), labels.get("job_id", ""))
         if stored is not None and labels.get("stage"):
@@ -211,6 +213,21 @@ class LastHop:
             *self._along(firing, others, directory.user(user)),
         ]
         return found, "" if told.required else told.why_not
+
+    def _to_team(
+        self, firing: _Firing, channels: Sequence[str], groups: Sequence[str]
+    ) -> tuple[list[_Delivery], str]:
+        """News about a team's budget: to its contact, or else to the operators."""
+        directory, team = self._directory(), firing.labels.get("team", "")
+        contact = directory.team(team).contact
+        if contact is None:
+            own = [(c, to) for c in channels for to in directory.operators.addresses(c)]
+        else:
+            own = [(c, to) for c in channels if (to := contact.address(c)) is not None]
+        message = self._shared(firing, directory.language, (team,))
+        found = [self._delivery(firing, *to, message) for to in own]
+        found += self._along(firing, groups, None)
+        return found, "" if found else NO_ADDRESS
 
     def _to(
         self, firing: _Firing, told: Recipients, person: User, *, case_id: int | None

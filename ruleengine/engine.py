@@ -16,6 +16,7 @@ import structlog
 
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.ruleengine import cases, guards, health, papers
+from gpuwarden.ruleengine.budget_desks import BudgetDesk
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.companies import Company, spared
 from gpuwarden.ruleengine.demand_sources import with_demands
@@ -29,7 +30,6 @@ from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.loss_records import LossRecords
 from gpuwarden.ruleengine.model import Mode
 from gpuwarden.ruleengine.pauses import Pauses
-from gpuwarden.ruleengine.reclaimed_hours import ReclaimedHours
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.telling import Teller
@@ -141,7 +141,7 @@ class Engine:
             )
         )
         self.usage = Usage(OUTAGE_TICKS * settings.tick)
-        self.reclaimed = ReclaimedHours(OUTAGE_TICKS * settings.tick)
+        self.budgets = BudgetDesk(rulebook, ledger, clock)
         self.trials = Trials(ledger, rulebook, clock)
         self.drills = DrillDesk(
             settings.drill, ledger, rulebook, clock=clock, keep=settings.retention.audit
@@ -234,8 +234,7 @@ class Engine:
             view = self._judgements.judge(facts)
             view.halted_since = self.view.halted_since
             self.view = view
-            self.usage.add(facts, self.clock.monotonic())
-            self.reclaimed.count(facts, self)
+            self.usage.count(facts, self)
             self._budget(self.clock.monotonic() - begun)
             await self._enforce(facts)
             self.drills.watch(facts)
@@ -244,7 +243,8 @@ class Engine:
             self.ticks.count("completed")
             self.ticks.last_error = ""
             self.ticks.last_completed = self.clock.wall()
-        await self.teller.tell(self.view)
+        await self.budgets.refresh(self.servers.current)
+        await self.teller.tell(self.view, self.budgets.warnings())
         await self.losses.count(self.servers.current)
 
     def _discard(self, error: GpuwardenError) -> None:

@@ -24,6 +24,7 @@ from gpuwarden.ruleengine.conditions import (
     NeedsMemory,
     NoProgress,
     Not,
+    OverBudget,
     ProfileCondition,
     Promql,
     Signal,
@@ -37,7 +38,7 @@ from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Evidence, Grade, Tru
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpuwarden.ruleengine.conditions import Comparing, Condition
+    from gpuwarden.ruleengine.conditions import Comparing, Condition, Single
     from gpuwarden.ruleengine.model import Profile, Rule, WhitelistEntry
     from gpuwarden.ruleengine.profiles import Expected
     from gpuwarden.ruleengine.verdicts import FleetFacts, GpuFacts, JobFacts, SignalKey
@@ -371,7 +372,7 @@ class _Judge:
         single = self._leaf(condition)
         return single.truth, (single,)
 
-    def _leaf(self, condition: Signal | SilentFor | NoProgress | NeedsMemory | Promql) -> Evidence:
+    def _leaf(self, condition: Single) -> Evidence:
         match condition:
             case Signal():
                 return self._signal(condition)
@@ -381,7 +382,7 @@ class _Judge:
                 return self._progress(condition)
             case NeedsMemory():
                 return self._need(condition)
-            case Promql():
+            case Promql() | OverBudget():
                 return self._expression(condition)
 
     def _combine(self, parts: Sequence[Condition], how: _Combine) -> _Found:
@@ -423,7 +424,7 @@ class _Judge:
         return Evidence(
             text,
             Truth.YES if condition.holds(value) else Truth.NO,
-            measured=_rendered(key, value),
+            measured=quantities.render(value, condition.limit.unit),
             values={"": value},
         )
 
@@ -535,10 +536,9 @@ class _Judge:
             estimated=True,
         )
 
-    def _expression(self, condition: Promql) -> Evidence:
-        flat = " ".join(condition.promql.split())
-        short = flat if len(flat) <= 60 else f"{flat[:57]}..."
-        return self._job_value(f"{short} {condition.comparison_text}", condition, condition.key)
+    def _expression(self, condition: Promql | OverBudget) -> Evidence:
+        text = f"{condition.title} {condition.comparison_text}"
+        return self._job_value(text, condition, condition.key)
 
     def _silence(self, condition: SilentFor) -> Evidence:
         """A channel that the job never had is silent as long as its CPU use is known."""

@@ -13,7 +13,14 @@ from gpuwarden.catalogue import SCRAPE_JOB
 from gpuwarden.errors import GpuwardenError, TemporaryError
 from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.assemblies import Assembly, Expectation
-from gpuwarden.ruleengine.conditions import NoProgress, ProfileCondition, Promql, Signal, leaves
+from gpuwarden.ruleengine.conditions import (
+    NoProgress,
+    OverBudget,
+    ProfileCondition,
+    Promql,
+    Signal,
+    leaves,
+)
 from gpuwarden.ruleengine.prometheus import QueryRefused
 from gpuwarden.ruleengine.verdicts import SignalKey
 
@@ -85,7 +92,7 @@ def condition_keys(condition: Condition) -> Iterable[SignalKey]:
     """The queries behind a condition."""
     for leaf in leaves(condition):
         match leaf:
-            case Signal() | NoProgress() | Promql():
+            case Signal() | NoProgress() | Promql() | OverBudget():
                 yield leaf.key
             case ProfileCondition():
                 yield from leaf.keys

@@ -19,6 +19,7 @@ from gpuwarden.ruleengine.conditions import (
     GpuShare,
     NeedsMemory,
     NoProgress,
+    OverBudget,
     ProfileCondition,
     Promql,
     Signal,
@@ -107,7 +108,7 @@ def leaf_programs(
 
 def _single(leaf: Leaf, rule: Rule, layout: Layout, moment: Moment) -> LeafProgram:
     match leaf:
-        case Signal() | Promql() if leaf.key in layout.job:
+        case Signal() | Promql() | OverBudget() if leaf.key in layout.job:
             return _OfJob(leaf, layout, moment)
         case Signal() if leaf.key in layout.cards:
             return _Cards(leaf.key, leaf.gpus, _limit(leaf), layout=layout, moment=moment)
@@ -130,7 +131,7 @@ class _OfJob:
 
     cost = 1
 
-    def __init__(self, leaf: Signal | Promql, layout: Layout, moment: Moment) -> None:
+    def __init__(self, leaf: Signal | Promql | OverBudget, layout: Layout, moment: Moment) -> None:
         self._at, self._horizon = layout.job[leaf.key], moment.horizon(leaf.key)
         self._compare, self._limit = _COMPARISONS[leaf.comparison], leaf.limit.value
         self._failed = leaf.key in moment.fleet.failed

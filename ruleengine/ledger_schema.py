@@ -414,5 +414,18 @@ MIGRATIONS = (
             ON CONFLICT (rule_id, kind) DO UPDATE SET count = count + 1;
     END;
     """,
+    # Which warnings of budgets were given, once each in a period; told_at is NULL of those that a
+    # higher one stood for.
+    """
+    CREATE TABLE budget_warnings (
+        team TEXT NOT NULL,
+        period TEXT NOT NULL,
+        unit TEXT NOT NULL,
+        begins REAL NOT NULL,
+        share REAL NOT NULL,
+        told_at REAL,
+        PRIMARY KEY (team, period, unit, begins, share)
+    ) STRICT;
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

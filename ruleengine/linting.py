@@ -20,6 +20,7 @@ from gpuwarden.ruleengine.conditions import (
     NeedsMemory,
     NoProgress,
     Not,
+    OverBudget,
     ProfileCondition,
     Promql,
     Signal,
@@ -287,7 +288,8 @@ def _gpu_target(rule: Rule) -> Iterator[Finding]:
     for placed in _placed(rule):
         condition = placed.condition
         about_jobs = isinstance(
-            condition, (ProfileCondition, SilentFor, NoProgress, NeedsMemory, Promql)
+            condition,
+            (ProfileCondition, SilentFor, NoProgress, NeedsMemory, Promql, OverBudget),
         ) or (isinstance(condition, Signal) and not condition.spec.device)
         if about_jobs:
             known = ", ".join(name for name, spec in signals.SIGNALS.items() if spec.device)

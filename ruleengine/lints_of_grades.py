@@ -15,6 +15,7 @@ from gpuwarden.ruleengine.conditions import (
     All,
     NeedsMemory,
     NoProgress,
+    OverBudget,
     ProfileCondition,
     Promql,
     Signal,
@@ -134,6 +135,8 @@ def _demand(part: Condition) -> tuple[tuple[Hashable, ...], float]:
             measure, extent = ("signal", part.signal, part.upward, *how), _extent(part)
         case Promql():
             measure, extent = ("promql", part.promql, part.upward), _extent(part)
+        case OverBudget():
+            measure, extent = ("over_budget", part.over_budget, part.upward), _extent(part)
         case NeedsMemory():
             measure, extent = ("needs_memory",), part.needs_memory
         case SilentFor():
@@ -149,5 +152,5 @@ def _demand(part: Condition) -> tuple[tuple[Hashable, ...], float]:
     return measure, extent
 
 
-def _extent(part: Signal | Promql) -> float:
+def _extent(part: Signal | Promql | OverBudget) -> float:
     return part.limit.value if part.upward else -part.limit.value

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
+from gpuwarden.ruleengine.budgets import quantity
 from gpuwarden.ruleengine.cases import next_stage
 from gpuwarden.ruleengine.causes import DATA_LOADING, HYPERPARAMETERS, MODEL, UNKNOWN
 from gpuwarden.ruleengine.conditions import ProfileCondition, leaves
@@ -25,6 +26,7 @@ from gpuwarden.ruleengine.texts.speeches import about, local_time, speech
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from gpuwarden.ruleengine.budget_uses import Standing
     from gpuwarden.ruleengine.cases import Case
     from gpuwarden.ruleengine.model import OwnerMay, Rule
     from gpuwarden.ruleengine.profiles import Expected
@@ -452,6 +454,39 @@ def halted(sentence: str, *, whole: bool, speech: Speech) -> dict[str, str]:
     return {
         "summary": phrases.halted_summary if whole else phrases.halted_part_summary,
         "description": speech.say(phrases.halted_description, sentence=sentence),
+    }
+
+
+def budget(standing: Standing, share: float, *, zone: str, speech: Speech) -> dict[str, str]:
+    """Annotations of the news that a share of a team's budget is used.
+
+    Args:
+        standing: of the budget; its use is known.
+        share: that was reached.
+        zone: in which its end is told.
+        speech: the language.
+    """
+    phrases, say, known = speech.phrases, speech.say, standing.budget
+    outlook = ""
+    if standing.forecast is not None:
+        outlook = say(
+            phrases.budget_forecast,
+            **{name: quantity(n, known.unit) for name, n in standing.forecast.document().items()},
+        )
+    return {
+        "summary": say(
+            phrases.budget_summary,
+            team=known.team,
+            share=speech.amount(share, Unit.RATIO),
+            period=phrases.budget_periods[known.per],
+        ),
+        "description": say(
+            phrases.budget_description,
+            used=quantity(standing.used or 0.0, known.unit),
+            limit=str(known.limit),
+            end=speech.time(standing.span.end, zone),
+            forecast=outlook,
+        ),
     }
 
 

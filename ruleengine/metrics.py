@@ -98,6 +98,7 @@ class EngineCollector(Collector):
         yield from self._decisions()
         yield from self._expectations()
         yield from self._money()
+        yield from self._engine.budgets.rows()
 
     def _money(self) -> Iterator[tuple[str, Iterable[Row]]]:
         """What a card costs now, and what share of one its instances are."""
@@ -111,7 +112,7 @@ class EngineCollector(Collector):
         )
         yield (
             "gpuwarden_reclaimed_gpu_seconds_total",
-            [(tuple(whose), n) for whose, n in self._engine.reclaimed.seconds().items()],
+            [(tuple(whose), n) for whose, n in self._engine.usage.reclaimed.seconds().items()],
         )
         now = self._engine.clock.wall()
         models = sorted(seen | prices.models) if prices else ()

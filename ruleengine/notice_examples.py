@@ -22,6 +22,7 @@ from gpuwarden.ruleengine.conditions import (
     NeedsMemory,
     NoProgress,
     Not,
+    OverBudget,
     ProfileCondition,
     Promql,
     Signal,
@@ -261,6 +262,8 @@ def _break(
             if len(uuids) > 1 and leaf.gpus is Gpus.ANY:
                 cards[uuids[(number + 1) % 2]] = _beyond(leaf, leaf.spec.unit, holds=negated)
             values[leaf.key] = cards
+        case OverBudget():
+            values[leaf.key] = {"": _beyond(leaf, Unit.COUNT, holds=not negated)}
         case Promql():
             values[leaf.key] = {"": _beyond(leaf, Unit.COUNT, holds=not negated)}
         case NoProgress():

@@ -22,6 +22,7 @@ from gpuwarden.ruleengine.returns import Return
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from gpuwarden.ruleengine.budget_uses import Standing
     from gpuwarden.ruleengine.cases import Case, StageMark
     from gpuwarden.ruleengine.directories import User
     from gpuwarden.ruleengine.messages import Outlook
@@ -270,6 +271,33 @@ def halted_alert(sentence: str, since: float, context: Context, *, whole: bool) 
         ends_at=context.now,
         url=f"{context.external_url}/jobs",
     )
+
+
+def budget_alerts(standing: Standing, share: float, at: float, context: Context) -> list[Alert]:
+    """The news to a team, for a quarter of an hour, that a share of its budget is used.
+
+    Args:
+        standing: of the budget.
+        share: that was reached, of `warn_at`.
+        at: Unix time since when.
+        context: what alerts are made with.
+    """
+    if context.now - at >= ENDED_SECONDS:
+        return []
+    budget = standing.budget
+    texts = messages.in_languages(
+        context.languages, partial(messages.budget, standing, share, zone=context.zone)
+    )
+    labels = {
+        "alertname": "GpuwardenBudget",
+        "service": SERVICE,
+        "team": budget.team,
+        "budget": f"{budget.per}, {budget.unit}",
+        "share": f"{100 * share:g}%",
+        "level": "moderate",
+        "mode": "warn",
+    }
+    return [Alert(labels, texts, at, context.now, f"{context.external_url}/budgets")]
 
 
 def decision_alerts(

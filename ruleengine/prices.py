@@ -184,6 +184,13 @@ class Prices(_PriceList):
         return None if amount is None else Rate(Money(amount, self.currency))
 
     @property
+    def currencies(self) -> frozenset[str]:
+        """Every currency in which there is a price."""
+        return frozenset(
+            {self.currency, *(each.currency or self.currency for each in self.tariffs)}
+        )
+
+    @property
     def models(self) -> frozenset[str]:
         """Every model that a price is named for."""
         return frozenset(self.per_gpu_hour).union(*(each.per_gpu_hour for each in self.tariffs))

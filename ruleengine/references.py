@@ -14,6 +14,7 @@ from gpuwarden.ruleengine.conditions import (
     NeedsMemory,
     NoProgress,
     Not,
+    OverBudget,
     ProfileCondition,
     ProfileLimits,
     Promql,
@@ -169,6 +170,14 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
         ),
     ),
     ("Condition: an expression", Promql, ""),
+    (
+        "Condition: a budget",
+        OverBudget,
+        (
+            "Of `budgets` in engine.yaml ([money](money.md#budgets)). A rule that takes cards "
+            "needs a measured condition beside it: to be over budget alone ends no job."
+        ),
+    ),
     ("Condition: `all`", All, ""),
     ("Condition: `any`", Any_, ""),
     ("Condition: `not`", Not, ""),

@@ -21,6 +21,7 @@ from gpuwarden.ruleengine import evaluation, hours, signals
 from gpuwarden.ruleengine.conditions import (
     NeedsMemory,
     NoProgress,
+    OverBudget,
     ProfileCondition,
     Promql,
     Signal,
@@ -332,7 +333,7 @@ class _Coder:
                     self._cards(leaf.key, _comparing(leaf))
                 else:
                     self._total(leaf.key, _comparing(leaf))
-            case Promql():
+            case Promql() | OverBudget():
                 self._early(leaf.key)
                 self._failures(leaf.key)
                 self._total(leaf.key, _comparing(leaf))

@@ -18,6 +18,7 @@ from gpuwarden.ruleengine.conditions import (
     NeedsMemory,
     NoProgress,
     Not,
+    OverBudget,
     ProfileCondition,
     Promql,
     Signal,
@@ -31,7 +32,7 @@ from gpuwarden.ruleengine.model import Action, Mode, Target, TerminateLimits
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gpuwarden.ruleengine.conditions import Condition
+    from gpuwarden.ruleengine.conditions import Condition, Leaf
     from gpuwarden.ruleengine.model import LimitGroup, Rule, RuleSet, Stage
     from gpuwarden.ruleengine.verdicts import SignalKey
 
@@ -206,7 +207,7 @@ def _condition(condition: Condition, target: Target, scrape_interval: float) -> 
 
 
 def _leaf(
-    condition: Signal | ProfileCondition | SilentFor | NoProgress | NeedsMemory | Promql,
+    condition: Leaf,
     target: Target,
     scrape_interval: float,
 ) -> dict[str, Any]:
@@ -225,6 +226,13 @@ def _leaf(
             share = quantities.render(condition.needs_memory, quantities.Unit.RATIO)
             text = f"what the job declares needs more than {share} of a card, by estimate"
             kind, queries = "needs_memory", []
+        case OverBudget():
+            limit = f"{_COMPARISONS[condition.comparison]} {condition.limit}"
+            kind = "over_budget"
+            text = (
+                f"the used share of the team's hard budget of this {condition.over_budget} {limit}"
+            )
+            queries = [_query(condition.key, scrape_interval)]
         case Promql():
             limit = f"{_COMPARISONS[condition.comparison]} {condition.limit}"
             kind, text = "promql", f"the value of the expression for the job {limit}"

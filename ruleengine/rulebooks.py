@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import InvalidInput
+from gpuwarden.ruleengine.budgets import load_budgets
 from gpuwarden.ruleengine.directories import EMPTY
 from gpuwarden.ruleengine.directory_checks import load_directory
 from gpuwarden.ruleengine.files import fingerprint
@@ -15,6 +16,7 @@ from gpuwarden.ruleengine.loading import load_rule_files, rule_set_hash
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gpuwarden.ruleengine.budgets import Budgets
     from gpuwarden.ruleengine.directories import Directory
     from gpuwarden.ruleengine.model import Rule, RuleSet
     from gpuwarden.ruleengine.settings import Settings
@@ -35,7 +37,7 @@ class RuleBook:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._seen = self._fingerprint()
-        self.rules, self.directory = self._read()
+        self.rules, self.directory, self.budgets = self._read()
         self.hash = rule_set_hash(self.rules)
         self.problem = ""
         """Why the files on disk are not those in force, or an empty string."""
@@ -60,34 +62,40 @@ class RuleBook:
         if seen == self._seen and not self.problem:
             return False
         try:
-            rules, directory = self._read()
+            rules, directory, budgets = self._read()
         except InvalidInput as error:
             self.problem = f"the files on disk are not usable, the old rules stay in force: {error}"
             log.warning("reload refused; the old rules stay in force", errors=str(error))
             return False
         changed = seen != self._seen
         self._seen, self.problem = seen, ""
-        self.rules, self.directory = rules, directory
+        self.rules, self.directory, self.budgets = rules, directory, budgets
         self.hash = rule_set_hash(rules)
         if changed:
             log.info("rules reloaded", hash=self.hash, rules=len(rules.rules))
         return changed
 
     def _paths(self) -> tuple[Path, ...]:
-        name = self._settings.values.directory
-        extra = (self._settings.path(name),) if name is not None else ()
+        named = (self._settings.values.directory, self._settings.values.budgets)
+        extra = [self._settings.path(name) for name in named if name is not None]
         return (*self._settings.rule_files(), *extra)
 
     def _fingerprint(self) -> str:
         return fingerprint(self._paths())
 
-    def _read(self) -> tuple[RuleSet, Directory]:
+    def _read(self) -> tuple[RuleSet, Directory, Budgets | None]:
         files = self._settings.rule_files()
         if not files:
             names = ", ".join(self._settings.values.rules)
             raise InvalidInput(f"rules: no file matches {names}")
         rules = load_rule_files(files, scrape_interval=self._settings.values.scrape_interval)
         name = self._settings.values.directory
+        directory = EMPTY if name is None else load_directory(self._settings.path(name))
+        return rules, directory, self._budgets(directory)
+
+    def _budgets(self, directory: Directory) -> Budgets | None:
+        name, prices = self._settings.values.budgets, self._settings.values.prices
         if name is None:
-            return rules, EMPTY
-        return rules, load_directory(self._settings.path(name))
+            return None
+        currencies = frozenset() if prices is None else prices.currencies
+        return load_budgets(self._settings.path(name), directory, currencies=currencies)

@@ -230,6 +230,8 @@ class EngineSettings(Strict):
     """Slurm, which ends its own jobs, and whose queue rules may ask who waits."""
     prices: Prices | None = None
     """What a GPU hour costs; without it no money is named."""
+    budgets: File | None = None
+    """Budgets of teams by the calendar; read again when it changes. docs/money.md."""
     kubernetes: KubernetesSettings | None = None
     """Kubernetes, whose controllers end pods; without it no pod is ended."""
     reports: ReportSettings | None = None

@@ -21,10 +21,11 @@ from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS
 from gpuwarden.ruleengine.views import pair_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.alertmanager import Alert, AlertmanagerClient
+    from gpuwarden.ruleengine.budget_uses import Standing
     from gpuwarden.ruleengine.directories import User
     from gpuwarden.ruleengine.enforcement import CaseTable
     from gpuwarden.ruleengine.ledger import Ledger
@@ -89,10 +90,11 @@ class Teller:
         """Address of every Alertmanager -> why it took nothing, or an empty string."""
         return self._alertmanager.replicas
 
-    async def tell(self, view: View) -> None:
+    async def tell(self, view: View, budgets: Sequence[tuple[Standing, float, float]] = ()) -> None:
         """Post what has changed or is due to be repeated; what fails is tried in the next tick."""
         now = self._clock.wall()
-        self._book.update(self._alerts(view, now), now)
+        alerts = [*self._alerts(view, now), *self._budget_alerts(budgets, now)]
+        self._book.update(alerts, now)
         if not self._book.due(now):
             return
         try:
@@ -111,6 +113,19 @@ class Teller:
                 "lost; set the clocks (NTP)"
             )
             log.warning("clock skew", seconds=round(skew, 1), server="alertmanager")
+
+    def _budget_alerts(
+        self, budgets: Sequence[tuple[Standing, float, float]], now: float
+    ) -> list[Alert]:
+        directory = self._rulebook.directory
+        context = Context(
+            now, self._rulebook.rules.timezone, self._settings.external_url, directory.languages
+        )
+        return [
+            alert
+            for standing, share, at in budgets
+            for alert in notices.budget_alerts(standing, share, at, context)
+        ]
 
     def _alerts(self, view: View, now: float) -> list[Alert]:
         directory = self._rulebook.directory

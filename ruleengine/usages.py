@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwarden.ruleengine.reclaimed_hours import ReclaimedHours
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.verdicts import FleetFacts
 
 
@@ -22,9 +25,16 @@ class Usage:
     """
 
     def __init__(self, longest: float) -> None:
+        self.reclaimed = ReclaimedHours(longest)
+        """What came back of cards that were taken."""
         self._longest = longest
         self._seen_at: float | None = None
         self._seconds: dict[str, float] = {}
+
+    def count(self, facts: FleetFacts, engine: Engine) -> None:
+        """Count for a tick of an engine, what was reclaimed as well."""
+        self.add(facts, engine.clock.monotonic())
+        self.reclaimed.count(facts, engine)
 
     def add(self, facts: FleetFacts, now: float) -> None:
         """Count what jobs hold now for the time since the last tick that knew anything.

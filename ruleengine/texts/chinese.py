@@ -126,6 +126,11 @@ CHINESE = Phrases(
     needs_memory_measured="所声明的训练估算需要 {low} 至 {high} 显存，而显卡共有 {size}（规则："
     "超过 {share}）",
     expression="规则自定义的数值",
+    budget_used={
+        "day": "团队今日预算的已用比例",
+        "week": "团队本周预算的已用比例",
+        "month": "团队本月预算的已用比例",
+    },
     all_of="同时满足（{parts}）",
     any_of="满足任一（{parts}）",
     negated="不满足（{part}）",
@@ -231,6 +236,11 @@ CHINESE = Phrases(
     halted_summary="gpuwarden 已停止结束任务",
     halted_part_summary="gpuwarden 已停止按某个规则文件结束任务",
     halted_description="{sentence}。",
+    budget_periods={"day": "今日", "week": "本周", "month": "本月"},
+    budget_summary="{team} 已用掉其预算（{period}）的 {share}",
+    budget_description="已用 {used}，上限 {limit}；本期于 {end} 结束。{forecast}"
+    "此通知不会结束任何任务。",
+    budget_forecast="按近期速度，届时将达到 {expected}（{low} 至 {high}）。",
     pager_summary="任务 {job} 的回收结果为 {state}",
     pager_description="{reason}。在其释放显卡之前，不会结束这些显卡上的其他任务；"
     "请检查该节点的进程和 agent 的日志。",

@@ -18,6 +18,7 @@ from gpuwarden.ruleengine.conditions import (
     NeedsMemory,
     NoProgress,
     Not,
+    OverBudget,
     ProfileCondition,
     Promql,
     Signal,
@@ -170,6 +171,8 @@ def expectations(expected: Sequence[Expected], speech: Speech) -> list[str]:
 
 def _unit(leaf: object, name: str) -> Unit | Literal["seconds"]:
     """What a figure is told in."""
+    if isinstance(leaf, OverBudget):
+        return Unit.RATIO
     if isinstance(leaf, Promql):
         return {"ratio": Unit.RATIO, "bytes": Unit.BYTES}.get(
             leaf.unit or "", "seconds" if leaf.unit == "seconds" else Unit.COUNT
@@ -236,6 +239,8 @@ class _Telling:
 
     def _what(self, asked: _Asked) -> str:
         phrases, leaf = self._phrases, asked.leaf
+        if isinstance(leaf, OverBudget):
+            return phrases.budget_used[leaf.over_budget]
         if isinstance(leaf, Promql):
             return described(leaf.means, self._speech.language) or phrases.expression
         if isinstance(leaf, ProfileCondition):
@@ -262,9 +267,9 @@ class _Telling:
             if signals.SIGNALS[asked.entry].per_gpu:
                 parts.append(self._cards(leaf.gpus))
             return self._speech.listed(parts)
-        if not isinstance(leaf, (Signal, Promql)):
+        if not isinstance(leaf, (Signal, Promql, OverBudget)):
             return ""
-        plain = isinstance(leaf, Promql) or (
+        plain = isinstance(leaf, (Promql, OverBudget)) or (
             leaf.share is None and not isinstance(leaf.gpus, GpuShare)
         )
         parts = [self._comparison(leaf, opposite=asked.negated and plain)]

@@ -118,6 +118,11 @@ ENGLISH = Phrases(
     needs_memory_measured="what it declares needs an estimated {low} to {high} of a card's {size} "
     "(the rule: over {share})",
     expression="the rule's own figure",
+    budget_used={
+        "day": "used share of the team's budget of today",
+        "week": "used share of the team's budget of this week",
+        "month": "used share of the team's budget of this month",
+    },
     all_of="all of ({parts})",
     any_of="any of ({parts})",
     negated="not ({part})",
@@ -234,6 +239,10 @@ ENGLISH = Phrases(
     halted_summary="gpuwarden ends no job",
     halted_part_summary="gpuwarden ends no job by the rules of a file",
     halted_description="{sentence}.",
+    budget_periods={"day": "today", "week": "this week", "month": "this month"},
+    budget_summary="{team} has used {share} of its budget ({period})",
+    budget_description="{used} of {limit}; it ends {end}.{forecast} This note ends no job.",
+    budget_forecast=" At the pace of late it will be {expected} by then ({low} to {high}).",
     pager_summary="Reclaim of job {job} is {state}",
     pager_description="{reason}. No other job on its cards is ended until it has let go of them; "
     "look at the node's processes and at the agent's journal.",

@@ -82,6 +82,7 @@ class Phrases:
     needs_memory: str
     needs_memory_measured: str
     expression: str
+    budget_used: Mapping[str, str]
     all_of: str
     any_of: str
     negated: str
@@ -174,6 +175,10 @@ class Phrases:
     halted_summary: str
     halted_part_summary: str
     halted_description: str
+    budget_periods: Mapping[str, str]
+    budget_summary: str
+    budget_description: str
+    budget_forecast: str
     pager_summary: str
     pager_description: str
     no_reason: str

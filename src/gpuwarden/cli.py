@@ -120,6 +120,12 @@ _COMPONENTS = {
         "ruleengine",
         "Say who uses what; open names for a while.",
     ),
+    "budgets": _Component(
+        "gpuwarden.ruleengine.budget_cli",
+        "budgets",
+        "ruleengine",
+        "Say how the budgets of teams stand.",
+    ),
     "costs": _Component(
         "gpuwarden.ruleengine.costs_cli",
         "costs",

@@ -159,6 +159,46 @@ ENGINE_METRICS = (
         "gpuwarden_budget_gpu_hours", _G, "", "Budget of a team in GPU hours.", "team", "period"
     ),
     _engine(
+        "gpuwarden_budget_limit",
+        _G,
+        "",
+        "Budget of a team for a period of the calendar (budgets of engine.yaml), in GPU-hours or "
+        "in a currency.",
+        "team",
+        "period",
+        "unit",
+        "kind",
+    ),
+    _engine(
+        "gpuwarden_budget_used",
+        _G,
+        "",
+        "Used of it since the period began; absent while it is not known.",
+        "team",
+        "period",
+        "unit",
+    ),
+    _engine(
+        "gpuwarden_budget_forecast",
+        _G,
+        "",
+        "What will be used by the period's end at the pace of late: expected, and between low and "
+        "high four times in five.",
+        "team",
+        "period",
+        "unit",
+        "bound",
+    ),
+    _engine(
+        "gpuwarden_budget_used_ratio",
+        _G,
+        "ratio",
+        "Used share of the fullest budget of a team for a period, of one kind (hard or soft).",
+        "team",
+        "period",
+        "kind",
+    ),
+    _engine(
         "gpuwarden_team_gpu_seconds_total",
         _C,
         "seconds",

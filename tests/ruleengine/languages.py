@@ -83,6 +83,7 @@ LEAVES: st.SearchStrategy[Written] = st.one_of(
     st.builds(lambda length, on: {"silent_for": length, "signals": on}, _LENGTHS, _CHANNELS),
     st.builds(lambda length: {"no_progress_for": length}, _LENGTHS),
     st.sampled_from([{"needs_memory": "50%"}, {"needs_memory": "80%"}]),
+    st.builds(lambda side: {"over_budget": "month", side: "100%"}, _SIDES),
     st.builds(
         lambda side, name: {"promql": f"max by (job_id) ({name})", side: 1},
         _SIDES,

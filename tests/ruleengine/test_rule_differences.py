@@ -236,6 +236,16 @@ SILENT = {"silent_for": "5m", "signals": ["cpu", "log"]}
         ),
         ({"needs_memory": "80%"}, BASE, [("", "different")]),
         (
+            {"over_budget": "month", "above": "120%"},
+            {"over_budget": "month", "above": "100%"},
+            [("over_budget", "stricter")],
+        ),
+        (
+            {"over_budget": "month", "above": "100%"},
+            {"over_budget": "week", "above": "100%"},
+            [("", "different")],
+        ),
+        (
             BASE,
             {k: v for k, v in BASE.items() if k != "agg"} | {"share": "80%"},
             [("gpu_utilization.agg", "stricter")],

@@ -55,6 +55,7 @@ _LEAVES: list[dict[str, Any]] = [
     {"no_progress_for": "5m"},
     {"needs_memory": "80%"},
     {"promql": "max by (job_id) (a)", "above": 1},
+    {"over_budget": "week", "above": "100%"},
     {"promql": "max by (job_id) (b)", "at_most": 1},
     {"profile": {"throughput": "below 15%", "gpu_memory": "above 15%"}, "window": "5m"},
     {"profile": {"gpu_utilization": "outside 10%"}, "window": "5m", "gpus": "any"},
