@@ -33,7 +33,9 @@ PACE_SECONDS = 3600.0
 """Between two questions for the pace, which takes one for each day of it."""
 KNOWN_SECONDS = 900.0
 """For how long an answer counts while there is no newer one."""
-TIMEOUT_SECONDS = 5.0
+PACE_AGAIN_SECONDS = 600.0
+"""Until it is asked for again after it was not told."""
+TIMEOUT_SECONDS = 3.0
 """For all questions together: no tick waits longer for figures."""
 
 _SERIES = {True: "team:gpu_hours:sum5m", False: "team:gpu_cost:sum5m"}
@@ -103,6 +105,7 @@ class BudgetDesk:
         self._known_at, self._why_not = now, ""
         for per in self._periods():
             if now - self._paced_at.get(per, -PACE_SECONDS) >= PACE_SECONDS:
+                self._paced_at[per] = now - PACE_SECONDS + PACE_AGAIN_SECONDS
                 length = BUCKET_SECONDS[per]
                 paces = [
                     await self._total(source, wall - number * length, length)

@@ -117,7 +117,7 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
                         "/v1/health",
                     ),
                     *("/v1/audit", "/v1/enforcement", "/v1/nodes", "/v1/sd/prometheus"),
-                    *("/v1/trials", "/v1/drills", "/v1/shares", "/v1/names"),
+                    *("/v1/trials", "/v1/drills", "/v1/shares", "/v1/names", "/v1/budgets"),
                 ):
                     await ask("GET", path)
                 for path in ("/v1/jobs/{job_id}", "/v1/jobs/{job_id}/history"):

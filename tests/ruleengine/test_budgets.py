@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import zoneinfo
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,9 +27,7 @@ from gpuwarden.ruleengine.directories import Directory
 from gpuwarden.ruleengine.linting import lint_rule
 from gpuwarden.ruleengine.model import RuleSet
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "examples" / "budgets.yaml"
 TEXT = """
 version: 1
 zone: Europe/Berlin
@@ -248,3 +247,10 @@ def test_a_budgets_condition_needs_its_period_and_a_share(wrong: dict[str, Any])
     """No default can lead to an end."""
     with pytest.raises(ValueError, match=r"over_budget|limit|needs exactly one|day"):
         a_rule(wrong)
+
+
+def test_the_example_can_be_used() -> None:
+    """deploy/examples/budgets.yaml, whose comments explain it."""
+    checked = check_budgets(EXAMPLE, None, currencies=None)
+    assert checked.diagnostics == ()
+    assert checked.budgets is not None
