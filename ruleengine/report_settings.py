@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine.directories import TeamName, Zone
+from gpuwarden.ruleengine.directories import Directory, TeamName, Zone
 from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple
 from gpuwarden.ruleengine.hours import DAYS, Clock, Day
 
@@ -42,3 +42,8 @@ class ReportSettings(Strict):
     def weekday_number(self) -> int:
         """The weekday; Monday is 0."""
         return DAYS.index(self.weekday)
+
+    def strangers(self, directory: Directory) -> tuple[str, ...]:
+        """Teams that nobody of the directory is of: no report can be made for them."""
+        known = {user.team for user in directory.users.values()}
+        return tuple(team for team in self.teams if team not in known)

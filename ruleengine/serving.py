@@ -144,6 +144,9 @@ def check_files(settings: Settings) -> RuleBook:
         InvalidInput: the first file that cannot be used, with all its mistakes.
     """
     book = RuleBook(settings)
+    reports = settings.values.reports
+    if reports is not None and (strangers := reports.strangers(book.directory)):
+        raise InvalidInput(f"reports.teams: nobody in the directory is of {', '.join(strangers)}")
     read_secrets(settings)
     client_of(settings.values.prometheus, settings.path)
     return book

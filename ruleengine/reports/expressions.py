@@ -103,8 +103,8 @@ def measures(
     window = durations.render(signals.FRESH_SCRAPES * scrape)
     # Of the time since the last moment, that in which the node was seen: so a gap is no use.
     answered = (
-        f"on (instance) group_left () clamp_max(sum_over_time(up{{{JOB}}}"
-        f"[{durations.render(inside)}]) * {scrape / step:.9g}, 1)"
+        f"on (instance) group_left () clamp_max(max by (instance) (sum_over_time(up{{{JOB}}}"
+        f"[{durations.render(inside)}])) * {scrape / step:.9g}, 1)"
     )
     whose = f"{JOB}{_matcher(users)}"
     info = f"max by (instance, job_id, user) (gpu_job_info{{{whose}}})"
@@ -223,7 +223,8 @@ def _matcher(users: Collection[str] | None) -> str:
         return ""
     if not users:
         return ',user=""'
-    listed = "|".join(re.sub(r"([^\w@-])", r"\\\1", user) for user in sorted(users))
+    # Only these mean something to Prometheus' RE2, which takes no needless backslash.
+    listed = "|".join(re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", user) for user in sorted(users))
     return f',user=~"{_quoted(listed)}"'
 
 

@@ -248,7 +248,13 @@ def _losses(db: sqlite3.Connection, decisions: Sequence[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that writes nothing, to a ledger of this version."""
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as error:
+        raise LedgerUnusable(
+            f"{path} cannot be read: {error.strerror}. It is read as the user who owns it"
+        ) from error
+    if not found:
         raise LedgerUnusable(f"{path} is not a file: which ledger is meant?")
     uri = f"{path.absolute().as_uri()}?mode=ro"
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
@@ -46,6 +47,7 @@ class Sources:
         client: with its credentials; whoever made it closes it.
         settings: of engine.yaml, or None.
         ledger: the engine's file or a backup of it, or None.
+        ledger_optional: whether a report is made where there is no such file.
         directory: who is of which team, or None: Prometheus says it.
         chunk: seconds that one query may cover, or None.
     """
@@ -56,7 +58,8 @@ class Sources:
     ledger: Path | None = None
     directory: Directory | None = None
     chunk: float | None = None
-    pseudonyms: Pseudonyms | None = field(default=None)
+    pseudonyms: Pseudonyms | None = None
+    ledger_optional: bool = False
 
     @classmethod
     def of(
@@ -89,6 +92,7 @@ class Sources:
             RuleBook(settings).directory,
             chunk,
             None if token is None else Pseudonyms(tickets.key_from(token)),
+            ledger_optional=ledger is None,
         )
 
     @property
@@ -179,10 +183,10 @@ async def report(
         gathered,
         reader,
         earlier=before,
-        rulings=_rulings(sources, period, reader),
+        rulings=told_by(sources, period, reader),
         earlier_rulings=None
         if earlier is None or before is None
-        else _rulings(sources, earlier, reader),
+        else told_by(sources, earlier, reader),
         waiting=await _waiting(sources, period, reader, now),
         made_at=now,
         not_compared=why_not,
@@ -195,9 +199,18 @@ async def report(
     return found
 
 
-def _rulings(sources: Sources, period: Period, reader: Reader) -> dict[str, Any]:
+def told_by(sources: Sources, period: Period, reader: Reader) -> dict[str, Any]:
+    """What the ledger says of a period, or why it says nothing.
+
+    Raises:
+        LedgerUnusable: it is there and cannot be read, or was asked for and is not there.
+    """
     if sources.ledger is None:
         return rulings.unknown(_NO_LEDGER)
+    if sources.ledger_optional and not os.path.lexists(sources.ledger):
+        return rulings.unknown(
+            f"{sources.ledger} is not on this machine: --ledger names a copy of it"
+        )
     return rulings.rulings(sources.ledger, period.begin, period.end, reader)
 
 

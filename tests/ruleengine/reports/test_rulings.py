@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 from tests.ruleengine.reports.stocks import BEGIN, DAY, TEAMS, ledger
 
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.ledger_handles import LedgerUnusable
+from gpuwarden.ruleengine.reports.periods import period_of
 from gpuwarden.ruleengine.reports.readers import Reader
 from gpuwarden.ruleengine.reports.rulings import rulings
+from gpuwarden.ruleengine.reports.runs import Sources, told_by
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +63,20 @@ def test_a_ledger_is_read_while_its_engine_runs(tmp_path: Path) -> None:
     ledger(path)
     with Ledger(path):
         assert rulings(path, BEGIN, BEGIN + DAY, Reader(TEAMS))["decisions"] == 3
+
+
+def test_without_the_engines_file_the_report_says_so(tmp_path: Path) -> None:
+    """On another machine than the engine's; one that was asked for by name must be there."""
+    elsewhere = tmp_path / "ledger.sqlite"
+    period = period_of(BEGIN, BEGIN + DAY, "UTC")
+    implied = Sources("http://x", httpx.AsyncClient(), ledger=elsewhere, ledger_optional=True)
+
+    found = told_by(implied, period, Reader(TEAMS))
+
+    assert found["known"] is False
+    assert "--ledger names a copy" in found["why"]
+    with pytest.raises(LedgerUnusable):
+        told_by(replace(implied, ledger_optional=False), period, Reader(TEAMS))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a database, and longer than a header" * 9])

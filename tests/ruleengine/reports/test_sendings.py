@@ -23,6 +23,7 @@ from gpuwarden.errors import InvalidInput
 from gpuwarden.ruleengine.reports.mailings import Mailings
 from gpuwarden.ruleengine.reports.runs import Sources
 from gpuwarden.ruleengine.reports.sendings import Order, Result, record_path, send_due
+from gpuwarden.ruleengine.serving import check_files
 from gpuwarden.ruleengine.settings import load_settings
 
 if TYPE_CHECKING:
@@ -266,6 +267,15 @@ def test_settings_that_cannot_be_meant_are_refused(
     office.change(reports=reports)
     with pytest.raises(InvalidInput, match=why):
         load_settings(office.config)
+
+
+def test_the_engines_check_knows_a_team_that_is_none(office: Office) -> None:
+    """A slip of the pen is found when the file is written, and not on a Monday."""
+    check_files(load_settings(office.config))
+    office.change(reports={"teams": ["vision", "visoin"]})
+
+    with pytest.raises(InvalidInput, match=r"reports\.teams: nobody in the directory is of visoin"):
+        check_files(load_settings(office.config))
 
 
 def test_two_processes_do_not_send_at_once(office: Office) -> None:
