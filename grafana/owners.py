@@ -1,9 +1,9 @@
 """The grid of owners: a row per card, in it the name of who holds it, coloured by how it is used.
 
-Grafana colours a cell by the value that it writes into it, and Prometheus' values are numbers. So
-the query puts both into a label, as in `ana · idle`, and one series stands for each text of a card.
-Asked for as a table, that label becomes a column of words; a matrix makes a column of it for each
-card; and a mapping takes the word of use away again and leaves its colour.
+Grafana colours a cell by the value that it writes into it, and Prometheus' values are numbers. So a
+recording rule puts owner and use into labels, and the query into one, as in `ana · idle`: a series
+stands for each text of a card. Asked for as a table, that label becomes a column of words; a matrix
+makes a column of it for each card; and a mapping takes the word of use away and leaves its colour.
 
 A time without a word for a card stays a gap. Since a state lasts until the next one, a fleet that
 falls silent altogether would seem to go on: the first row counts the nodes, and always has a word.
@@ -11,7 +11,6 @@ falls silent altogether would seem to go on: the first row counts the nodes, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grafana_foundation_sdk.models.common import VisibilityMode
@@ -38,29 +37,20 @@ EVERY = " nodes"
 CARD = "(instance, gpu, uuid)"
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """How a card is used.
+USES = {
+    "not measured": GREY,
+    "idle": RED,
+    "low": ORANGE,
+    "part": YELLOW,
+    "busy": GREEN,
+}
+"""Words of the recorded series for how a held card is used, and the colours of the cells."""
 
-    Attributes:
-        word: in the text of a cell.
-        percents: pattern of the utilisation in steps of five per cent, rounded down.
-        colour: of the cell.
-    """
-
-    word: str
-    percents: str
-    colour: str
-
-
-USES = (
-    Use("not measured", "-.*", GREY),
-    Use("idle", "0", RED),
-    Use("low", "5|10|15|20|25", ORANGE),
-    Use("part", "[3-6].", YELLOW),
-    Use("busy", "[7-9].|100", GREEN),
-)
 FREE, LOST = "free", "lost"
+"""Its words for a card that nobody holds, and for one that does not answer."""
+
+SHORT = "idle|not measured"
+"""Uses by which a card comes to the top of a large fleet."""
 
 
 def panel(
@@ -108,7 +98,7 @@ def panel(
 
 def mappings() -> list[RegexMap]:
     """What a cell's text becomes: without the word of use, in its colour."""
-    coloured = [(f"^(.+) · {use.word}$", "$1", use.colour) for use in USES]
+    coloured = [(f"^(.+) · {word}$", "$1", colour) for word, colour in USES.items()]
     coloured += [
         (f"^{FREE}$", FREE, "#2f3437"),
         (f"^{LOST}$", LOST, "purple"),
@@ -131,43 +121,34 @@ def expression(cards: str = "", *, people: bool = True) -> str:
     A card with several owners names how many they are, and is coloured by the one who uses it most.
     """
     where = ",".join(part for part in (CLUSTER, 'instance=~"$node"', cards) if part)
-    exporters = f'job="gpuwarden",{where}'
-    mine = f"owner:gpu_utilization_ratio:max{{{where}}}"
-    if people:
-        mine = f'owner:gpu_utilization_ratio:max{{{where},user=~"$user"}}'
-    owned = f"({mine} and on (user) {TEAMS})" if people else f"({mine})"
-    mean = f"(avg_over_time({mine}[$__interval]) and {owned})"
-    several = f"count by {CARD} ({owned}) > 1"
-    # Prometheus 2.42 loses labels if that of count_values sorts before those that it groups by
-    number = f'count_values by {CARD} ("value", {several})'
-    named = f'label_replace({number}, "user", "$1 users", "value", "(.*)")'
-    shared = f"max by {CARD} ({mean}) * on {CARD} group_left (user) {named}"
-    sole = f"({mean} unless on {CARD} ({several}))"
-    used = (
-        "count_values by (instance, gpu, uuid, user) "
-        f'("value", floor(20 * ({sole} or {shared})) * 5)'
-    )
-    for use in USES:
-        used = f'label_replace({used}, "use", "{use.word}", "value", "{use.percents}")'
-    lost = f"max by {CARD} (gpu_up{{{exporters}}} == 0)"
+    whose = ',user=~"$user"' if people else ""
     # whoever holds it: the choice of a user frees no card
-    held = f"owner:gpu_utilization_ratio:max{{{where}}}"
-    free = f"max by {CARD} (gpu_up{{{exporters}}} == 1) unless on (instance, gpu) {held}"
-    cells = (
-        f'label_join({used}, "cell", " · ", "user", "use") unless on (instance, gpu) {lost} '
-        f'or label_replace({free}, "cell", "{FREE}", "", "") '
-        f'or label_replace({lost}, "cell", "{LOST}", "", "")'
-    )
-    # each five minutes: the samples of a day of ten thousand cards are too many
-    little = f"sum_over_time(({owned} <= bool 0.05)[$__range:5m] @ end())"
+    others = f'card:owner_use:info{{{where},user=""}}'
+
+    def held(extra: str = "") -> str:
+        mine = f'card:owner_use:info{{{where},user!=""{whose}{extra}}}'
+        return f"({mine} and on (user) {TEAMS})" if people else mine
+
+    def seen(found: str) -> str:
+        """How often in the shown time: every five minutes, or it would be too much."""
+        return f"max by {CARD} (count_over_time(({found})[$__range:5m] @ end()))"
+
+    little = held(f',use=~"{SHORT}"')
     chosen = (
-        f"topk({MOST}, max by {CARD} ({little}) "
-        f"or on {CARD} 0 * max by {CARD} (gpu_up{{{exporters}}} @ end()))"
+        f"topk({MOST}, {seen(little)} or on {CARD} {seen(held())} / 1000 "
+        f"or on {CARD} {seen(others)} * 0)"
     )
-    row = f'label_replace(({cells}) and on {CARD} {chosen}, "number", "GPU $1", "gpu", "(.*)")'
-    row = f'label_replace({row}, "slice", " $1", "uuid", "(MIG-.{{1,8}}).*")'
+    row = f"({held()} or {others}) and on {CARD} {chosen}"
+    for label, text, source, pattern in (
+        ("who", "$1 · ", "user", "(.+)"),
+        ("who", "$1 users · ", "owners", "([2-9]|[1-9].+)"),
+        ("number", "GPU $1", "gpu", "(.*)"),
+        ("slice", " $1", "uuid", "(MIG-.{1,8}).*"),
+    ):
+        row = f'label_replace({row}, "{label}", "{text}", "{source}", "{pattern}")'
+    row = f'label_join({row}, "cell", "", "who", "use")'
     row = f'label_join({row}, "number", "", "number", "slice")'
     row = f'label_join({row}, "card", " ", "instance", "number")'
-    seen = f"count(gpuwarden_snapshot_timestamp_seconds{{{NODE}}} > time() - 15)"
-    nodes = f'label_replace(count_values("n", {seen} or vector(0)), "cell", "$1 seen", "n", "(.*)")'
+    lit = f"count(gpuwarden_snapshot_timestamp_seconds{{{NODE}}} > time() - 15)"
+    nodes = f'label_replace(count_values("n", {lit} or vector(0)), "cell", "$1 seen", "n", "(.*)")'
     return f'max by (card, cell) ({row} or label_replace({nodes}, "card", "{EVERY}", "", ""))'

@@ -92,6 +92,6 @@ def test_the_choice_of_a_user_frees_no_card(past: Server) -> None:
     """Cards of others are missing then: they are not free."""
     rows = last(past, HEALTHY, user="ana")
     assert rows["n1:9835 GPU 0"] == "ana · busy"
-    assert rows["n2:9835 GPU 1"] == "ana · not measured"
+    assert rows["n2:9835 GPU 1"] == "2 users · not measured"
     assert "n1:9835 GPU 1" not in rows
     assert rows["n1:9835 GPU 3"] == "free"
