@@ -255,7 +255,8 @@ async def _made(asked: _Asked) -> tuple[dict[str, Any], str]:
     settings = None if asked.config is None else load_settings(asked.config)
     now = time.time()
     period, earlier = periods(asked, zone_of(asked.zone, settings), now)
-    async with _sources(asked, settings) as sources:
+    async with _sources(asked, settings) as given:
+        sources = await given.answering()
         reader = await sources.reader(asked.team, min(period.end, now))
         with _bar() as told:
             found = await runs.report(
@@ -282,7 +283,8 @@ async def _plan(asked: _Asked, form: str) -> None:
     now = time.time()
     period, earlier = periods(asked, zone_of(asked.zone, settings), now)
     rows: list[dict[str, object]] = []
-    async with _sources(asked, settings) as sources:
+    async with _sources(asked, settings) as given:
+        sources = await given.answering()
         reader = await sources.reader(asked.team, min(period.end, now))
         for which, each in (("now", period), ("before", earlier)):
             if each is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from gpuwarden.errors import InvalidInput
+from gpuwarden.errors import InvalidInput, ServiceUnavailable
 from gpuwarden.ruleengine import tickets
 from gpuwarden.ruleengine.names import Pseudonyms
 from gpuwarden.ruleengine.replay_columns import HistoryClient
@@ -50,6 +51,7 @@ class Sources:
         ledger_optional: whether a report is made where there is no such file.
         directory: who is of which team, or None: Prometheus says it.
         chunk: seconds that one query may cover, or None.
+        others: replicas of the server, which hold the same.
     """
 
     url: str
@@ -60,6 +62,7 @@ class Sources:
     chunk: float | None = None
     pseudonyms: Pseudonyms | None = None
     ledger_optional: bool = False
+    others: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -93,6 +96,7 @@ class Sources:
             chunk,
             None if token is None else Pseudonyms(tickets.key_from(token)),
             ledger_optional=ledger is None,
+            others=() if url else shards[0][1:],
         )
 
     @property
@@ -101,6 +105,22 @@ class Sources:
         # The server ends what takes too long; what it says of that is waited for.
         self.client.timeout = httpx.Timeout(2 * QUERY_SECONDS, connect=10.0)
         return HistoryClient(self.url, self.client, timeout=QUERY_SECONDS)
+
+    async def answering(self) -> Sources:
+        """The same with a server that answers, in the order of engine.yaml.
+
+        Raises:
+            ServiceUnavailable: none does; the text is the last one's.
+        """
+        *first, last = self.url, *self.others
+        for number, url in enumerate(first):
+            chosen = replace(self, url=url, others=self.others[number:])
+            with contextlib.suppress(ServiceUnavailable):
+                await chosen.history.now()
+                return chosen
+        chosen = replace(self, url=last, others=())
+        await chosen.history.now()
+        return chosen
 
     async def reader(self, team: str | None, end: float) -> Reader:
         """Whose names are told, and who is of which team.

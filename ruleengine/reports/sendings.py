@@ -213,9 +213,10 @@ class _Sender:
     async def _report(self, team: str, week: tuple[float, float, str]) -> dict[str, Any]:
         begin, end, zone = week
         period = period_of(begin, end, zone)
-        reader = await self.sources.reader(team or None, end)
+        sources = await self.sources.answering()
+        reader = await sources.reader(team or None, end)
         return await runs.report(
-            self.sources, period, reader, earlier=period.before(), now=self.clock.wall()
+            sources, period, reader, earlier=period.before(), now=self.clock.wall()
         )
 
     async def _one(self, mailing: Mailing, found: dict[str, Any]) -> Result:

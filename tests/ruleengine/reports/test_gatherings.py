@@ -61,7 +61,7 @@ def test_a_time_without_any_sample_is_no_report(server: Server) -> None:
     assert ended.value.code == 2
 
 
-@pytest.mark.parametrize("chunk", ["50m", "7h"])
+@pytest.mark.parametrize("chunk", ["110m", "7h"])
 def test_the_size_of_portions_changes_no_figure(
     server: Server, day: dict[str, Any], chunk: str
 ) -> None:
