@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import pwd
 import ssl
 import urllib.error
 import urllib.request
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpuwarden.exporter.agent.guards import DEFAULT_KILL_SWITCH
 from gpuwarden.exporter.agent.settings import DEFAULT_JOURNAL
 from gpuwarden.exporter.agent.settings import DEFAULT_PORT as AGENT_PORT
-from gpuwarden.exporter.processes import PROC, arguments
+from gpuwarden.exporter.processes import PROC, arguments, read_process
 from gpuwarden.exporter.releases import DEFAULT_RELEASE_FILE
 from gpuwarden.exporter.settings import DEFAULT_PORT as EXPORTER_PORT
 from gpuwarden.findings import CannotCheck
@@ -27,6 +29,7 @@ SECONDS: Final = 5.0
 MAX_BYTES: Final = 32 * 1024 * 1024
 DEFAULT_KEYS: Final = Path("/etc/gpuwarden/keys")
 _MAX_PIDS = 100_000
+_USERS = ("gpuwarden-exporter", "gpuwarden-agent", "gpuwarden")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,23 @@ class Daemon:
 def daemon(kind: str, proc: Path = PROC) -> Daemon | None:
     """The running exporter or agent of this machine, as far as this user sees it.
 
+    Anybody can call a process so: only one of root's, of the units' users or of this user's own is
+    asked where things are.
+
     Args:
         kind: exporter or agent.
         proc: where procfs is mounted.
     """
+    trusted = {0, os.geteuid()}
+    for name in _USERS:
+        with contextlib.suppress(KeyError):
+            trusted.add(pwd.getpwnam(name).pw_uid)
     pids = sorted(int(item.name) for item in proc.iterdir() if item.name.isdigit())
     for pid in pids[:_MAX_PIDS]:
-        with contextlib.suppress(OSError):
-            words = arguments(pid, proc)
-            if _runs(words, kind):
+        words = arguments(pid, proc)
+        if _runs(words, kind):
+            process = read_process(pid, proc)
+            if process is not None and process.uid in trusted:
                 return Daemon(pid, words)
     return None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.disks import small_disk
 from tests.exporter.nodes import Children, ManualClock
 from tests.ruleengine.worlds import OwnedClock, Sink
 from tests.servers import free_port
@@ -22,7 +23,7 @@ from gpuwarden.exporter import releases
 from gpuwarden.exporter.agent.keys import generate
 from gpuwarden.exporter.doctor_checks import Machine, machine_checks
 from gpuwarden.exporter.doctor_findings import KNOWN
-from gpuwarden.exporter.doctor_places import Daemon, Places, places
+from gpuwarden.exporter.doctor_places import Daemon, Places, daemon, places
 from gpuwarden.exporter.doctor_services import service_checks
 from gpuwarden.exporter.processes import boot_id
 from gpuwarden.exporter.runs import prepare
@@ -32,6 +33,7 @@ from gpuwarden.findings import Check, Finding, Status, examine
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="other users' processes take root")
 FAILED, WARNING, OK, NOT_CHECKED = Status.FAILED, Status.WARNING, Status.OK, Status.NOT_CHECKED
 
 
@@ -148,6 +150,7 @@ def test_a_card_that_only_the_kernel_knows(node: Node, tmp_path: Path) -> None:
     ]
 
 
+@needs_root
 def test_rights_are_read_from_the_process(node: Node, stranger: Daemon) -> None:
     """Of the exporter and of the agent; without them it cannot be told."""
     assert node.one("node.processes") == (NOT_CHECKED, ": no exporter is seen to run here")
@@ -162,6 +165,7 @@ def test_rights_are_read_from_the_process(node: Node, stranger: Daemon) -> None:
     assert "cannot be seen" in node.find("node.processes")[-1].said
 
 
+@needs_root
 def test_hidden_processes_are_told(node: Node, tmp_path: Path, stranger: Daemon) -> None:
     """Unless the exporter may see them all the same."""
     proc = tmp_path / "proc"
@@ -206,6 +210,7 @@ def test_old_kernels_are_told(
     assert (node.one("node.cgroups")[0], node.one("node.kernel")[0]) == expected
 
 
+@needs_root
 def test_folders_of_job_files(node: Node, stranger: Daemon) -> None:
     """Missing, open to all, or of the wrong user."""
     assert node.one("node.jobs")[0] is OK
@@ -348,19 +353,12 @@ def test_a_clock_that_is_not_told(node: Node) -> None:
 def test_a_full_disk(node: Node, tmp_path: Path) -> None:
     """Of a file system of its own that is filled to the last block."""
     assert node.one("node.disk")[0] is OK
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(
-        ["/bin/mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=True, timeout=30
-    )
-    try:
+    with small_disk(tmp_path / "small") as small:
         node.given["journal"] = small / "agent.journal"
         assert node.one("node.disk")[0] is OK
         with contextlib.suppress(OSError), (small / "fill").open("wb") as file:
             file.write(b"\0" * 2**21)
         status, said = node.one("node.disk")
-    finally:
-        subprocess.run(["/bin/umount", str(small)], check=True, timeout=30)
     assert (status, said[: len(f"{small}: 0 MiB free")]) == (FAILED, f"{small}: 0 MiB free")
 
 
@@ -402,6 +400,7 @@ def test_a_kubelet_that_cannot_be_asked(node: Node, tmp_path: Path) -> None:
     assert node.one("node.kubelet")[0] is WARNING
 
 
+@needs_root
 def test_somebody_without_rights_is_told_what_cannot_be_seen(node: Node) -> None:
     """Another user, to whom the folders are closed: no trouble is made up, none is left out."""
     node.folder.chmod(0o700)
@@ -424,6 +423,24 @@ def test_somebody_without_rights_is_told_what_cannot_be_seen(node: Node) -> None
     assert '"id": "node.jobs"' in done.stdout
     assert "Permission denied" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+@needs_root
+@pytest.mark.parametrize(("user", "believed"), [(65534, False), (0, True)])
+def test_nobody_plays_the_exporter(tmp_path: Path, user: int, believed: bool) -> None:
+    """A user's process of that name does not tell root where keys and folders are."""
+    words = ["/bin/sh", "-c", "echo; read line", "gpuwarden", "exporter", "--jobs.directory=/x"]
+    child = subprocess.Popen(
+        words, user=user, group=user, extra_groups=[], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()  # it has begun
+        (tmp_path / str(child.pid)).symlink_to(f"/proc/{child.pid}")
+        found = daemon("exporter", tmp_path)
+        child.kill()
+    assert (found is not None) == believed
+    assert found is None or found.flag("--jobs.directory") == "/x"
 
 
 @pytest.mark.parametrize(

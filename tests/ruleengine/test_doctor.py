@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
 import sys
 import time
 import zoneinfo
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from tests.disks import small_disk
 from tests.ruleengine.worlds import Agent, Keys, Sink, agent
 from tests.servers import Server, alertmanager, backfill, free_port, prometheus
 
@@ -495,16 +495,9 @@ def test_a_damaged_ledger(centre: Centre) -> None:
 
 def test_a_ledger_on_a_full_disk(centre: Centre, tmp_path: Path) -> None:
     """Of a file system of its own."""
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(
-        ["/bin/mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=True, timeout=30
-    )
-    try:
+    with small_disk(tmp_path / "small") as small:
         centre.config["ledger"] = str(small / "ledger.sqlite")
         status, said = centre.one("ledger.disk")
-    finally:
-        subprocess.run(["/bin/umount", str(small)], check=True, timeout=30)
     assert status is FAILED
     assert "1 MiB free" in said
     centre.config["ledger"] = str(small / "none/ledger.sqlite")

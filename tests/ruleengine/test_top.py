@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
+from click.testing import CliRunner
 from pydantic import TypeAdapter
 from tests.exporter.nodes import Children, declare, describe, process_of
 from tests.ruleengine.browsing import OLGA, WEB, WHITELIST, application, populate
@@ -22,11 +23,16 @@ from tests.ruleengine.test_engine_cli import gpuwarden
 from tests.servers import Server, fetch, free_port, until
 from tests.servers import running as started
 
+from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.exporter.runs import prepare
 from gpuwarden.exporter.simulated import GIB, Card, Scenario, SimulatedProcess
 from gpuwarden.job_files import Counters, RunStatus
 from gpuwarden.ruleengine.api_fleet_models import Fleet
 from gpuwarden.ruleengine.cases import CaseState
+from gpuwarden.ruleengine.clients import token_headers
+from gpuwarden.ruleengine.top_cli import gathered, top
+from gpuwarden.ruleengine.top_pictures import Question
+from gpuwarden.ruleengine.top_sources import EngineSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,28 +225,40 @@ def test_once_is_for_scripts(served: Served) -> None:
 def test_more_rows_than_one_answer_has(servers: World) -> None:
     """They are asked for part by part."""
     with Served(servers, 620) as served:
-        whole = json.loads(gpuwarden("top", *served.flags, "-o", "json", "--limit", "610").stdout)
-    names = [job["job_id"] for job in whole["fleet"]["jobs"]]
+        source = EngineSource(f"http://127.0.0.1:{served.port}", token_headers(served.token))
+        picture = gathered(source, Question(limit=610))
+    names = [job["job_id"] for job in picture.document["jobs"]]
     assert len(names) == len(set(names)) == 610
 
 
 def test_nobody_answers() -> None:
-    """Exit status 3 and what to look at; wrong usage is 2."""
+    """Exit status 3 and what to look at."""
     away = gpuwarden("top", "--once", "--engine.url", f"http://127.0.0.1:{free_port()}")
     assert away.returncode == 3
     assert "is --engine.url right?" in away.stderr
-    lost = gpuwarden("top", "--once", "--exporter", f"127.0.0.1:{free_port()}")
-    assert lost.returncode == 3
-    assert "does not answer" in lost.stderr
-    for wrong in (
+    lost = CliRunner().invoke(top, ["--once", "--exporter", f"127.0.0.1:{free_port()}"])
+    assert isinstance(lost.exception, ServiceUnavailable)
+    assert "does not answer" in str(lost.exception)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
         ("--exporter", "http://me:secret@gpu-1"),
         ("--exporter", "ftp://gpu-1"),
         ("--exporter.username", "me"),
         ("--ca-file", "none"),
-    ):
-        done = gpuwarden("top", "--once", *wrong)
-        assert done.returncode == 2, done.stderr
-        assert "secret" not in done.stderr
+        ("--exporter", "gpu-1", "--exporter.username", "me"),
+        ("--sort", "price"),
+        ("--limit", "0"),
+    ],
+)
+def test_wrong_usage(wrong: tuple[str, ...]) -> None:
+    """Exit status 2; a password that was typed is not shown again."""
+    done = CliRunner().invoke(top, ["--once", *wrong])
+    status = getattr(done.exception, "exit_code", done.exit_code)
+    assert status == 2
+    assert "secret" not in f"{done.output}{done.exception}"
 
 
 @pytest.fixture
