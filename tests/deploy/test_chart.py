@@ -248,20 +248,20 @@ def test_pods_and_monitors_select_one_another(release: Rendered) -> None:
         assert not wanted.items() <= labels["StatefulSet"].items()
 
 
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    """A folder in which the engine's pod with its own values finds what it mounts."""
-    release = rendered()
+@pytest.fixture(params=[None, "kube-prometheus-stack"], ids=["defaults", "example"])
+def scratch(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder in which the engine's pod finds what it mounts."""
+    release = rendered(*(path for path in EXAMPLES if path.stem == request.param))
     lay_out(release, tmp_path)
     secrets = tmp_path / "secrets"
     done = subprocess.run(
         [COMMAND, "agent", "keys", "--out", secrets], check=False, capture_output=True, timeout=60
     )
     assert done.returncode == 0
-    for name in ("notify_token", "operator_token"):
-        (secrets / name).write_text("sixteen or more characters")
     config = tmp_path / "etc/gpuwarden/engine.yaml"
     text = config.read_text()
+    for name in set(re.findall(r"/secrets/([\w.-]+)", text)) - {"engine.key"}:
+        (secrets / name).write_text(f"sixteen or more characters: {name}")
     for path in ("/secrets/", "/var/lib/gpuwarden/"):
         text = text.replace(f" {path}", f" {tmp_path}{path}")
     config.write_text(text)
