@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,6 +192,8 @@ def report(
     if again or dry:
         raise click.UsageError("--again and --dry-run belong to --send")
     chosen = form or _form_of(file)
+    if str(file) == "-" and not plan_only and chosen in ("html", "pdf") and sys.stdout.isatty():
+        raise click.UsageError(f"{chosen} is not for a terminal: give -o FILE, or `-o - | ...`")
     try:
         if plan_only:
             asyncio.run(_until_told(_plan(asked, chosen)))
