@@ -10,6 +10,7 @@ import pytest
 import yaml
 from tests.servers import binary
 
+from gpuwarden import durations
 from gpuwarden.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parents[2]
@@ -183,3 +184,18 @@ def test_reasons_are_words_that_the_engine_uses() -> None:
     }
     assert named
     assert {word for word in named if f'"{word}"' not in sources} == set()
+
+
+def test_hours_are_counted_with_the_interval_of_what_they_sum() -> None:
+    """A sample of a holding stands for one interval: so many of them are an hour."""
+    groups = {group["name"]: group for group in MONEY["groups"]}
+    holdings, use = groups["gpuwarden-holdings"], groups["gpuwarden-use"]
+    own = {rule["record"] for rule in holdings["rules"]}
+    seconds = durations.parse(holdings["interval"])
+    counted = [rule["expr"] for rule in use["rules"] if any(name in rule["expr"] for name in own)]
+    assert len(counted) == len(use["rules"]) - 1
+    for expression in counted:
+        (factor,) = re.findall(r"/ ([0-9]+)\s*$", expression)
+        assert int(factor) * seconds == 3600
+        assert "[4m59s999ms]" in expression
+        assert use["interval"] == "5m"

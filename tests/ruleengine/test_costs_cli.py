@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 from tests.ruleengine.fleets import A100, END, GIB, SCRAPE, History
-from tests.servers import backfill, binary, prometheus
+from tests.servers import backfill, binary, free_port, prometheus
 
+from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.costs_cli import costs
 from gpuwarden.ruleengine.ledger import Ledger
 
@@ -183,6 +184,17 @@ def test_the_table_is_for_people_and_names_are_no_formulas(config: Path) -> None
     rows = list(csv.reader(asked(config, "--by", "project", "-o", "csv").splitlines()))
     assert rows[0][2:6] == ["project", "team", "jobs", "gpu_hours"]
     assert "'=doors" in {row[2] for row in rows}
+
+
+def test_a_replica_that_is_away_is_stood_in_for(config: Path, server: str) -> None:
+    """The statement is the other one's; where none answers there is none."""
+    away = f"http://127.0.0.1:{free_port()}"
+    text = config.read_text()
+    config.write_text(text.replace(f"url: '{server}'", f"replicas: ['{away}', '{server}']"))
+    assert json.loads(asked(config, "-o", "json"))["total"]["jobs"] == 4
+    config.write_text(text.replace(server, away))
+    done = CliRunner().invoke(costs, ["--config", str(config), "--from", "now-1h"])
+    assert isinstance(done.exception, ServiceUnavailable)
 
 
 def test_nothing_recorded_is_no_statement_of_zeros(config: Path) -> None:
