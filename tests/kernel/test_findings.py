@@ -35,17 +35,18 @@ def test_findings_come_in_the_order_of_their_checks() -> None:
     gate, seen = threading.Event(), list[str]()
 
     def slow() -> Iterator[Finding]:
-        gate.wait(20)
+        gate.wait(60)
         yield A.ok("slow")
 
     def fast() -> Iterator[Finding]:
         yield B.ok("fast", "x")
         yield B.warning("fast", "y")
+
+    def told(check: Check, _findings: list[Finding]) -> None:
+        seen.append(check.known.id)
         gate.set()
 
-    found = examine(
-        [Check(A, slow, 30.0), Check(B, fast)], told=lambda check, _: seen.append(check.known.id)
-    )
+    found = examine([Check(A, slow, 90.0), Check(B, fast)], told=told)
     assert [(f.known.id, f.subject) for f in found] == [
         ("a.one", ""),
         ("b.two", "x"),
