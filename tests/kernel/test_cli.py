@@ -1,7 +1,10 @@
 """The command loads a component only when it is called, and says what it lacks."""
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +66,35 @@ def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) ->
     assert stopped.value.code == 0
     assert __version__ in capsys.readouterr().out
     assert "gpuwarden[yolo]" in str(MissingExtra("train", "ultralytics", "yolo"))
+
+
+def test_plain_doctor_looks_at_what_is_set_up_here(tmp_path: Path) -> None:
+    """An engine.yaml that the environment names is that of this machine."""
+    config = tmp_path / "engine.yaml"
+    config.write_text("version: 2\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuwarden", "doctor", "-o", "json"],
+        env={**os.environ, "GPUWARDEN_ENGINE_CONFIG": str(config)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    found = {item["id"]: item["status"] for item in json.loads(done.stdout)["findings"]}
+    assert found["engine.config"] == "failed"
+
+
+def test_shells_complete_commands() -> None:
+    """As docs/doctor.md says."""
+    words = {"COMP_WORDS": "gpuwarden doctor ", "COMP_CWORD": "2"}
+    code = "import sys\nsys.argv = ['gpuwarden']\nfrom gpuwarden.cli import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **words, "_GPUWARDEN_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert {"plain,node", "plain,engine"} <= set(done.stdout.splitlines()), done.stderr
