@@ -28,7 +28,7 @@ DAY, HOUR, FIVE, MINUTE = 86400, 3600, 300, 60
 END = 1_750_032_000
 """Monday, 2025-06-16 00:00 UTC."""
 BEGIN = END - 14 * DAY
-DOWN = range(END - 5 * DAY + 3 * HOUR, END - 5 * DAY + 6 * HOUR)
+DOWN = range(END - 5 * DAY + 3 * HOUR, END - 5 * DAY + 6 * HOUR + MINUTE)
 DARK = range(END - 2 * DAY + 8 * HOUR, END - 2 * DAY + 20 * HOUR)
 NODES, CARDS = 10, 8
 PRICE = 2.1
