@@ -43,7 +43,8 @@ def commands(text: str) -> Iterator[list[str]]:
     blocks += re.findall(r"(?:^    \S.*\n)+", text, re.MULTILINE)
     for part in blocks:
         for line in part.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.replace("$(date +%F)", "DATE"), comments=True)
+            plain = line.replace("$(date +%F)", "DATE").replace("/opt/gpuwarden/bin/", "")
+            words = shlex.split(plain, comments=True)
             if "gpuwarden" in words and not {"helm", "rm"} & set(words) and "pip" not in line:
                 last = len(words) - 1 - words[::-1].index("gpuwarden")
                 if "exec" in words or last == 0:
@@ -105,7 +106,8 @@ def root(tmp_path: Path) -> Path:
         path.chmod(0o755)
     for name in ("etc/default", "opt/gpuwarden/bin"):
         (tmp_path / "root" / name).mkdir(parents=True)
-    shutil.copy(folder / "pip", tmp_path / "root/opt/gpuwarden/bin/pip")
+    for name in ("pip", "gpuwarden"):
+        shutil.copy(folder / name, tmp_path / "root/opt/gpuwarden/bin" / name)
     return tmp_path
 
 
