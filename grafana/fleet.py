@@ -539,6 +539,6 @@ def _nodes() -> tuple:
                 Column("simulated", "Simulated"),
             ),
             sort=("State", True),
-            height=7,
+            height=6,
         ),
     )

@@ -190,7 +190,7 @@ def _cards() -> object:
         ],
         columns=(
             Column("gpu", "GPU", width=70),
-            Column("name", "Model"),
+            Column("name", "Model", width=230),
             Column("uuid", "UUID"),
             Column("Value #B", "State", names=(("1", "answers", GREEN), ("0", "lost", RED))),
             Column("Value #C", "Utilisation", "percentunit"),
@@ -198,7 +198,7 @@ def _cards() -> object:
             Column("Value #E", "Memory", "bytes"),
             Column("Value #F", "Processes"),
             Column("Value #G", "Power", "watt"),
-            Column("Value #H", "Temperature", "celsius"),
+            Column("Value #H", "Temperature", "celsius", width=120),
         ),
         sort=("GPU", False),
         height=7,
@@ -296,6 +296,8 @@ def _uses() -> tuple:
             links=(to_job_of_series(),),
         ),
     )
+    # a whole card, or more where MIG's instances are added up
+    repeated[0].axis_soft_max(1)
     return tuple(panel.repeat("gpu").max_per_row(4) for panel in repeated)
 
 

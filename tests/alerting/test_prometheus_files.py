@@ -144,6 +144,7 @@ def test_rules_read_metrics_that_exist(rule: dict) -> None:
         "label_replace",
         "avg_over_time",
         "count_over_time",
+        "count_values",
         "max_over_time",
         "min_over_time",
         "sum_over_time",
