@@ -39,6 +39,7 @@ __all__ = ["Ledger", "LedgerUnusable"]
 
 MAX_WAL_BYTES = 64 * 1024 * 1024
 """What a burst made of the log beside the file is cut back to."""
+_NO_CASE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 MAX_REFUSALS = 20
 """Of one notice, that are kept for the audit."""
 
@@ -192,7 +193,16 @@ class Ledger(Decisions, Counters):
     def open_cases(self) -> list[StoredCase]:
         """Every case that is not closed, oldest first."""
         rows = self._db.execute("SELECT id, body FROM cases WHERE closed_at IS NULL ORDER BY id")
-        return [StoredCase(number, Case.decode(body)) for number, body in rows]
+        return [self._case(number, body) for number, body in rows]
+
+    def _case(self, number: int, body: str) -> StoredCase:
+        try:
+            return StoredCase(number, Case.decode(body))
+        except _NO_CASE as error:
+            raise LedgerUnusable(
+                f"{self.path}: case {number} is damaged ({type(error).__name__}: {error}): replace "
+                "the file by its newest backup (gpuwarden ledger restore)"
+            ) from error
 
     def open_case(self, rule_id: str, job_id: str) -> StoredCase | None:
         """The open case of a rule and a job, or None."""
@@ -200,7 +210,7 @@ class Ledger(Decisions, Counters):
             "SELECT id, body FROM cases WHERE rule_id=? AND job_id=? AND closed_at IS NULL",
             (rule_id, job_id),
         ).fetchone()
-        return None if row is None else StoredCase(row[0], Case.decode(row[1]))
+        return None if row is None else self._case(*row)
 
     def save(self, changes: Iterable[Change], *, time: float) -> list[StoredCase]:
         """Write what one tick made of its cases, in one transaction.

@@ -98,15 +98,19 @@ def _led(attack: Attack, seconds: float, *, seed: int, kept: Path) -> Result:
             f"-artifact_prefix={kept.resolve()}/{attack.name.replace(' ', '-')}-",
             corpus,
         ]
-        answer = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds + 120,
-            cwd=Path(__file__).parents[2],
-        )
+        try:
+            answer = subprocess.run(
+                command,
+                check=False,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds + 120,
+                cwd=Path(__file__).parents[2],
+            )
+        except subprocess.TimeoutExpired:
+            result.faults["an input that takes for ever"] += 1
+            return result
     runs = _RUNS.search(answer.stderr)
     result.inputs = int(runs[1]) if runs else 0
     if answer.returncode:

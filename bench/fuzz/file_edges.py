@@ -21,8 +21,8 @@ from gpuwarden.ruleengine.directory_checks import check_directory
 from gpuwarden.ruleengine.loading import check_documents, rule_set_hash
 from gpuwarden.ruleengine.replay_policies import parse_policies
 from gpuwarden.ruleengine.rule_explanations import explain_rules
-from gpuwarden.ruleengine.settings import load_settings
-from gpuwarden.yaml_files import load_located
+from gpuwarden.ruleengine.settings import EngineSettings
+from gpuwarden.yaml_files import load_file, load_located
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,8 +70,9 @@ def _settings(folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
 
     def attack(data: bytes) -> None:
         path.write_bytes(data)
+        # Not its patterns of rule files: those may walk all of this machine's disks.
         with suppress(InvalidInput):
-            load_settings(path)
+            load_file(EngineSettings, path)
 
     return attack
 

@@ -82,6 +82,7 @@ def _texts(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
         slurm_texts.node_names(text, {"gpu01"})
         slurm_texts.step_job(text)
         slurm_attempts.asked_signal(text)
+        slurm_attempts.accounted_state(text, 1796011113)
         slurm.decode_tres(text)
         slurm.gpu_indexes(text)
         slurm.parse_attempt_id(text)
@@ -216,6 +217,8 @@ _LINE = (
 )
 _CONFIG = b"ClusterName             = c1\nGresTypes = gpu\nSLURM_VERSION = 24.11.5\n"
 _GRES = b"NodeName=gpu[01-02] Name=gpu Type=a100 File=/dev/nvidia[0-3] Count=4\n"
+_VERSION = b"slurm 24.11.5\n"
+_ACCT = b"1796011000|FAILED\n1796011113|CANCELLED by 1000\n"
 _SCRIPT = b"#!/bin/sh\n#SBATCH --requeue --signal=B:USR1@120\n#SBATCH --gres gpu:2\nexec true\n"
 _POD = json.dumps(
     {
@@ -308,7 +311,7 @@ ATTACKS = (
     Attack(
         "Slurm's texts",
         _texts,
-        (_recorded("scontrol-24.11-job.txt"), _LINE, _CONFIG, _GRES, _SCRIPT, b"slurm 24.11.5\n"),
+        (_recorded("scontrol-24.11-job.txt"), _LINE, _CONFIG, _GRES, _SCRIPT, _VERSION, _ACCT),
         (b"\n", b"=", b"IDX:", b"[", b"]", b"0-18446744073709551616", b"#SBATCH ", b"  ", b"\x1f"),
         of="platforms",
     ),

@@ -8,6 +8,7 @@ from bench.fuzz import (
     agent_edges,
     engine_edges,
     file_edges,
+    ledger_edges,
     node_edges,
     platform_edges,
     trainer_edges,
@@ -22,5 +23,6 @@ TARGETS: Final[tuple[Attack, ...]] = (
     *agent_edges.ATTACKS,
     *engine_edges.ATTACKS,
     *file_edges.ATTACKS,
+    *ledger_edges.ATTACKS,
     *trainer_edges.ATTACKS,
 )

@@ -13,6 +13,7 @@ from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.platforms.slurm import PENDING, attempt_id, parse_attempt_id
 from gpuwarden.platforms.slurm_attempts import (
     UNKNOWN_JOB,
+    accounted_state,
     asked_signal,
     decode_records,
     record_format,
@@ -366,10 +367,8 @@ class Slurm:
             answer = await self._commands.run(
                 "sacct", *words, f"--jobs={identity.number}", "--format=Submit,State"
             )
-            for line in answer.output.splitlines() if not answer.status else ():
-                submitted, _, said = line.partition("|")
-                if submitted == str(identity.submit_time) and said:
-                    word = said.split()[0]
+            if not answer.status:
+                word = accounted_state(answer.output, identity.submit_time) or word
         return State(Standing.ENDED, word)
 
     async def _own(self, identity: Identity) -> Record:

@@ -18,7 +18,7 @@ from tests.ruleengine.test_settings import MINIMAL, write
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.ruleengine.cases import CaseState
-from gpuwarden.ruleengine.ledger import Ledger
+from gpuwarden.ruleengine.ledger import Ledger, LedgerUnusable
 from gpuwarden.ruleengine.ledger_cli import ledger as command
 from gpuwarden.ruleengine.ledger_upkeep import prune
 
@@ -124,6 +124,19 @@ def damage(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(size // 2 // 4096 * 4096)
         file.write(b"\xff" * 8192)
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", "null", '{"state": "nowhere"}', "[" * 100_000])
+def test_a_case_that_is_damaged_is_told_with_what_to_do(tmp_path: Path, body: str) -> None:
+    """The file is sound for SQLite and holds nonsense: nothing is done without what it knew."""
+    path = tmp_path / "ledger"
+    with Ledger(path) as ledger:
+        stored = add(ledger)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as beside:
+            beside.execute("UPDATE cases SET body=?", (body,))
+        for look in (ledger.open_cases, lambda: ledger.open_case("idle", "proc-1")):
+            with pytest.raises(LedgerUnusable, match=rf"case {stored.id} is damaged.*restore"):
+                look()
 
 
 def test_a_damaged_ledger_is_told_and_never_copied_as_whole(tmp_path: Path) -> None:

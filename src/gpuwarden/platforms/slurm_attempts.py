@@ -122,6 +122,23 @@ class AskedSignal:
     batch: bool = False
 
 
+def accounted_state(text: str, submit_time: int) -> str:
+    """The state of one attempt in accounting; an empty string where it is not there.
+
+    Args:
+        text: of `sacct --parsable2 --noheader --format=Submit,State`, the job's attempts, the last
+            of which counts. A state may be followed by who cancelled it.
+        submit_time: the attempt's, Unix time, as SLURM_TIME_FORMAT=%s has sacct print it.
+    """
+    found = ""
+    for line in text.splitlines():
+        submitted, _, said = line.partition("|")
+        words = said.split()
+        if submitted == str(submit_time) and words:
+            found = words[0]
+    return found
+
+
 def asked_signal(script: str) -> AskedSignal | None:
     """The signal that a batch script asks for in its own lines, or None.
 

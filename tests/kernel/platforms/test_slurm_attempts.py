@@ -12,6 +12,7 @@ from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.platforms.slurm_attempts import (
     RECORD_FIELDS,
     AskedSignal,
+    accounted_state,
     asked_signal,
     decode_records,
     record_format,
@@ -136,3 +137,20 @@ def test_no_text_upsets_who_reads_nodes_tiers_and_scripts(text: str, begin: str)
     assert all(tier >= 0 for tier in decode_tiers(f"{begin}{text}").values())
     found = asked_signal(f"{begin}{text}")
     assert found is None or found.name
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("1796011113|CANCELLED by 1000\n", "CANCELLED"),
+        ("1796011000|FAILED\n1796011113|COMPLETED\n", "COMPLETED"),
+        ("1796011113|REQUEUED\n1796011113|TIMEOUT\n", "TIMEOUT"),
+        ("1796011000|FAILED\n", ""),
+        ("1796011113| \n", ""),
+        ("1796011113|\n1796011113\n|\n\n", ""),
+        ("", ""),
+    ],
+)
+def test_accounting_tells_of_the_attempt_that_is_asked_for(text: str, state: str) -> None:
+    """By its time of submission; a state that is left blank says nothing."""
+    assert accounted_state(text, 1796011113) == state
