@@ -44,6 +44,12 @@ LIVES = f"max(up{{{ENGINE}}} == 1)"
 TEAM = f'{RECORDED},team=~"$team"'
 """Of recorded series that name a team: the chosen teams."""
 
+ENGINE_TEAM = f'{ENGINE},team=~"$team"'
+"""Likewise of the engine's series that name a team."""
+
+FULL = ((None, GREY), (0, GREEN), (0.8, ORANGE), (1, RED))
+"""Colours of a used share of a budget; below 0 it is not known."""
+
 ENDING = 'action=~"terminate|requeue",mode="enforce"'
 RULES_PAGE = Link("Rule (engine)", '${engine}/rules#${__data.fields["Rule"]}', elsewhere=True)
 MEASURED = """
@@ -290,6 +296,7 @@ def _money() -> tuple:
             unit="short",
             span=6,
         ),
+        _budgets(),
         graph(
             "Price per hour of what rules found",
             "What the jobs with an open case cost an hour, by rule, whatever of it is of use: a "
@@ -312,9 +319,46 @@ def _money() -> tuple:
             "What of this is measured",
             "What is measured, what is counted, and what is an estimate by which formula.",
             MEASURED,
-            span=12,
-            height=8,
+            height=6,
         ),
+    )
+
+
+def _budgets() -> object:
+    key = "(team, period, unit)"
+    # the largest, the same in every column
+    limit = f"topk(100, min by {key} (gpuwarden_budget_limit{{{ENGINE_TEAM}}}))"
+    used = f"max by {key} (gpuwarden_budget_used{{{ENGINE_TEAM}}})"
+    forecast = f'max by {key} (gpuwarden_budget_forecast{{{ENGINE_TEAM},bound="expected"}})'
+
+    def known(expression: str, ref: str) -> Dataquery:
+        # topk() changes nothing: it says to the linter how many there are
+        return rows(
+            f"topk(100, {expression} and on {key} {limit} or on {key} {limit} * 0 - 1)", ref
+        )
+
+    return listing(
+        "Budgets",
+        "Of each team for each period of the calendar, the tighter of several; and what will be "
+        "used by the period's end at the pace of late. n/a: use is not known, and then no budget "
+        "counts against anybody. No data: there are no budgets, or the engine does not answer.",
+        [
+            rows(limit, "A"),
+            known(used, "B"),
+            known(f"{used} / on {key} ({limit} > 0)", "C"),
+            known(f"{forecast} / on {key} ({limit} > 0)", "D"),
+        ],
+        columns=(
+            Column("team", "Team", links=(to_engine("budgets", "Budgets (engine)"),)),
+            Column("period", "Period"),
+            Column("Value #A", "Budget"),
+            Column("unit", "Unit"),
+            Column("Value #B", "Used"),
+            Column("Value #C", "Used share", "percentunit", steps=FULL),
+            Column("Value #D", "By the end", "percentunit", steps=FULL),
+        ),
+        span=12,
+        height=8,
     )
 
 
@@ -436,9 +480,9 @@ def _alarms() -> tuple:
             ],
             columns=(
                 Column("rule", "Rule", links=(RULES_PAGE,)),
-                Column("Value #A", "Of owners", "percentunit"),
-                Column("Value #B", "Appeals"),
-                Column("Value #C", "Regrets"),
+                Column("Value #A", "Of owners", "percentunit", width=100),
+                Column("Value #B", "Appeals", width=90),
+                Column("Value #C", "Regrets", width=90),
                 Column("reason", "Fallen back for"),
             ),
             span=10,
@@ -480,7 +524,7 @@ def _told() -> tuple:
                 ),
             ],
             columns=(
-                Column("channel", "Channel"),
+                Column("channel", "Channel", width=110),
                 Column(
                     "Value #B",
                     "Proven",

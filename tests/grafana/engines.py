@@ -151,6 +151,16 @@ def _directory(add: Callable[..., None], cards: tuple[Card, ...], start: int) ->
         add("gpuwarden_budget_gpu_hours", hours, team=team, period="month")
         add("gpuwarden_team_gpu_seconds_total", lambda time: 2 * (time - start), team=team)
         add("gpuwarden_booking_gpus", 1, team=team)
+        of = {"team": team, "period": "month"}
+        add("gpuwarden_budget_limit", hours, **of, unit="GPU-hours", kind="hard")
+        add("gpuwarden_budget_limit", hours * 0.9, **of, unit="GPU-hours", kind="soft")
+        add("gpuwarden_budget_limit", hours * 2.5, **of, unit="EUR", kind="soft")
+        # what was used in money is not known, as where a card has no price
+        add("gpuwarden_budget_used", 80, **of, unit="GPU-hours")
+        for bound, share in (("low", 1.4), ("expected", 1.5), ("high", 1.7)):
+            add("gpuwarden_budget_forecast", 80 * share, **of, unit="GPU-hours", bound=bound)
+        for kind in ("hard", "soft"):
+            add("gpuwarden_budget_used_ratio", 80 / hours, **of, kind=kind)
 
 
 def waited(place: int) -> int:

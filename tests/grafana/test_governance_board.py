@@ -82,3 +82,21 @@ def test_a_dead_engine_may_not_end_and_is_not_calm(past: Server) -> None:
     assert value(past, "May end jobs", scenario=NOBODY) == [0]
     assert value(past, "May end jobs", scenario=ENGINE_DEAD) == []
     assert value(past, "Cannot be told", scenario=ENGINE_DEAD) == []
+
+
+def test_a_budget_is_held_against_the_tighter_limit_and_unknown_use_is_not_zero(
+    past: Server,
+) -> None:
+    """Use in money is not known here: it reads n/a, and no share is made of it."""
+    shares = {
+        ref: {
+            (row["metric"]["team"], row["metric"]["unit"]): float(row["value"][1])
+            for row in target_of("Budgets", ref).ask(past)
+        }
+        for ref in "ABCD"
+    }
+    assert shares["A"]["robotics", "GPU-hours"] == 90
+    assert shares["C"]["robotics", "GPU-hours"] == pytest.approx(80 / 90)
+    assert shares["D"]["robotics", "GPU-hours"] == pytest.approx(120 / 90)
+    for ref in "BCD":
+        assert shares[ref]["robotics", "EUR"] == -1
