@@ -26,9 +26,9 @@ from gpuwarden.ruleengine.verdicts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from gpuwarden.ruleengine.prometheus import Sample
+    from gpuwarden.ruleengine.prometheus import Table
 
 SNAPSHOT_INTERVAL_SECONDS = 2.0
 """How often an exporter takes its snapshot; a snapshot up to twice as old is current."""
@@ -67,6 +67,8 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "expected": ("instance",),
 }
 """Inventory query -> the labels that are kept of its rows."""
+OF_VALUES: Final = ("instance", "job_id", "uuid")
+"""The labels that are kept of the rows of a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +148,15 @@ class Assembly:
 
     # -- inventory
 
-    def take_inventory(self, name: str, rows: Iterable[Sample]) -> None:
-        """Keep what is needed of the answer to an inventory query.
+    def take_inventory(self, name: str, rows: Table) -> None:
+        """Keep the answer to an inventory query, beside what is there of it already.
 
         Args:
             name: in `LABELS`.
-            rows: its answer.
+            rows: its answer, with the labels of `LABELS`.
         """
-        labels, shared = LABELS[name], self._shared
-        kept = self._rows[name]
-        for row in rows:
-            known = row.labels
-            texts = [known.get(label, "") for label in labels]
-            kept.append((row.value, tuple(map(shared.setdefault, texts, texts))))
+        shared = self._shared.setdefault
+        self._rows[name] += [(value, tuple(map(shared, texts, texts))) for value, texts in rows]
 
     def lay_out(self, keys: Iterable[SignalKey]) -> None:
         """Put jobs and cards together, with room for their values.
@@ -177,11 +175,16 @@ class Assembly:
                 self._holders[card].append(draft)
         self._card_numbers = {card: self._layout.empty(1) for card in self._cards}
 
-    def _of_jobs(self, name: str) -> Iterator[tuple[_Draft, float, _Texts]]:
+    def _of_jobs(self, name: str, *, found: bool = False) -> Iterator[tuple[_Draft, float, _Texts]]:
         """Rows of an inventory query that belong to a job, with its draft.
 
         Of values that are no flags all are times: the node that counts in other units, or lies, is
         left a moment that stays as early or as late, and has a date.
+
+        Args:
+            name: of the query.
+            found: whether a row is enough to know that there is such a job. What was said until
+                two scrapes ago, of a job that has ended since, is not.
         """
         drafts = self._drafts
         for value, texts in self._rows[name]:
@@ -190,20 +193,26 @@ class Assembly:
                 continue
             draft = drafts.get(job_id)
             if draft is None:
+                if not found:
+                    continue
                 draft = drafts[job_id] = _Draft()
             draft.instances.add(texts[0])
             yield draft, min(max(value, 0.0), LAST_MOMENT), texts
 
     def _drafted(self) -> dict[str, _Draft]:
-        for draft, _, (instance, _, uuid, _) in self._of_jobs("gpu_job_holds_gpu"):
+        for draft, _, (instance, _, uuid, _) in self._of_jobs("gpu_job_holds_gpu", found=True):
             draft.cards.add((instance, uuid))
         names = LABELS["gpu_job_info"][2:]
-        for draft, _, texts in self._of_jobs("gpu_job_info"):
+        for draft, _, texts in self._of_jobs("gpu_job_info", found=True):
             draft.labels.update(
                 {name: text for name, text in zip(names, texts[2:], strict=True) if text}
             )
-        for draft, _, texts in self._of_jobs("gpu_job_executable"):
+        for draft, _, texts in self._of_jobs("gpu_job_executable", found=True):
             draft.executables.add((texts[2], texts[3]))
+        runs = RunDrafts()
+        for draft, _, texts in self._of_jobs("yolo_info", found=True):
+            runs.declare(draft, texts[2], texts[3:])
+        self._amend_runs(runs)
         # Of several nodes: the latest, so that no node's part is judged too early.
         for draft, at, _ in self._of_jobs("gpu_job_start_time_seconds"):
             draft.start = at if draft.start is None else max(draft.start, at)
@@ -214,13 +223,9 @@ class Assembly:
         for draft, at, (_, _, pid) in self._of_jobs("gpu_process_start_time_seconds"):
             if pid.isascii() and pid.isdecimal() and len(pid) <= MAX_PID_DIGITS:
                 draft.processes.add((int(pid), at))
-        self._draft_runs()
         return self._drafts
 
-    def _draft_runs(self) -> None:
-        runs = RunDrafts()
-        for draft, _, texts in self._of_jobs("yolo_info"):
-            runs.declare(draft, texts[2], texts[3:])
+    def _amend_runs(self, runs: RunDrafts) -> None:
         for draft, _, (_, _, run_id, phase) in self._of_jobs("yolo_phase"):
             runs.amend(draft, run_id, phase=phase)
         for draft, at, (_, _, run_id) in self._of_jobs("yolo_phase_start_timestamp_seconds"):
@@ -271,21 +276,19 @@ class Assembly:
 
     # -- answers
 
-    def take_answer(
-        self, key: SignalKey, rows: Sequence[Sample] | str, *, amounts: bool = False
-    ) -> None:
+    def take_answer(self, key: SignalKey, rows: Table | str, *, amounts: bool = False) -> None:
         """Hand the values of an answer to their jobs and cards.
 
         Args:
             key: one of those that were laid out.
-            rows: its answer, or why there is none.
+            rows: its answer with the labels `OF_VALUES`, or why there is none.
             amounts: of a share of the card's memory, whether the rows are `signals.amount` of it.
         """
         if isinstance(rows, str):
             self._failed[key] = rows
             return
-        if key.promql and len(rows) == 1 and math.isfinite(rows[0].value):
-            self._numbers[key] = rows[0].value
+        if key.promql and len(rows) == 1 and math.isfinite(rows[0][0]):
+            self._numbers[key] = rows[0][0]
         spec = signals.SIGNALS.get(key.signal)
         if spec is not None and spec.device:
             self._take_device(key, rows)
@@ -294,30 +297,32 @@ class Assembly:
         else:
             self._take_jobs(key, spec, rows)
 
-    def _take_device(self, key: SignalKey, rows: Sequence[Sample]) -> None:
+    def _take_device(self, key: SignalKey, rows: Table) -> None:
         """Values of cards, whoever uses them."""
         alone, numbers_of = self._layout.first(key, 1), self._card_numbers
-        for row in rows:
-            if not math.isfinite(row.value):
+        for value, (instance, _, uuid) in rows:
+            if not math.isfinite(value):
                 continue
-            card = (row.labels.get("instance", ""), row.labels.get("uuid", ""))
+            card = (instance, uuid)
             numbers = numbers_of.get(card)
             if numbers is not None:
-                numbers[alone] = row.value
+                numbers[alone] = value
             for draft in self._holders.get(card, ()):
-                self._put(draft, key, card[1], row.value)
+                if len(draft.uuids) == 1:
+                    draft.numbers[alone] = value
+                else:
+                    self._put(draft, key, uuid, value)
 
-    def _take_cards(self, key: SignalKey, rows: Sequence[Sample], *, amounts: bool) -> None:
+    def _take_cards(self, key: SignalKey, rows: Table, *, amounts: bool) -> None:
         """Values of jobs on cards."""
         drafts, alone = self._drafts, self._layout.first(key, 1)
-        for row in rows:
-            labels, value = row.labels, row.value
-            draft = drafts.get(labels.get("job_id", ""))
+        for value, (instance, job_id, uuid) in rows:
+            draft = drafts.get(job_id)
             if draft is None or not math.isfinite(value):
                 continue
-            uuids, uuid = draft.uuids, labels.get("uuid", "")
+            uuids = draft.uuids
             if amounts:
-                card = self._cards.get((labels.get("instance", ""), uuid))
+                card = self._cards.get((instance, uuid))
                 whole = None if card is None else card.memory_total_bytes
                 if not whole or not math.isfinite(value := value / whole):
                     continue
@@ -332,13 +337,10 @@ class Assembly:
             if each == uuid:
                 draft.numbers[at] = value
 
-    def _take_jobs(
-        self, key: SignalKey, spec: signals.SignalSpec | None, rows: Sequence[Sample]
-    ) -> None:
+    def _take_jobs(self, key: SignalKey, spec: signals.SignalSpec | None, rows: Table) -> None:
         """Values of jobs as a whole."""
         drafts, totals, counts = self._drafts, dict[str, float](), dict[str, int]()
-        for row in rows:
-            job_id, value = row.labels.get("job_id", ""), row.value
+        for value, (_, job_id, _) in rows:
             if job_id in totals:
                 # A job on several nodes has one row for each: together they are the job's.
                 totals[job_id] += value

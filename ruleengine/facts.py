@@ -7,12 +7,15 @@ and a fixed number of inventory queries. Nothing is decided here; what is missin
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from typing import TYPE_CHECKING
 
+from gpuwarden import durations
 from gpuwarden.catalogue import SCRAPE_JOB
 from gpuwarden.errors import GpuwardenError, TemporaryError
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.assemblies import Assembly, Expectation
+from gpuwarden.ruleengine.assemblies import LABELS, OF_VALUES, Assembly, Expectation
 from gpuwarden.ruleengine.conditions import (
     NoProgress,
     OverBudget,
@@ -21,16 +24,20 @@ from gpuwarden.ruleengine.conditions import (
     Signal,
     leaves,
 )
-from gpuwarden.ruleengine.prometheus import QueryRefused
+from gpuwarden.ruleengine.prometheus import QueryRefused, table, tabulated
 from gpuwarden.ruleengine.verdicts import SignalKey
 
 __all__ = [
     "Expectation",
     "assemble",
     "condition_keys",
+    "current_queries",
     "gather",
     "inventory_queries",
     "needed_keys",
+    "remembered_queries",
+    "silent_nodes",
+    "silent_query",
     "value_queries",
 ]
 
@@ -39,7 +46,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.conditions import Condition
     from gpuwarden.ruleengine.model import RuleSet
-    from gpuwarden.ruleengine.prometheus import Sample, Source
+    from gpuwarden.ruleengine.prometheus import Sample, Source, Table
     from gpuwarden.ruleengine.verdicts import FleetFacts
 
 HELD_FOR = "1h"
@@ -49,6 +56,7 @@ CAUSE_WINDOW_SECONDS = 300.0
 SHARED_CAUSE_SECONDS = 900.0
 """The longest window of a rule that tells causes as well, in place of one of their own."""
 PARALLEL_QUERIES = 8
+_NODE = ("instance",)
 
 _CAUSE_SIGNALS = (
     "gpu_utilization",
@@ -62,11 +70,20 @@ _CAUSE_SIGNALS = (
 
 # Without the gate, Prometheus serves for five minutes what vanished while it was down.
 _STILL = "timestamp({metric}) >= time() - {fresh}"
-_FRESH = "{metric} and " + _STILL
 _LIT = "timestamp(gpuwarden_snapshot_timestamp_seconds) >= time() - {fresh}"
-_REMEMBERED = (
-    _STILL + " or last_over_time({metric}[" + HELD_FOR + "]) unless on (instance) (" + _LIT + ")"
+# What was there until less than two scrapes ago counts as well: it amends jobs and makes none.
+_LATEST = "last_over_time({metric}[{window}])"
+_ONCE = "last_over_time({metric}[" + HELD_FOR + "])"
+_REMEMBERED = _STILL + " or " + _ONCE + " unless on (instance) (" + _LIT + ")"
+REMEMBERED = ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info", "gpu_mig_info")
+"""What is known of a node for `HELD_FOR` after it went dark."""
+_SILENT = (
+    "(group by (instance) (last_over_time(gpuwarden_snapshot_timestamp_seconds[" + HELD_FOR + "]))"
+    " or group by (instance) (last_over_time(gpuwarden_nvml_up[" + HELD_FOR + "])))"
+    " unless on (instance) (" + _LIT + ")"
 )
+MAX_NAMED_NODES = 400
+"""Of more silent nodes than these everything is asked, and not theirs alone."""
 
 
 def needed_keys(rules: RuleSet) -> set[SignalKey]:
@@ -136,7 +153,13 @@ async def gather(
     try:
         async with asyncio.TaskGroup() as group:
             skew = group.create_task(source.clock_skew())
-            for name, query in inventory_queries(scrape_interval, expected_nodes).items():
+            silent = group.create_task(
+                silent_nodes(source, time=time, scrape_interval=scrape_interval)
+            )
+            for name, query in current_queries(scrape_interval, expected_nodes).items():
+                group.create_task(asking.inventory(name, query))
+        async with asyncio.TaskGroup() as group:
+            for name, query in remembered_queries(scrape_interval, silent.result()).items():
                 group.create_task(asking.inventory(name, query))
         assembly.lay_out(key for keys in values.values() for key in keys)
         async with asyncio.TaskGroup() as group:
@@ -151,6 +174,21 @@ async def gather(
     return assembly.facts(skew.result())
 
 
+async def silent_nodes(source: Source, *, time: float, scrape_interval: float) -> list[str]:
+    """The nodes that spoke within `HELD_FOR` and say nothing now.
+
+    Args:
+        source: Prometheus.
+        time: Unix time.
+        scrape_interval: of the nodes, in seconds.
+
+    Raises:
+        ServiceUnavailable: not known.
+    """
+    rows = await table(source, silent_query(scrape_interval), time, _NODE)
+    return [node for _, (node,) in rows]
+
+
 class _Asking:
     """Asks a few queries at a time, and hands each answer on before it asks for more."""
 
@@ -160,14 +198,15 @@ class _Asking:
 
     async def inventory(self, name: str, query: str) -> None:
         async with self._gate:
-            self._assembly.take_inventory(name, await self._source.instant(query, self._time))
+            rows = await table(self._source, query, self._time, LABELS[name])
+            self._assembly.take_inventory(name, rows)
 
     async def values(self, query: str, keys: Sequence[SignalKey]) -> None:
         """What our own queries cannot answer ends the tick; an expression fails alone."""
         async with self._gate:
-            answer: list[Sample] | str
+            answer: Table | str
             try:
-                answer = await self._source.instant(query, self._time)
+                answer = await table(self._source, query, self._time, OF_VALUES)
             except (QueryRefused, TemporaryError) as error:
                 if not keys[0].promql:
                     raise
@@ -215,24 +254,38 @@ def assemble(
     """
     assembly = Assembly(time=time, expected=expected, teams=teams, scrape_interval=scrape_interval)
     for name, found in rows.items():
-        assembly.take_inventory(name, found)
+        assembly.take_inventory(name, tabulated(found, LABELS[name]))
     assembly.lay_out(answers)
     for key, answer in answers.items():
-        assembly.take_answer(key, answer)
+        known = answer if isinstance(answer, str) else tabulated(answer, OF_VALUES)
+        assembly.take_answer(key, known)
     return assembly.facts(skew)
 
 
 def inventory_queries(scrape_interval: float, expected: Expectation) -> dict[str, str]:
-    """Name -> PromQL of what the fleet consists of.
+    """Name -> PromQL of what the fleet consists of, in one question each.
 
     Args:
         scrape_interval: of the nodes, in seconds.
         expected: which nodes should be lit.
     """
     fresh = f"{signals.FRESH_SCRAPES * scrape_interval:g}"
+    remembered = {name: _REMEMBERED.format(metric=name, fresh=fresh) for name in REMEMBERED}
+    return current_queries(scrape_interval, expected) | remembered
+
+
+def current_queries(scrape_interval: float, expected: Expectation) -> dict[str, str]:
+    """Name -> PromQL of what lit nodes say now.
+
+    Args:
+        scrape_interval: of the nodes, in seconds.
+        expected: which nodes should be lit.
+    """
+    seconds = signals.FRESH_SCRAPES * scrape_interval
+    fresh, window = f"{seconds:g}", durations.render(seconds)
     # What is always 1 tells nothing by its value: to know that it is there is enough.
-    there = ("gpu_job_executable", "yolo_info")
-    current = (
+    there = ("gpu_job_executable", "yolo_info", *REMEMBERED)
+    latest = (
         "gpu_memory_total_bytes",
         "gpu_mig_memory_total_bytes",
         "gpu_job_start_time_seconds",
@@ -243,22 +296,50 @@ def inventory_queries(scrape_interval: float, expected: Expectation) -> dict[str
         "yolo_checkpoint_timestamp_seconds",
         "yolo_checkpoint_durable_timestamp_seconds",
     )
-    remembered = ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info", "gpu_mig_info")
     return {
         **{metric: _STILL.format(metric=metric, fresh=fresh) for metric in there},
-        **{metric: _FRESH.format(metric=metric, fresh=fresh) for metric in current},
-        **{metric: _REMEMBERED.format(metric=metric, fresh=fresh) for metric in remembered},
+        **{metric: _LATEST.format(metric=metric, window=window) for metric in latest},
         # Many series of which one is 1: what always stands beside it on a page is asked its age.
         "yolo_phase": "yolo_phase == 1 and on (instance, job_id, run_id) "
         + _STILL.format(metric='yolo_phase{phase="train"}', fresh=fresh),
         "gpu_throttle_active": "gpu_throttle_active == 1 and on (instance, uuid) "
         + _STILL.format(metric="gpu_info", fresh=fresh),
-        "yolo_resume_mode": "yolo_resume_mode == 1 and "
-        + _STILL.format(metric="yolo_resume_mode", fresh=fresh),
+        "yolo_resume_mode": _LATEST.format(metric="yolo_resume_mode", window=window) + " == 1",
         "gpuwarden_snapshot_timestamp_seconds": "gpuwarden_snapshot_timestamp_seconds",
         "scraped": "timestamp(gpuwarden_snapshot_timestamp_seconds)",
         "expected": _expected_query(expected),
     }
+
+
+def remembered_queries(scrape_interval: float, silent: Sequence[str]) -> dict[str, str]:
+    """Name -> PromQL of what silent nodes said last; none where no node is silent.
+
+    An hour of every card is dear to look through, and few nodes are dark.
+
+    Args:
+        scrape_interval: of the nodes, in seconds.
+        silent: their names, as of `silent_nodes`.
+    """
+    if not silent:
+        return {}
+    if len(silent) > MAX_NAMED_NODES:
+        fresh = f"{signals.FRESH_SCRAPES * scrape_interval:g}"
+        lit = _LIT.format(fresh=fresh)
+        return {
+            name: f"{_ONCE.format(metric=name)} unless on (instance) ({lit})" for name in REMEMBERED
+        }
+    names = "|".join(re.escape(node) for node in sorted(silent))
+    chosen = f"{{instance=~{json.dumps(names, ensure_ascii=False)}}}"
+    return {name: _ONCE.format(metric=name + chosen) for name in REMEMBERED}
+
+
+def silent_query(scrape_interval: float) -> str:
+    """PromQL of the nodes that spoke within `HELD_FOR` and say nothing now.
+
+    Args:
+        scrape_interval: of the nodes, in seconds.
+    """
+    return _SILENT.format(fresh=f"{signals.FRESH_SCRAPES * scrape_interval:g}")
 
 
 def _expected_query(expected: Expectation) -> str:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
-from gpuwarden.ruleengine.prometheus import QueryRefused
+from gpuwarden.ruleengine.prometheus import QueryRefused, table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from gpuwarden.ruleengine.prometheus import Sample, Source
+    from gpuwarden.ruleengine.prometheus import Sample, Source, Table
     from gpuwarden.ruleengine.verdicts import FleetFacts
 
 FRESH_SCRAPES = 2.0
@@ -46,6 +46,14 @@ class Replica:
             return await self._source.instant(query, time)
         except (ServiceUnavailable, QueryRefused) as error:
             # Thanos refuses a query as such when one of its stores is away.
+            self.failed = error
+            raise
+
+    async def table(self, query: str, time: float, labels: tuple[str, ...]) -> Table:
+        """Ask; it is remembered if that fails."""
+        try:
+            return await table(self._source, query, time, labels)
+        except (ServiceUnavailable, QueryRefused) as error:
             self.failed = error
             raise
 

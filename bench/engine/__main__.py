@@ -9,6 +9,7 @@ is missed.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import platform
@@ -24,7 +25,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from bench.engine import fleets, servers
 from bench.engine.figures import Figures, missed, table
 from bench.engine.ticks import TICK_SECONDS, written_settings
-from gpuwarden.ruleengine.facts import Expectation, inventory_queries, value_queries
+from gpuwarden.ruleengine.facts import (
+    Expectation,
+    current_queries,
+    remembered_queries,
+    silent_nodes,
+    silent_query,
+    value_queries,
+)
+from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.rulebooks import RuleBook
 
 if TYPE_CHECKING:
@@ -102,7 +111,7 @@ def _measure(cards: int, ticks: int) -> Figures:
             prometheus.url, folder, WARM_UP_TICKS + ticks, advance=lambda: progress.advance(bar)
         )
         bar = progress.add_task(f"{cards} cards: rule group", total=ticks)
-        expressions = _expressions(settings)
+        expressions = _expressions(settings, prometheus.url)
         seconds = _group(prometheus, expressions, ticks, advance=lambda: progress.advance(bar))
     measured = lines[WARM_UP_TICKS:]
     return Figures(
@@ -118,10 +127,20 @@ def _measure(cards: int, ticks: int) -> Figures:
     )
 
 
-def _expressions(settings: Settings) -> list[str]:
+def _expressions(settings: Settings, url: str) -> list[str]:
+    """What a tick asks, as it is asked of this fleet."""
     rules, interval = RuleBook(settings).rules, settings.values.scrape_interval
-    inventory = inventory_queries(interval, Expectation())
-    return [*inventory.values(), *value_queries(rules, interval)]
+
+    async def silent() -> list[str]:
+        async with PrometheusClient(url, timeout=60.0) as client:
+            return await silent_nodes(client, time=time.time(), scrape_interval=interval)
+
+    return [
+        silent_query(interval),
+        *current_queries(interval, Expectation()).values(),
+        *remembered_queries(interval, asyncio.run(silent())).values(),
+        *value_queries(rules, interval),
+    ]
 
 
 def _ticks(url: str, folder: Path, count: int, *, advance: Advance) -> list[dict[str, Any]]:

@@ -8,10 +8,10 @@ import pytest
 from tests.ruleengine.fleets import NOW_FACTS
 
 from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.assemblies import LAST_MOMENT, Assembly
+from gpuwarden.ruleengine.assemblies import LABELS, LAST_MOMENT, OF_VALUES, Assembly
 from gpuwarden.ruleengine.facts import Expectation, assemble
 from gpuwarden.ruleengine.messages import local_time
-from gpuwarden.ruleengine.prometheus import Sample
+from gpuwarden.ruleengine.prometheus import Sample, tabulated
 from gpuwarden.ruleengine.verdicts import FleetFacts, RunFacts, SignalKey
 
 NODE = "n1:9835"
@@ -101,11 +101,11 @@ def _shares(amount: float, *, known: bool = True, total: float = 40.0) -> dict[s
     """A job's share of its card, from its amount."""
     share = SignalKey("gpu_memory_share", "avg", 300)
     parts = Assembly(time=NOW_FACTS, expected=Expectation(number=1), teams={}, scrape_interval=5.0)
-    parts.take_inventory("gpu_job_holds_gpu", [_row(1, uuid="g0")])
-    if known:
-        parts.take_inventory("gpu_memory_total_bytes", [_row(total, uuid="g0")])
+    for name, value in {"gpu_job_holds_gpu": 1, "gpu_memory_total_bytes": total}.items():
+        if known or name == "gpu_job_holds_gpu":
+            parts.take_inventory(name, tabulated([_row(value, uuid="g0")], LABELS[name]))
     parts.lay_out([share])
-    parts.take_answer(share, [_row(amount, uuid="g0")], amounts=True)
+    parts.take_answer(share, tabulated([_row(amount, uuid="g0")], OF_VALUES), amounts=True)
     return dict(parts.facts(0.0).jobs["j"].values.get(share, {}))
 
 

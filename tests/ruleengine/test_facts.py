@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from gpuwarden.ruleengine.prometheus import Table
+
 UTILIZATION = {
     "signal": "gpu_utilization",
     "agg": "max",
@@ -138,11 +140,11 @@ class _Doubled(PrometheusClient):
 
     node = ""
 
-    async def instant(self, query: str, time: float) -> list[Sample]:
+    async def table(self, query: str, time: float, labels: tuple[str, ...]) -> Table:
         """The rows, and those of the node once more."""
-        rows = await super().instant(query, time)
-        twice = [row for row in rows if row.labels.get("instance") == self.node]
-        return rows + [Sample({**row.labels, "cluster": "b"}, row.value) for row in twice]
+        rows = await super().table(query, time, labels)
+        node = labels.index("instance") if "instance" in labels else None
+        return [*rows, *(row for row in rows if node is not None and row[1][node] == self.node)]
 
 
 def test_a_node_that_is_there_twice_is_not_believed(server: Server, fleet: FleetFacts) -> None:

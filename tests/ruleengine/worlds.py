@@ -10,6 +10,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import re
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,7 +36,7 @@ from gpuwarden.agent_api import (
 )
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.facts import needed_keys
+from gpuwarden.ruleengine.facts import needed_keys, silent_query
 from gpuwarden.ruleengine.prometheus import Sample
 from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS
 from gpuwarden.ruleengine.signals import query as signal_query
@@ -154,18 +155,25 @@ class Fleet:
         return rows
 
     def _inventory(self, query: str, time: float) -> list[Sample]:
-        metric = query.split(" ", 1)[0].removeprefix("timestamp(").rstrip(")")
         lit = [node for node, up in self.nodes.items() if up]
+        if query == silent_query(self.scrape_interval):
+            return [Sample({"instance": node}, 1.0) for node in self.nodes if node not in lit]
         if query == "timestamp(gpuwarden_snapshot_timestamp_seconds)":
             return [Sample({"instance": node}, time - 1.0) for node in lit]
+        if query == "gpuwarden_snapshot_timestamp_seconds":
+            return [Sample({"instance": node}, time - 2.0) for node in lit]
         if query == LEFT:
             return [Sample({"uuid": uuid}, left) for uuid, left in self.unattributed.items()]
         if query.startswith("count(up"):
             return [Sample({}, float(len(self.nodes)))]
-        if metric == "gpuwarden_snapshot_timestamp_seconds":
-            return [Sample({"instance": node}, time - 2.0) for node in lit]
+        metric = re.sub(r"^(timestamp|last_over_time)\(|\W.*", "", query, flags=re.DOTALL)
+        # What silent nodes said last is asked apart, by their names.
+        heard = [node for node in self.nodes if (node in lit) is not ("{instance=~" in query)]
+        return self._said(metric, [job for job in self.jobs if job.instance in heard])
+
+    def _said(self, metric: str, jobs: list[Job]) -> list[Sample]:
         rows = self._spare(metric)
-        for job in self.jobs:
+        for job in jobs:
             base = {"instance": job.instance, "job_id": job.job_id}
             card = {"instance": job.instance, "uuid": job.uuid, "gpu": "0"}
             if metric == "gpu_job_holds_gpu":
@@ -175,8 +183,6 @@ class Fleet:
                 rows.append(Sample({**base, **info, "interactive": "true"}, 1.0))
             elif metric == "gpu_info":
                 rows.append(Sample({**card, "name": A100}, 1.0))
-            elif not self.nodes[job.instance]:
-                continue
             else:
                 rows += self._lit_inventory(metric, job, base, card)
         return rows
