@@ -467,7 +467,9 @@ def _unescape(text: str) -> str:
     def plain(match: re.Match[bytes]) -> bytes:
         return bytes([int(match[1], 16)]) if match[1] else match[2]
 
-    return _ESCAPED.sub(plain, text.encode()).decode("utf-8", "surrogateescape")
+    return _ESCAPED.sub(plain, text.encode("utf-8", "surrogateescape")).decode(
+        "utf-8", "surrogateescape"
+    )
 
 
 def parse(text: str, file: str = "scenario") -> Scenario:

@@ -7,14 +7,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import promql_parser
-
 from gpuwarden.catalogue import SCRAPE_JOB
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.findings import CannotCheck, Check
 from gpuwarden.node_api import REGISTER_PATH
 from gpuwarden.ruleengine import doctor_findings as known
 from gpuwarden.ruleengine.doctor_centres import SECONDS, finite
+from gpuwarden.ruleengine.expressions import parsed
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.prometheus_settings import client_of
 from gpuwarden.yaml_files import load_located
@@ -259,7 +258,7 @@ def shipped_rules(folder: Path) -> set[tuple[str, str]]:
 def written(query: str) -> str:
     """An expression without what its author's hand adds: spaces, quotes, order of matchers."""
     try:
-        text = promql_parser.parse(query).prettify()
+        text = parsed(query).prettify()
     except (ValueError, AttributeError):
         text = query
     return re.sub(r"\s+", "", text)

@@ -127,6 +127,21 @@ class ExpressionFinding:
     hint: str | None = None
 
 
+def parsed(text: str) -> promql.Expr:
+    """The tree of an expression.
+
+    Raises:
+        ValueError: it is none, or the parser does not get through it. A panic of the parser, which
+            is written in Rust, is no Exception: let through, a rule file would end the engine.
+    """
+    try:
+        return promql.parse(text)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(str(error)) from error
+
+
 def check(text: str, *, per_job: bool = True) -> list[ExpressionFinding]:
     """Lint an expression that should give one number for each `job_id`, or one in all.
 
@@ -135,7 +150,7 @@ def check(text: str, *, per_job: bool = True) -> list[ExpressionFinding]:
         per_job: whether its rows belong to jobs.
     """
     try:
-        root = promql.parse(text)
+        root = parsed(text)
     except ValueError as error:
         return [ExpressionFinding("GW213", Severity.ERROR, f"this is not PromQL: {error}")]
     found = [finding for node in _walk(root) for finding in _node_findings(node)]

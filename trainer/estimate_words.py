@@ -14,6 +14,7 @@ from gpuwarden import estimate_tables, estimates
 from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import InvalidInput, MissingExtra
 from gpuwarden.estimates import Gpu, ModelCosts, Unknown, Workload
+from gpuwarden.trainer import places
 from gpuwarden.trainer.image_counts import count_images
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _truth(key: str, text: str) -> bool:
 
 def _model(name: str, task: str | None) -> ModelCosts:
     """From the table; else, where it is a YAML, measured."""
-    path = Path(name).expanduser()
+    path = places.named(name)
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     if is_yaml and path.is_file():
         return _measured(path.absolute(), name)
@@ -210,7 +211,7 @@ def _trained_from(weights: Path) -> str | None:
 
 
 def _yaml(name: str, model: ModelCosts) -> str:
-    path = Path(name).expanduser()
+    path = places.named(name)
     if path.suffix.lower() in (".yaml", ".yml"):
         return str(path.absolute()) if path.is_file() else path.name
     return f"{model.name}.yaml"
@@ -250,7 +251,7 @@ def _needing_ultralytics(ask: Callable[[], _Found]) -> _Found:
 
 
 def _description(data: str) -> Path | None:
-    path = Path(data).expanduser()
+    path = places.named(data)
     return path if path.suffix.lower() in (".yaml", ".yml") and path.is_file() else None
 
 

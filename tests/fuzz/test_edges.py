@@ -36,6 +36,11 @@ def test_every_program_has_its_edges_and_each_its_own_name() -> None:
 AUDIT = (Path(__file__).parents[2] / "bench/fuzz/seeds/audit.json").read_bytes()
 STAT = b"4242 (x) S 1 1 1 0 -1 0 0 0 0 0 %d 4 5 6 20 0 1 0 77 0 9\n"
 STATUS = b"Name:\tx\nUid:\t1000\t1000\t1000\t1000\n"
+PANIC = (
+    next(item for item in TARGETS if item.name == "rule files")
+    .seeds[0]
+    .replace(b"(gpu_job_threads)", b"(max_over_time(gpu_job_threads[" + b"9" * 60 + b"d:1s]))")
+)
 GREETINGS = (
     b"220 mail\r\n",
     b"250 mail\r\n",
@@ -61,6 +66,13 @@ FOUND = (
         "answers of mail servers",
         SPLIT.join((*GREETINGS, "554 \u62d2\u7edd\r\n".encode("gbk"))),
     ),
+    ("PromQL of rules", b"x[" + b"2" * 60 + b":1]"),
+    ("rule files", PANIC),
+    ("scenarios", b'card index=0 name="\\x41\xc8"\n'),
+    ("words of an estimate", b"model=~nobody-is-called-so\0gpu=A100 40GB"),
+    ("words of an estimate", b"model=yolov8m\0data=~nobody-is-called-so/a.yaml"),
+    ("words of an estimate", b"gpu=A100 40GB\0model=" + b"a" * 300 + b".yaml"),
+    ("words of an estimate", b"model=yolov8m\0gpu=A100 40GB\0data=" + b"a" * 300),
     ("the agent's journal", b'{"version": 1, "event": "epoch", "epoch": 1e999}\n'),
     ("audits to be verified", b'{"schema": "gpuwarden.audit/v1"}'),
     ("audits to be verified", AUDIT.replace(b'"sentence"', b'"sentances"')),

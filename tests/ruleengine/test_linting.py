@@ -310,3 +310,9 @@ def test_a_misspelt_metric_is_suggested() -> None:
     (finding,) = expressions.check("gpu_job_thread")
     assert finding.hint == 'did you mean "gpu_job_threads"?'
     assert finding.severity is Severity.ERROR
+
+
+def test_a_panic_of_the_parser_is_a_mistake_like_others() -> None:
+    """The parser is written in Rust, and its panic no Exception: the engine would end by it."""
+    (found,) = expressions.check(f"max by (job_id) (gpu_job_threads[{'9' * 60}d:1s])")
+    assert (found.code, found.severity) == ("GW213", Severity.ERROR)
