@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.losses import Loss
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.records import Decision, Keep, StoredCase
-    from gpuwarden.ruleengine.verdicts import Grade, JobFacts, Verdict
+    from gpuwarden.ruleengine.verdicts import GpuFacts, Grade, JobFacts, Verdict
 
 JOBS_SCHEMA = "gpuwarden.jobs/v1"
 JOB_SCHEMA = "gpuwarden.job/v1"
@@ -74,6 +74,7 @@ def job_document(engine: Engine, job_id: str) -> dict[str, Any] | None:
         if verdict is not None or stored is not None:
             user = stored.case.user if stored is not None else "" if job is None else job.user
             rules.append(_rule(engine, engine.trials.applied(rule, user), verdict, stored))
+    rules.sort(key=lambda told: told["case"] is None)  # what is broken is what is asked about
     if job is None and not (decisions or events or past or rules):
         return None
     return {
@@ -254,10 +255,16 @@ def _job_head(job: JobFacts) -> dict[str, Any]:
         "team": job.team,
         "node": job.instance,
         "framework": job.framework,
-        "gpus": [gpu.index or gpu.uuid for gpu in job.gpus],
+        "gpus": [_gpu(gpu, job.instance) for gpu in job.gpus],
         "run_id": None if job.run is None else job.run.run_id,
         "fresh": job.fresh,
     }
+
+
+def _gpu(gpu: GpuFacts, node: str) -> str:
+    """Its index; of a job over several nodes, with the node where that is not the job's first."""
+    name = gpu.index or gpu.uuid
+    return name if gpu.instance in ("", node) else f"{gpu.instance} GPU {name}"
 
 
 def _job(engine: Engine, job: JobFacts) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -103,12 +103,19 @@ class Readings:
             decisions=decided["decisions"],
             numbers={
                 "jobs": len(jobs),
-                "cards": sum(len(job["gpus"]) for job in jobs),
+                "cards": self._held(job["job_id"] for job in jobs),
                 "breaking": len(broken),
                 "kept": len(protections["keeps"]),
                 "nodes": f"{nodes['lit']} of {nodes['expected']}" if nodes else "unknown",
             },
         )
+
+    def _held(self, jobs: Iterable[str]) -> int:
+        """Cards that these jobs hold; one that several hold is one."""
+        facts = self._engine.view.facts
+        known = {} if facts is None else facts.jobs
+        held = (gpu for job in jobs if job in known for gpu in known[job].gpus)
+        return len({(gpu.instance, gpu.uuid) for gpu in held})
 
     def _overall(self, jobs: int, broken: int, person: Person) -> tuple[str, str]:
         whose = "your " if person.role is Role.OWNER else ""

@@ -14,7 +14,7 @@ from tests.grafana.histories import DAY
 from tests.servers import backfill, prometheus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from tests.grafana.histories import Window
@@ -25,10 +25,17 @@ EXACT, SHORT = "--query.lookback-delta=4s", "--query.lookback-delta=59s"
 """For a server that records, at moments of samples alone, and for one asked by the minute."""
 
 
-def write(storage: Path, scenarios: Sequence[Scenario]) -> None:
-    """Histories first, then recorded series layer by layer: each rests on what is there."""
+def write(storage: Path, scenarios: Sequence[Scenario], *, fine: Collection[str] = ()) -> None:
+    """Histories first, then recorded series layer by layer: each rests on what is there.
+
+    Args:
+        storage: folder of the database.
+        scenarios: what it holds.
+        fine: names of series that are finer in a window's fine part, beside those that recording
+            rules look at.
+    """
     layers = recordings.layers()
-    fine = recordings.needed(layers)
+    fine = {*fine, *recordings.needed(layers)}
     for scenario in scenarios:
         _fill(scenario.history().text(fine), storage, scenario.window)
     for layer in layers:

@@ -475,3 +475,39 @@ def test_a_grades_own_numbers_are_on_the_jobs_page(servers: World) -> None:
             assert grade["evidence"][0]["measured"] in html.unescape(page)
 
     asyncio.run(story())
+
+
+def test_a_shared_card_counts_once_and_cards_elsewhere_name_their_node(servers: World) -> None:
+    """On the landing page two jobs on one card hold one; a job's page says which card is where."""
+    far = "gpu02.example.org:9835"
+    servers.fleet.nodes[far] = True
+    servers.fleet.jobs += [
+        Job("proc-2", uuid="GPU-1"),
+        Job("wide", uuid="GPU-3"),
+        Job("wide", uuid="GPU-4", instance=far),
+    ]
+
+    async def story() -> None:
+        async with asked(servers) as (world, client):
+            await world.tick()
+            assert "<b>3</b> GPUs held by them" in (await client.get("/")).text
+            job = (await client.get("/v1/jobs/wide")).json()["job"]
+            assert sorted(job["gpus"]) == ["0", f"{far} GPU 0"]
+
+    asyncio.run(story())
+
+
+def test_rules_that_a_job_breaks_come_first_on_its_page(servers: World) -> None:
+    """Whatever their order in the file."""
+    text = (servers.folder / "rules.yaml").read_text()
+    head, rule = text.split("- id: idle-held", 1)
+    calm = rule.replace("at_most: 5%", "above: 99%")
+    (servers.folder / "rules.yaml").write_text(f"{head}- id: calm{calm}\n- id: idle-held{rule}")
+
+    async def story() -> None:
+        async with asked(servers) as (world, client):
+            await world.tick(2)
+            rules = (await client.get("/v1/jobs/proc-1")).json()["rules"]
+            assert [rule["rule"] for rule in rules] == ["idle-held", "calm"]
+
+    asyncio.run(story())

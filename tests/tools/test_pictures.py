@@ -72,6 +72,20 @@ def test_an_address_names_board_theme_and_choice() -> None:
     )
 
 
+def test_the_guide_to_the_boards_names_panels_that_they_have() -> None:
+    """Every panel in italics is on one of the boards of its line."""
+    titles = {}
+    for path in BOARDS:
+        panels = lint.every_panel(json.loads(path.read_text()))
+        titles[path.stem.removeprefix("gpuwarden-")] = {panel["title"] for panel in panels}
+    guide = (ROOT / "docs" / "boards.md").read_text()
+    lines = re.findall(r"^\|[^|]+\| (\w[^|]*) \| (.+) \|$", guide, re.MULTILINE)[1:]
+    assert len(lines) > 5
+    for named, look in lines:
+        there = set().union(*(titles[name.lower()] for name in named.split(", ")))
+        assert set(re.findall(r"\*([^*]+)\*", look)) <= there, named
+
+
 def test_pictures_in_docs_are_small() -> None:
     """All of them, however they were made."""
     large = [path.name for path in FOLDER.glob("*.png") if path.stat().st_size > MOST_BYTES]

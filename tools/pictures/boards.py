@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grafana import build
+from playwright.async_api import TimeoutError as NotStill
 from tests.browsers import chromium
 from tests.grafana import asking, databases
 from tests.grafana.scenarios import HEALTHY
@@ -21,7 +22,7 @@ from tests.servers import prometheus
 from tools.pictures import previews
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from playwright.async_api import Page
     from tests.servers import Server
@@ -66,11 +67,11 @@ def views() -> list[View]:
 
 
 @contextlib.contextmanager
-def past() -> Iterator[Server]:
-    """A Prometheus that holds the generated day."""
+def past(fine: Collection[str] = ()) -> Iterator[Server]:
+    """A Prometheus that holds the generated day; `fine` as for `databases.write`."""
     with tempfile.TemporaryDirectory(prefix="gpuwarden-boards-") as folder:
         storage = Path(folder) / "tsdb"
-        databases.write(storage, [HEALTHY])
+        databases.write(storage, [HEALTHY], fine=fine)
         with prometheus(databases.NO_CONFIG, storage, flags=[databases.SHORT]) as server:
             yield server
 
@@ -126,9 +127,12 @@ async def _picture(page: Page, url: str) -> bytes:
 
 
 async def _settled(page: Page, faults: list[str]) -> None:
-    await page.wait_for_function(
-        "preview.failed.length || preview.settled()", timeout=SETTLED_MILLISECONDS
-    )
+    try:
+        await page.wait_for_function(
+            "preview.failed.length || preview.settled()", timeout=SETTLED_MILLISECONDS
+        )
+    except NotStill as error:
+        raise BoardFailedError(f"{page.url} is not still; {'; '.join(faults)}") from error
     faults = [*faults, *await page.evaluate("preview.failed")]
     if faults:
         raise BoardFailedError("\n".join(dict.fromkeys(faults)))

@@ -1,6 +1,7 @@
-"""Pictures of the engine's pages: a real engine serves them, over the fleet of tests/ruleengine.
+"""Pictures of the engine's pages, as a real engine serves them.
 
-The engine's clock is the suite's own, so that times and figures are the same in every picture.
+Of the generated day, but for the audit of a reclaim: that is of the fleet of tests/ruleengine,
+where an agent ends jobs. Clocks are the suites' own, so that times are always the same.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tests.browsers import chromium
 from tests.ruleengine.browsing import OLGA, browsed
 from tests.ruleengine.engines import world
 from tests.servers import free_port
+from tools.pictures import days
 
 from gpuwarden.ruleengine.case_records import CaseState
 
@@ -27,9 +29,8 @@ if TYPE_CHECKING:
 
 DESK, PHONE = (1180, 800), (390, 844)
 SCHEMES: dict[Literal["light", "dark"], str] = {"light": "", "dark": "-dark"}
-JOBS = 24
 HELD_BACK_TICKS = 7
-"""For so long the kill switch is on: what held an end back is part of its audit."""
+"""For so long the kill switch is on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +48,34 @@ class Page:
     size: tuple[int, int] = DESK
 
 
+OF_THE_DAY = (
+    Page("/", "overview", (1180, 600)),
+    Page("/jobs", "jobs", (1180, 580)),
+    Page("/jobs/j-ben", "job", (1180, 1010)),
+    Page("/jobs/j-ben", "job-phone", PHONE),
+    Page("/jobs/j-cho", "job-training", (1180, 860)),
+    Page("/cards", "cards", (1180, 600)),
+    Page("/shares", "shares", (1180, 460)),
+)
+"""Of the engine that judges the generated day."""
+
+
 @contextlib.asynccontextmanager
 async def fleet() -> AsyncIterator[tuple[World, str]]:
     """An engine with its pages at an address, at the moment when an owner has been told."""
     with tempfile.TemporaryDirectory(prefix="gpuwarden-pages-") as folder:
         port = free_port()
         with world(Path(folder)) as servers:
-            async with browsed(servers, port, jobs=JOBS) as made:
+            async with browsed(servers, port) as made:
                 yield made, f"http://127.0.0.1:{port}"
 
 
 async def take(album: Album) -> None:
     """Picture the pages as an operator reads them, in light and dark."""
+    async with days.engine() as (_, url), chromium() as browser:
+        await _take(album, browser, url, OF_THE_DAY)
     async with fleet() as (made, url), chromium() as browser:
-        broken = sorted(
-            stored.case.job_id
-            for stored in made.engine.cases.all()
-            if stored.case.job_id.startswith("proc-5")
-        )
-        job = f"/jobs/{broken[0]}"
-        await _take(
-            album,
-            browser,
-            url,
-            [
-                Page("/", "overview", (1180, 560)),
-                Page("/jobs", "jobs", (1180, 640)),
-                Page(job, "job", (1180, 1300)),
-                Page(job, "job-phone", PHONE),
-                Page("/cards", "cards", (1180, 640)),
-                Page("/shares", "shares", (1180, 400)),
-            ],
-        )
+        # what held an end back is part of its audit
         kill_switch = made.folder / "halt"
         kill_switch.touch()
         await made.until(CaseState.DUE)
@@ -86,14 +83,8 @@ async def take(album: Album) -> None:
         kill_switch.unlink()
         await made.until(CaseState.VERIFIED)
         (decision,) = made.engine.ledger.job_decisions("proc-1")
-        await _take(
-            album,
-            browser,
-            url,
-            [
-                Page(f"/decisions/{decision.id}", "reclaim", (1180, 2000)),
-            ],
-        )
+        path = f"/decisions/{decision.id}"
+        await _take(album, browser, url, [Page(path, "reclaim", (1180, 2000))])
 
 
 async def _take(album: Album, browser: Browser, url: str, pages: Sequence[Page]) -> None:

@@ -51,7 +51,14 @@ def built() -> Path:
     installed = SOURCES / "node_modules" / ".package-lock.json"
     if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
         # no package's own scripts are run; peers are resolved as the lock file has them
-        words = ("ci", "--ignore-scripts", "--legacy-peer-deps", "--no-audit", "--no-fund")
+        words = (
+            "ci",
+            "--omit=dev",
+            "--ignore-scripts",
+            "--legacy-peer-deps",
+            "--no-audit",
+            "--no-fund",
+        )
         _run("npm", *words, seconds=NPM_SECONDS)
     _run("node", "build.mjs", seconds=BUILD_SECONDS)
     STAMP.write_text(wanted)

@@ -13,13 +13,19 @@ from rich.terminal_theme import MONOKAI, TerminalTheme
 from rich.text import Text
 from tests.browsers import chromium
 from tests.ruleengine.browsing import OLGA
-from tools.pictures import pages, programs
+from tools.pictures import days, programs
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
     from tools.pictures.albums import Album
 
-COLUMNS, LINES = 150, 34
+COLUMNS, LINES = 132, 40
+COMMANDS = {"top": ("top", "--once"), "why": ("why", "j-cho")}
+"""Name of the picture -> words after `gpuwarden`."""
+
+ENGINE = "gpuwarden.example.org"
+"""What stands for the loopback's address."""
+
 LIGHT = TerminalTheme(
     (255, 255, 255),
     (31, 35, 40),
@@ -37,18 +43,16 @@ pre {{ margin: 0; font: 15px/1.3 "DejaVu Sans Mono", monospace; color: {text}; }
 
 
 async def take(album: Album) -> None:
-    """Picture `gpuwarden top` over the engine of the pages, as an operator sees it."""
-    async with pages.fleet() as (made, url), chromium() as browser:
+    """Picture what an operator reads about the generated day."""
+    async with days.engine() as (made, url), chromium() as browser:
         token = made.folder / "token"
         token.write_text(OLGA)
         token.chmod(0o600)
-        painted = await programs.paint(
-            *("top", "--once", "--engine.url", url, "--token-file", str(token)),
-            columns=COLUMNS,
-            lines=LINES,
-            environment={},
-        )
-        await _draw(album, browser, "top", painted, command="gpuwarden top --once")
+        known = {"GPUWARDEN_ENGINE_URL": url, "GPUWARDEN_TOKEN_FILE": str(token)}
+        for name, words in COMMANDS.items():
+            painted = await programs.paint(*words, columns=COLUMNS, lines=LINES, environment=known)
+            painted = painted.replace(url.removeprefix("http://"), ENGINE)
+            await _draw(album, browser, name, painted, command=" ".join(("gpuwarden", *words)))
 
 
 async def _draw(album: Album, browser: Browser, name: str, painted: str, *, command: str) -> None:

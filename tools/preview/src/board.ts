@@ -5,6 +5,8 @@ import {
   DataSourceVariable,
   EmbeddedScene,
   IntervalVariable,
+  LocalValueVariable,
+  MultiValueVariable,
   QueryVariable,
   SceneControlsSpacer,
   SceneDataLayerSet,
@@ -31,11 +33,12 @@ export interface Shown {
   open: boolean; // collapsed rows, opened
 }
 
-export function scene(board: any, shown: Shown): EmbeddedScene {
+// The body comes once variables have their values: panels may be repeated for each.
+export async function scene(board: any, shown: Shown): Promise<EmbeddedScene> {
   const set = new SceneVariableSet({
     variables: board.templating.list.map((one: any) => variable(one, shown.values[one.name])),
   });
-  return new EmbeddedScene({
+  const made = new EmbeddedScene({
     $timeRange: new SceneTimeRange({ from: shown.from, to: shown.to, timeZone: 'utc' }),
     $variables: set,
     $data: new SceneDataLayerSet({ layers: annotations(board) }),
@@ -47,11 +50,52 @@ export function scene(board: any, shown: Shown): EmbeddedScene {
       new SceneTimePicker({ isOnCanvas: true }),
       new SceneRefreshPicker({ refresh: board.refresh, isOnCanvas: true }),
     ],
-    body: new SceneGridLayout({
-      isLazy: false,
-      children: rows(board.panels, shown),
-    }),
+    body: new SceneGridLayout({ children: [] }),
   });
+  const deactivate = made.activate();
+  while (set.state.variables.some((one) => set.isVariableLoadingOrWaitingToUpdate(one))) {
+    await new Promise((resolve) => setTimeout(resolve, 10));
+  }
+  const panels = repeated(board.panels, set);
+  deactivate();
+  made.setState({ body: new SceneGridLayout({ isLazy: false, children: rows(panels, shown) }) });
+  return made;
+}
+
+// Panels with `repeat`, once for each value of the variable, side by side in rows; what is below
+// moves down as in Grafana.
+function repeated(panels: any[], set: SceneVariableSet): any[] {
+  const found: any[] = [];
+  let shift = 0;
+  for (const panel of panels) {
+    const at = { ...panel.gridPos, y: panel.gridPos.y + shift };
+    if (panel.type === 'row' && panel.panels?.length) {
+      found.push({ ...panel, gridPos: at, panels: repeated(panel.panels, set) });
+      continue;
+    }
+    const chosen = panel.repeat ? set.getByName(panel.repeat) : undefined;
+    if (!(chosen instanceof MultiValueVariable)) {
+      found.push({ ...panel, gridPos: at });
+      continue;
+    }
+    const { hasAllValue, options } = { hasAllValue: chosen.hasAllValue(), ...chosen.state };
+    const values = hasAllValue ? options.map((one) => one.value) : [chosen.getValue()].flat();
+    const across =
+      panel.repeatDirection === 'v' ? 1 : Math.min(values.length, panel.maxPerRow ?? 4);
+    const width = panel.repeatDirection === 'v' ? at.w : 24 / Math.max(1, across);
+    values.forEach((value, place) => {
+      const gridPos = {
+        x: panel.repeatDirection === 'v' ? at.x : (place % across) * width,
+        y: at.y + Math.floor(place / across) * at.h,
+        w: width,
+        h: at.h,
+      };
+      const own = { name: panel.repeat, value: `${value}` };
+      found.push({ ...panel, id: `${panel.id}-${place}`, gridPos, own });
+    });
+    shift += (Math.ceil(values.length / across) - 1) * at.h;
+  }
+  return found;
 }
 
 function variable(one: any, chosen?: string[]) {
@@ -170,6 +214,7 @@ function item(panel: any, shift: number): SceneGridItem {
     isDraggable: false,
     body: new VizPanel({
       key: `panel-${panel.id}`,
+      $variables: panel.own && new SceneVariableSet({ variables: [own(panel.own)] }),
       title: panel.title ?? '',
       description: panel.description,
       pluginId: panel.type,
@@ -179,6 +224,10 @@ function item(panel: any, shift: number): SceneGridItem {
       $data: data(panel),
     }),
   });
+}
+
+function own({ name, value }: { name: string; value: string }) {
+  return new LocalValueVariable({ name, value, text: value });
 }
 
 function data(panel: any) {

@@ -12,7 +12,7 @@ import {
 import { GlobalStyles, PortalContainer, ThemeContext } from '@grafana/ui';
 import { createRoot } from 'react-dom/client';
 import { BrowserRouter } from 'react-router-dom';
-import { type Observable, catchError, concat, map, of } from 'rxjs';
+import { type Observable, catchError, concat, finalize, map, of } from 'rxjs';
 import { scene } from './board';
 import { registerFields } from './fields';
 import { heatmap } from './panels/heatmap';
@@ -59,23 +59,20 @@ Object.assign(window, { preview: { settled, failed } });
 function run(source: any, request: any): Observable<PanelData> {
   const state = { series: [], timeRange: request.range, request };
   asked += 1;
-  const done = () => {
+  // also when nobody waits for the answer any more: a variable has changed meanwhile
+  const counted = finalize(() => {
     asked -= 1;
-  };
+  });
   return concat<[PanelData, PanelData]>(
     of({ ...state, state: LoadingState.Loading } as PanelData),
     source.query(request).pipe(
-      map((answer: any) => {
-        done();
-        return { ...state, series: answer.data, state: LoadingState.Done };
-      }),
+      map((answer: any) => ({ ...state, series: answer.data, state: LoadingState.Done })),
       catchError((error: Error) => {
-        done();
         failed.push(error.message);
         return of({ ...state, state: LoadingState.Error, errors: [{ message: error.message }] });
       })
     )
-  );
+  ).pipe(counted as any);
 }
 
 // Grafana's addresses give moments in milliseconds.
@@ -112,7 +109,7 @@ async function start() {
       (values[name.slice(4)] ??= []).push(value);
     }
   }
-  const shown = scene(board, {
+  const shown = await scene(board, {
     from: moment(words.get('from') ?? board.time?.from ?? 'now-6h'),
     to: moment(words.get('to') ?? board.time?.to ?? 'now'),
     values,
