@@ -70,7 +70,6 @@ SERVERS = MappingProxyType(
 """Labels of the series that Prometheus itself makes."""
 
 NOTHING_NEW = frozenset({"and", "unless"})
-COMPARE = frozenset({"==", "!=", ">", "<", ">=", "<="})
 
 
 @dataclass(frozen=True)

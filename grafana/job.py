@@ -44,7 +44,6 @@ OF_RECORDED = f'{RECORDED},job_id="$job_id"'
 ENGINE_LIVES = f"max(up{{{ENGINE}}} == 1)"
 DETECTED = f"gpuwarden_violation_detected_timestamp_seconds{{{OF_ENGINE}}}"
 DUE = f"gpuwarden_violation_due_timestamp_seconds{{{OF_ENGINE}}}"
-RECEIPTS = f"gpuwarden_receipt_timestamp_seconds{{{OF_ENGINE}}}"
 HERE = f"max(gpu_job_holds_gpu{{{JOB}}})"
 """1 while the job holds a card."""
 

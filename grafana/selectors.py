@@ -16,6 +16,9 @@ CARD = f'{NODE},gpu=~"$gpu"'
 ENGINE = f'job="gpuwarden-engine",{CLUSTER}'
 """Of the engine's series."""
 
+RULED = f'{ENGINE},rule=~"$rule"'
+"""Of the engine's series that name a rule: the chosen rules."""
+
 RECORDED = CLUSTER
 """Of recorded series, which carry no scrape job."""
 

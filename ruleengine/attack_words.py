@@ -46,10 +46,6 @@ def heartbeat(target: Target) -> Play:
     return Play((changed(target.job, heartbeat=True, run=run_of(target.job)),))
 
 
-def _longest_phase(rule: Rule) -> str:
-    return max(rule.ignore_phases, key=lambda name: rule.ignore_phases[name], default="validate")
-
-
 def frozen(target: Target) -> Play:
     """It stays in the phase that is ignored for the longest."""
     return Play((changed(target.job, run=run_of(target.job)),), forge=_phases(target, frozen=True))

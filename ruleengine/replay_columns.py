@@ -159,7 +159,6 @@ class Cost:
     queries: int = 0
     samples: int = 0
     received_bytes: int = 0
-    query_seconds: float = 0.0
 
 
 class _TooMuch(ServiceUnavailable):
@@ -268,8 +267,6 @@ class HistoryClient:
         return _joined(parts)
 
     async def _range(self, query: str, ticks: Ticks) -> Columns:
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
         form = {
             "query": query,
             "start": f"{ticks.begin:.3f}",
@@ -293,7 +290,6 @@ class HistoryClient:
             raise kind(f"Prometheus at {self.url}: {error}") from error
         self.cost.queries += 1
         self.cost.received_bytes += len(reply.body)
-        self.cost.query_seconds += loop.time() - begun
         found = self._decoded(reply.body, reply.status, query, ticks)
         self.cost.samples += int(np.count_nonzero(~np.isnan(found.values)))
         return found

@@ -67,13 +67,6 @@ class Prometheus:
         )
         return sum(map(float, found))
 
-    def samples_read(self, expression: str) -> int:
-        """How many samples the evaluation of an expression reads."""
-        answer = self._client.get(
-            f"{self.url}/api/v1/query", params={"query": expression, "stats": "all"}
-        )
-        return int(answer.json()["data"]["stats"]["samples"]["totalQueryableSamples"])
-
 
 @contextlib.contextmanager
 def prometheus(folder: Path) -> Iterator[Prometheus]:

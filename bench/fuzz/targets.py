@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from bench.fuzz import (
     agent_edges,
+    answer_edges,
     engine_edges,
     file_edges,
     ledger_edges,
@@ -21,6 +22,7 @@ TARGETS: Final[tuple[Attack, ...]] = (
     *node_edges.ATTACKS,
     *platform_edges.ATTACKS,
     *agent_edges.ATTACKS,
+    *answer_edges.ATTACKS,
     *engine_edges.ATTACKS,
     *file_edges.ATTACKS,
     *ledger_edges.ATTACKS,
