@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from gpuwarden.diagnostics import render_json
 from gpuwarden.ruleengine.budget_uses import standing_line
 from gpuwarden.ruleengine.budgets import check_budgets
+from gpuwarden.ruleengine.checked_files import show_checked
 from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
@@ -88,16 +88,5 @@ def check(context: click.Context, file: Path, *, config: Path | None, output: st
         currencies = frozenset() if prices is None else prices.currencies
         known = None if name is None else load_directory(settings.path(name))
     checked = check_budgets(file, known, currencies=currencies)
-    if output == "json":
-        click.echo(render_json(checked.diagnostics))
-    else:
-        if checked.diagnostics:
-            click.echo(checked.render())
-        errors = len(checked.errors)
-        warnings = len(checked.diagnostics) - errors
-        summary = f"{file}: {errors} errors, {warnings} warnings"
-        if checked.budgets is not None:
-            summary += f"; {len(checked.budgets.budgets)} budgets"
-        click.echo(summary)
-    if checked.budgets is None:
+    if not show_checked(checked, output, counted=lambda found: f"{len(found.budgets)} budgets"):
         context.exit(2)

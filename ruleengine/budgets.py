@@ -21,12 +21,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.diagnostics import Diagnostic, Severity, did_you_mean, render_text
-from gpuwarden.errors import InvalidInput
+from gpuwarden.diagnostics import Diagnostic, Severity, did_you_mean
+from gpuwarden.ruleengine.checked_files import CheckedFile, check_file
 from gpuwarden.ruleengine.costs import Span
 from gpuwarden.ruleengine.directories import TeamName
 from gpuwarden.ruleengine.fields import Ratio, Strict, as_tuple, known_zone
-from gpuwarden.yaml_files import load_located, validate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,34 +157,9 @@ def period_of(per: Period, zone: str, now: float) -> Span:
 # -- reading
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedBudgets:
-    """What a look at a file found.
-
-    Attributes:
-        budgets: None if it cannot be used.
-        diagnostics: errors and warnings.
-        text: of the file, for the lines under them.
-    """
-
-    budgets: Budgets | None
-    diagnostics: tuple[Diagnostic, ...]
-    text: str
-
-    @property
-    def errors(self) -> tuple[Diagnostic, ...]:
-        """What makes it unusable."""
-        return tuple(item for item in self.diagnostics if item.severity is Severity.ERROR)
-
-    def render(self) -> str:
-        """The findings for people, each with its line."""
-        name = self.diagnostics[0].span.file if self.diagnostics else ""
-        return render_text(self.diagnostics, {name: self.text})
-
-
 def check_budgets(
     path: Path, directory: Directory | None, *, currencies: frozenset[str] | None
-) -> CheckedBudgets:
+) -> CheckedFile[Budgets]:
     """Say everything that is wrong with a file of budgets.
 
     Args:
@@ -193,16 +167,11 @@ def check_budgets(
         directory: whose teams they are for, or None: any.
         currencies: in which engine.yaml has prices, or None: any.
     """
-    document = load_located(path)
-    found, budgets = list(document.diagnostics), None
-    if document.root is not None:
-        budgets, complaints = validate(Budgets, document.root)
-        found += complaints
-        if budgets is not None:
-            found += _references(budgets, document.root, directory, currencies)
-    if any(item.severity is Severity.ERROR for item in found):
-        budgets = None
-    return CheckedBudgets(budgets, tuple(found), document.text)
+    return check_file(
+        path,
+        Budgets,
+        lambda budgets, root: _references(budgets, root, directory, currencies),
+    )
 
 
 def load_budgets(
@@ -213,11 +182,7 @@ def load_budgets(
     Raises:
         InvalidInput: its text shows every mistake with its line.
     """
-    checked = check_budgets(path, directory, currencies=currencies)
-    if checked.budgets is None:
-        errors = list(checked.errors)
-        raise InvalidInput(render_text(errors, {str(path): checked.text}), errors)
-    return checked.budgets
+    return check_budgets(path, directory, currencies=currencies).usable()
 
 
 def _references(

@@ -8,14 +8,12 @@ another's as well, GW415 two names that differ only in small and capital letters
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwarden.diagnostics import Diagnostic, Severity, did_you_mean, render_text
-from gpuwarden.errors import InvalidInput
+from gpuwarden.diagnostics import Diagnostic, Severity, did_you_mean
+from gpuwarden.ruleengine.checked_files import CheckedFile, check_file
 from gpuwarden.ruleengine.directories import Directory
 from gpuwarden.ruleengine.recipients import day_of
-from gpuwarden.yaml_files import load_located, validate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,50 +23,20 @@ if TYPE_CHECKING:
     from gpuwarden.yaml_files import Node
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedDirectory:
-    """What a look at a directory found.
-
-    Attributes:
-        directory: None if it cannot be used.
-        diagnostics: errors and warnings.
-        text: of the file, for the lines under them.
-    """
-
-    directory: Directory | None
-    diagnostics: tuple[Diagnostic, ...]
-    text: str
-
-    @property
-    def errors(self) -> tuple[Diagnostic, ...]:
-        """What makes it unusable."""
-        return tuple(item for item in self.diagnostics if item.severity is Severity.ERROR)
-
-    def render(self) -> str:
-        """The findings for people, each with its line."""
-        name = self.diagnostics[0].span.file if self.diagnostics else ""
-        return render_text(self.diagnostics, {name: self.text})
-
-
-def check_directory(path: Path, *, now: float) -> CheckedDirectory:
+def check_directory(path: Path, *, now: float) -> CheckedFile[Directory]:
     """Say everything that is wrong with a directory, and who could not be told.
 
     Args:
         path: the file.
         now: Unix time, for who has left.
     """
-    document = load_located(path)
-    found, directory = list(document.diagnostics), None
-    if document.root is not None:
-        directory, complaints = validate(Directory, document.root)
-        found += complaints
-        if directory is not None:
-            found += _references(directory, document.root)
-            found += _unreachable(directory, document.root, now)
-            found += _alike(directory, document.root)
-    if any(item.severity is Severity.ERROR for item in found):
-        directory = None
-    return CheckedDirectory(directory, tuple(found), document.text)
+
+    def look(directory: Directory, root: Node) -> Iterator[Diagnostic]:
+        yield from _references(directory, root)
+        yield from _unreachable(directory, root, now)
+        yield from _alike(directory, root)
+
+    return check_file(path, Directory, look)
 
 
 def load_directory(path: Path) -> Directory:
@@ -77,11 +45,7 @@ def load_directory(path: Path) -> Directory:
     Raises:
         InvalidInput: its text shows every mistake with its line.
     """
-    checked = check_directory(path, now=0.0)
-    if checked.directory is None:
-        errors = list(checked.errors)
-        raise InvalidInput(render_text(errors, {str(path): checked.text}), errors)
-    return checked.directory
+    return check_directory(path, now=0.0).usable()
 
 
 def _references(directory: Directory, root: Node) -> Iterator[Diagnostic]:

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from gpuwarden.clock import SystemClock
-from gpuwarden.diagnostics import did_you_mean, render_json
+from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import RefusedAction
+from gpuwarden.ruleengine.checked_files import show_checked
 from gpuwarden.ruleengine.clients import output_option, printable
 from gpuwarden.ruleengine.directories import CHANNELS, Directory
 from gpuwarden.ruleengine.directory_checks import check_directory
@@ -39,18 +40,7 @@ def check(context: click.Context, file: Path, output: str) -> None:
     Exit status: 0 usable (warnings are allowed); 2 not usable.
     """
     checked = check_directory(file, now=SystemClock().wall())
-    if output == "json":
-        click.echo(render_json(checked.diagnostics))
-    else:
-        if checked.diagnostics:
-            click.echo(checked.render())
-        errors = len(checked.errors)
-        warnings = len(checked.diagnostics) - errors
-        summary = f"{file}: {errors} errors, {warnings} warnings"
-        if checked.directory is not None:
-            summary += f"; {len(checked.directory.users)} users"
-        click.echo(summary)
-    if checked.directory is None:
+    if not show_checked(checked, output, counted=lambda found: f"{len(found.users)} users"):
         context.exit(2)
 
 
@@ -70,14 +60,14 @@ def show(context: click.Context, user: str, *, file: Path, output: str) -> None:
     Exit status: 0 known; 1 no such user; 2 the file is not usable.
     """
     checked = check_directory(file, now=SystemClock().wall())
-    if checked.directory is None:
+    if checked.content is None:
         click.echo(checked.render(), err=True)
         context.exit(2)
-    if user not in checked.directory.users:
-        hint = did_you_mean(user, checked.directory.users)
+    if user not in checked.content.users:
+        hint = did_you_mean(user, checked.content.users)
         text = f'{file} has no user "{printable(user)}"' + (f"; {hint}" if hint else "")
         raise RefusedAction("unknown_user", text)
-    document = user_document(checked.directory, user, now=SystemClock().wall())
+    document = user_document(checked.content, user, now=SystemClock().wall())
     if output == "json":
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return

@@ -210,18 +210,18 @@ def _directory(centre: Centre) -> Iterator[Finding]:
         if item.severity is not Severity.ERROR:
             make = known.DIRECTORY.warning
         yield make(f"{item.message} [{item.code}]", str(item.span))
-    if checked.directory is None:
+    if checked.content is None:
         return
     users = {
         row.labels.get("user", "")
         for row in finite(centre.rows("count by (user) (last_over_time(gpu_job_info[1d]))"))
     } - {""}
-    unknown = sorted(users - checked.directory.users.keys())
+    unknown = sorted(users - checked.content.users.keys())
     for user in unknown[:_PEOPLE_NAMED]:
         yield known.DIRECTORY.warning("used a card within a day, and is not in the directory", user)
     if len(unknown) > _PEOPLE_NAMED:
         yield known.DIRECTORY.warning(f"and {len(unknown) - _PEOPLE_NAMED} more")
-    teamless = [n for n in sorted(users - set(unknown)) if not checked.directory.user(n).team]
+    teamless = [n for n in sorted(users - set(unknown)) if not checked.content.user(n).team]
     for user in teamless[:_PEOPLE_NAMED]:
         yield known.DIRECTORY.warning("is of no team: budgets and reports miss their hours", user)
     if not unknown and not teamless and not checked.diagnostics:

@@ -12,7 +12,7 @@ import click
 
 from bench.fuzz.edges import YAML_WORDS, Attack, require
 from gpuwarden import durations, option_values
-from gpuwarden.diagnostics import render_json, render_text
+from gpuwarden.diagnostics import render_json
 from gpuwarden.errors import InvalidInput
 from gpuwarden.exporter import scenarios
 from gpuwarden.ruleengine import expressions, notations, quantities
@@ -58,9 +58,9 @@ def _directories(folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
     def attack(data: bytes) -> None:
         path.write_bytes(data)
         checked = check_directory(path, now=NOW)
-        render_text(checked.diagnostics, {str(path): checked.text}).encode()
-        if checked.directory is not None:
-            checked.directory.user("alice")
+        checked.render().encode()
+        if checked.content is not None:
+            checked.content.user("alice")
 
     return attack
 

@@ -266,7 +266,7 @@ def _read_rules(path: Path) -> Any:
 
 def _read_directory(path: Path) -> Any:
     checked = check_directory(path, now=NOW)
-    return {"users": sorted(checked.directory.users) if checked.directory else None}
+    return {"users": sorted(checked.content.users) if checked.content else None}
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

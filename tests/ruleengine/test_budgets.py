@@ -96,7 +96,7 @@ def test_a_team_that_nobody_is_in_is_warned_of(tmp_path: Path) -> None:
         ).replace("warn_at: []", "warn_at: [50%]"),
     )
     checked = check_budgets(path, DIRECTORY, currencies=None)
-    assert checked.budgets is not None
+    assert checked.content is not None
     assert [(item.code, item.span.line) for item in checked.diagnostics] == [
         ("GW420", 6),
         ("GW421", 7),
@@ -253,4 +253,4 @@ def test_the_example_can_be_used() -> None:
     """deploy/examples/budgets.yaml, whose comments explain it."""
     checked = check_budgets(EXAMPLE, None, currencies=None)
     assert checked.diagnostics == ()
-    assert checked.budgets is not None
+    assert checked.content is not None

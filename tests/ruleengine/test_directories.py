@@ -71,7 +71,7 @@ users:
 """
     found = checked(tmp_path, text)
     assert sorted(found) == ["1:1 GW413", "4:3 GW410", "5:3 GW412", "6:3 GW411"]
-    assert check_directory(tmp_path / "directory.yaml", now=NOON).directory is not None
+    assert check_directory(tmp_path / "directory.yaml", now=NOON).content is not None
 
 
 def test_users_who_may_be_one_are_told(tmp_path: Path) -> None:
