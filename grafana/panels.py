@@ -351,6 +351,8 @@ def bars(
         .orientation(VizOrientation.HORIZONTAL)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.CONTINUOUS_YL_RD))
+        # left to itself, Grafana draws letters as high as the bar: one bar would shout
+        .text(common.VizTextDisplayOptions().title_size(14).value_size(18))
         .min(0)
         .height(height)
         .span(span)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.ruleengine.engines import World
     from tools.pictures.albums import Album
 
-DESK, PHONE = (1180, 800), (390, 844)
+DESK, PHONE = (1280, 800), (390, 844)
 SCHEMES: dict[Literal["light", "dark"], str] = {"light": "", "dark": "-dark"}
 HELD_BACK_TICKS = 7
 """For so long the kill switch is on."""
@@ -49,13 +49,13 @@ class Page:
 
 
 OF_THE_DAY = (
-    Page("/", "overview", (1180, 600)),
-    Page("/jobs", "jobs", (1180, 580)),
-    Page("/jobs/j-ben", "job", (1180, 1010)),
+    Page("/", "overview", (1280, 600)),
+    Page("/jobs", "jobs", (1280, 580)),
+    Page("/jobs/j-ben", "job", (1280, 1400)),
     Page("/jobs/j-ben", "job-phone", PHONE),
-    Page("/jobs/j-cho", "job-training", (1180, 860)),
-    Page("/cards", "cards", (1180, 600)),
-    Page("/shares", "shares", (1180, 460)),
+    Page("/jobs/j-cho", "job-training", (1280, 860)),
+    Page("/cards", "cards", (1280, 600)),
+    Page("/shares", "shares", (1280, 460)),
 )
 """Of the engine that judges the generated day."""
 
@@ -84,7 +84,7 @@ async def take(album: Album) -> None:
         await made.until(CaseState.VERIFIED)
         (decision,) = made.engine.ledger.job_decisions("proc-1")
         path = f"/decisions/{decision.id}"
-        await _take(album, browser, url, [Page(path, "reclaim", (1180, 2000))])
+        await _take(album, browser, url, [Page(path, "reclaim", (1280, 2000))])
 
 
 async def _take(album: Album, browser: Browser, url: str, pages: Sequence[Page]) -> None:
