@@ -38,6 +38,10 @@ PACE_AGAIN_SECONDS = 600.0
 TIMEOUT_SECONDS = 3.0
 """For all questions together: no tick waits longer for figures."""
 
+LAG_SECONDS = 165.0
+"""From the middle of the five minutes that a sample tells of until it is written: of a period are
+those samples whose middle lies in it, as in a statement."""
+
 _SERIES = {True: "team:gpu_hours:sum5m", False: "team:gpu_cost:sum5m"}
 
 log = structlog.get_logger(__name__)
@@ -61,9 +65,9 @@ class BudgetDesk:
         self._clock = clock
         self._asked_at: float | None = None
         self._known_at: float | None = None
-        self._paced_at: dict[Period, float] = {}
-        self._used: dict[Period, tuple[Span, Used]] = {}
-        self._paces: dict[Period, list[Used]] = {}
+        self._paced_at: dict[tuple[Period, frozenset[str]], float] = {}
+        self._used: dict[Period, tuple[Span, frozenset[str], Used]] = {}
+        self._paces: dict[Period, tuple[frozenset[str], list[Used]]] = {}
         self._why_not = "the engine has not asked yet"
 
     @property
@@ -99,21 +103,23 @@ class BudgetDesk:
                 "nothing was recorded for 15 minutes: load alerting/rules/money.yml into Prometheus"
             )
             return
+        units = self._units()
         for per in self._periods():
             span = self._span(per, wall)
-            self._used[per] = (span, await self._total(source, wall, wall - span.begin))
+            seconds = max(0.0, wall - span.begin - LAG_SECONDS)
+            self._used[per] = (span, units, await self._total(source, wall, seconds, units))
         self._known_at, self._why_not = now, ""
         for per in self._periods():
-            if now - self._paced_at.get(per, -PACE_SECONDS) >= PACE_SECONDS:
-                self._paced_at[per] = now - PACE_SECONDS + PACE_AGAIN_SECONDS
+            if now - self._paced_at.get((per, units), -PACE_SECONDS) >= PACE_SECONDS:
+                self._paced_at[per, units] = now - PACE_SECONDS + PACE_AGAIN_SECONDS
                 length = BUCKET_SECONDS[per]
                 paces = [
-                    await self._total(source, wall - number * length, length)
+                    await self._total(source, wall - number * length, length, units)
                     for number in range(BUCKETS[per])
                 ]
                 # What lies before the first record is no use of nothing.
-                self._paces[per] = _since_the_first(paces)
-                self._paced_at[per] = now
+                self._paces[per] = (units, _since_the_first(paces))
+                self._paced_at[per, units] = now
 
     def _periods(self) -> list[Period]:
         return sorted({each.per for each in self.budgets})
@@ -122,12 +128,20 @@ class BudgetDesk:
         found = self._rulebook.budgets
         return period_of(per, "UTC" if found is None else found.zone, wall)
 
-    async def _total(self, source: Source, end: float, seconds: float) -> Used:
+    def _units(self) -> frozenset[str]:
+        """What the budgets in force are in.
+
+        A file that is read again may name others: of these nothing is known until they were asked
+        for, which is not the same as no use.
+        """
+        return frozenset(each.unit for each in self.budgets)
+
+    @staticmethod
+    async def _total(source: Source, end: float, seconds: float, units: frozenset[str]) -> Used:
         """What teams used in a time, in hours and in each currency that a budget is in."""
         found: Used = {}
         window = f"[{max(1, round(1000 * seconds) - 1)}ms]"
-        units = {each.unit == GPU_HOURS for each in self.budgets}
-        for hours in sorted(units):
+        for hours in sorted({unit == GPU_HOURS for unit in units}):
             rows = await source.instant(
                 f"sum by (team, currency) (sum_over_time({_SERIES[hours]}{window}))",
                 end,
@@ -144,12 +158,13 @@ class BudgetDesk:
     def _standing(self, budget: Budget, wall: float, *, old: bool) -> Standing:
         span = self._span(budget.per, wall)
         known = self._used.get(budget.per)
-        if old or known is None or known[0] != span:
-            why = self._why_not or "a new period has begun, and nothing is known of it yet"
+        if old or known is None or known[0] != span or budget.unit not in known[1]:
+            why = self._why_not or "the period or the budget is new: it is asked for each minute"
             return Standing(budget, span, why_not=why)
-        used = known[1].get((budget.team, budget.unit), 0.0)
+        used = known[2].get((budget.team, budget.unit), 0.0)
+        units, paced = self._paces.get(budget.per, (frozenset(), []))
         paces = [
-            each.get((budget.team, budget.unit), 0.0) for each in self._paces.get(budget.per, [])
+            each.get((budget.team, budget.unit), 0.0) for each in paced if budget.unit in units
         ]
         remaining = (span.end - wall) / BUCKET_SECONDS[budget.per]
         return Standing(budget, span, used, forecast(used, remaining, paces))

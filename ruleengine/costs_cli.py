@@ -24,6 +24,7 @@ from gpuwarden.ruleengine.cost_sources import LONGEST_SECONDS, measured
 from gpuwarden.ruleengine.costs import LABELS, Level, Span
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.prometheus_settings import client_of
+from gpuwarden.ruleengine.reports.tables import safe
 from gpuwarden.ruleengine.settings import load_settings
 
 if TYPE_CHECKING:
@@ -229,15 +230,10 @@ def _csv(statement: Statement) -> str:
     document = statement.document()
     for line in statement.lines:
         figures = _figures(line, currencies).values()
-        cells = ["" if value is None else f"{value:.6g}" for value in figures]
-        labels = [_plain(line.labels[name]) for name in names]
+        cells = ["" if value is None else f"{round(value, 6):.15g}" for value in figures]
+        labels = [safe(line.labels[name]) for name in names]
         writer.writerow([document["from"], document["to"], *labels, *cells])
     return text.getvalue()
-
-
-def _plain(word: str) -> str:
-    """A name that no spreadsheet takes for a formula: users choose their projects' names."""
-    return f"'{word}" if word[:1] in ("=", "+", "-", "@", "\t", "\r") else word
 
 
 def _table(statement: Statement) -> Table:

@@ -62,7 +62,10 @@ def document(
         "team": reader.team,
         "period": period_record(gathered.period),
         "earlier": None if earlier is None else period_record(earlier.period),
-        "totals": {**totals, "people": len(everybody)},
+        "totals": {
+            **totals,
+            "people": len({each["user"] for each in everybody if each["held_hours"]}),
+        },
         "not_compared": not_compared,
         "comparison": []
         if earlier is None

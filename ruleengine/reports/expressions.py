@@ -7,6 +7,7 @@ stands for the time since the one before, as far as the node answered in it: a g
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 JOB: Final = 'job="gpuwarden"'
 IDLE_RATIO: Final = 0.05
-"""A card is held idle while its job did not use more of it for five minutes."""
+"""A card is held idle while its job did not use more of it for so long."""
+IDLE_SECONDS: Final = 300.0
+"""Of which half must have been seen, as the recording rules have it."""
 HOUR_SECONDS: Final = 3600.0
 RECORDED_WIDTH_SECONDS: Final = 300.0
 """Of `...:sum5m` and `...:increase5m`: what fell into the five minutes before the sample."""
@@ -102,9 +105,11 @@ def measures(
     """
     window = durations.render(signals.FRESH_SCRAPES * scrape)
     # Of the time since the last moment, that in which the node was seen: so a gap is no use.
+    # Where moments lie closer together than samples, it is that since the last sample was due.
+    since = max(step, scrape)
     answered = (
         f"on (instance) group_left () clamp_max(max by (instance) (sum_over_time(up{{{JOB}}}"
-        f"[{durations.render(inside)}])) * {scrape / step:.9g}, 1)"
+        f"[{durations.render(since - step + inside)}])) * {scrape / since:.9g}, 1)"
     )
     whose = f"{JOB}{_matcher(users)}"
     info = f"max by (instance, job_id, user) (gpu_job_info{{{whose}}})"
@@ -112,9 +117,13 @@ def measures(
     held = all_held if users is None else f"({all_held} and {_PER_JOB} gpu_job_info{{{whose}}})"
     tenants = f"count by (instance, uuid) ({all_held})"
     shared = f"({held} * {answered} / on (instance, uuid) group_left () {tenants})"
-    used = f"max_over_time(gpu_job_utilization_ratio{{{JOB}}}[5m])"
+    seen = f"gpu_job_utilization_ratio{{{JOB}}}[{durations.render(IDLE_SECONDS)}]"
+    least = math.ceil(IDLE_SECONDS / 2 / scrape)
     by_user = f"* {_PER_JOB} group_left (user) {info}"
-    idle = f"({shared} and on (instance, uuid, job_id) {used} <= {IDLE_RATIO:g})"
+    idle = (
+        f"({shared} and on (instance, uuid, job_id) (max_over_time({seen}) <= {IDLE_RATIO:g})"
+        f" and on (instance, uuid, job_id) (count_over_time({seen}) >= {least}))"
+    )
     if users is None:
         ratio = _fresh("gpu_utilization_ratio", window)
         present = f"count by (instance, uuid) ({_fresh('gpu_up', window)})"

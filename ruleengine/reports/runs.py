@@ -92,7 +92,7 @@ class Sources:
             client,
             settings,
             ledger or settings.path(values.ledger),
-            RuleBook(settings).directory,
+            None if values.directory is None else RuleBook(settings).directory,
             chunk,
             None if token is None else Pseudonyms(tickets.key_from(token)),
             ledger_optional=ledger is None,

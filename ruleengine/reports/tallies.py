@@ -26,6 +26,8 @@ MOST_DAYS_BY_NAME: Final = 14
 MOST_PIECES: Final = 80
 SUMS: Final = ("held", "idle", "lost", "reclaimed")
 """Hours of cards, by user and team."""
+MONEY: Final = ("cost", "idle_cost", "lost_cost")
+"""Amounts by currency, by user and team."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def totals(gathered: Gathered) -> dict[str, Any]:
         **figures(gathered, whole),
         "lost_hours": round(_sum(gathered.rows["lost"], whole) / HOUR, 3),
         "reclaimed_hours": round(_sum(gathered.rows["reclaimed"], whole) / HOUR, 3),
-        **{name: money(gathered, name) for name in ("cost", "idle_cost", "lost_cost")},
+        **{name: money(gathered, name) for name in MONEY},
     }
 
 
@@ -196,12 +198,17 @@ def people(gathered: Gathered, reader: Reader) -> list[dict[str, Any]]:
         rows = gathered.rows[name]
         for (user, team), own in zip(rows.labels, rows.values, strict=True):
             of(user, team)[f"{name}_hours"] += float(own.sum()) / HOUR
-    for name in ("cost", "idle_cost", "lost_cost"):
+    for name in MONEY:
         rows = gathered.rows[name]
         for (user, team, currency), own in zip(rows.labels, rows.values, strict=True):
             amounts = of(user, team)[name]
             amounts[currency] = amounts.get(currency, 0.0) + float(own.sum())
-    some = [each for each in found.values() if any(each[f"{name}_hours"] for name in SUMS)]
+    # Money alone is a row as well: a team may have been another when it was recorded.
+    some = [
+        each
+        for each in found.values()
+        if any(each[name] for name in (*MONEY, *(f"{name}_hours" for name in SUMS)))
+    ]
     return [_told(each) for each in sorted(some, key=_by_hours)]
 
 
@@ -223,7 +230,7 @@ def teams(people_: list[dict[str, Any]]) -> list[dict[str, Any]]:
         own["people"] += 1
         for name in SUMS:
             own[f"{name}_hours"] += person[f"{name}_hours"]
-        for name in ("cost", "idle_cost", "lost_cost"):
+        for name in MONEY:
             for currency, amount in person[name].items():
                 own[name][currency] = own[name].get(currency, 0.0) + amount
     return [_told(each) for each in sorted(found.values(), key=_by_hours)]

@@ -45,10 +45,11 @@ SHARE = 'gpuwarden_budget_used_ratio{kind="hard",period="month",team="vision"}'
 
 @dataclass
 class Recorded:
-    """A `Source`: the fleet, and what was recorded of GPU-hours."""
+    """A `Source`: the fleet, and what was recorded of GPU-hours and euros."""
 
     fleet: Fleet
     used: dict[str, float] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
     seen: bool = True
     down: bool = False
     asked: list[str] = field(default_factory=list)
@@ -66,6 +67,8 @@ class Recorded:
         if "team:gpu_hours" in query:
             self.asked.append(query)
             return [Sample({"team": team}, used) for team, used in self.used.items()]
+        if "team:gpu_cost" in query:
+            return [Sample({"team": t, "currency": "EUR"}, n) for t, n in self.cost.items()]
         return await self.fleet.instant(query, time)
 
 
@@ -139,6 +142,43 @@ def test_a_use_that_is_not_known_is_not_zero(
             await world.tick(60)
             assert USED not in world.told()
             assert SHARE not in world.told()
+
+    asyncio.run(story())
+
+
+def test_a_unit_that_nobody_asked_for_yet_is_not_zero(servers: World, recorded: Recorded) -> None:
+    """A budget in money that is new in the file is not known until the next question."""
+
+    async def story() -> None:
+        servers.web += "prices: {currency: EUR, default: 2.0}\n"
+        async with running(servers) as world:
+            await world.tick(2)
+            path = world.folder / "budgets.yaml"
+            path.write_text(BUDGETS.replace("100 GPU-hours", "900 EUR"))
+            await world.tick()
+            (money, _) = world.engine.budgets.standings()
+            assert (money.budget.unit, money.used, money.forecast) == ("EUR", None, None)
+            assert "new" in money.why_not
+            assert SHARE not in world.told()
+            recorded.cost["vision"] = 450.0
+            await world.tick(13)
+            assert world.told()[SHARE] == 0.5
+
+    asyncio.run(story())
+
+
+def test_a_period_has_what_was_used_in_it(servers: World, recorded: Recorded) -> None:
+    """The first sample that is written in a month tells of the one before."""
+
+    async def story() -> None:
+        async with running(servers) as world:
+            await world.tick(2)
+            (begin, *_) = (each.span.begin for each in world.engine.budgets.standings())
+            longest = max(
+                int(found) for text in recorded.asked for found in re.findall(r"\[(\d+)ms\]", text)
+            )
+            since = (world.clock.wall() - begin - longest / 1000) % 86400
+            assert since == pytest.approx(165, abs=30)
 
     asyncio.run(story())
 

@@ -186,6 +186,13 @@ def test_the_table_is_for_people_and_names_are_no_formulas(config: Path) -> None
     assert "'=doors" in {row[2] for row in rows}
 
 
+def test_large_amounts_keep_their_cents(config: Path) -> None:
+    """A spreadsheet gets what the table says, to the last digit."""
+    config.write_text(config.read_text().replace("3.0", "987654.32"))
+    (row, *_) = csv.DictReader(asked(config, "--by", "user", "-o", "csv").splitlines())
+    assert (row["user"], float(row["cost_EUR"])) == ("cho", pytest.approx(246913.58, abs=1e-6))
+
+
 def test_a_replica_that_is_away_is_stood_in_for(config: Path, server: str) -> None:
     """The statement is the other one's; where none answers there is none."""
     away = f"http://127.0.0.1:{free_port()}"

@@ -52,6 +52,18 @@ def test_hours_are_right_and_a_gap_is_no_use(day: dict[str, Any]) -> None:
     assert day["week"][6][9] == pytest.approx(1.6 / 3, abs=0.001)
 
 
+def test_a_card_is_idle_when_it_was_seen_idle_for_long_enough(server: Server) -> None:
+    """A job that has just begun loads its data: half of the five minutes must have been seen."""
+    span = ("--from", "2025-06-15", "--to")
+    young = asked(server, *span, "2025-06-15T00:01:30", whole=False)
+    later = asked(server, *span, "2025-06-15T00:20:00", whole=False)
+
+    assert young["totals"]["held_hours"] > 0
+    assert young["totals"]["idle_hours"] == 0
+    assert later["totals"]["held_hours"] == pytest.approx(2 * 20 / 60, abs=0.02)
+    assert later["totals"]["idle_hours"] == pytest.approx(18 / 60, abs=0.02)
+
+
 def test_a_time_without_any_sample_is_no_report(server: Server) -> None:
     """Of the gap alone there is no history, and the exit status says so."""
     arguments = ["report", "--prometheus", server.url]

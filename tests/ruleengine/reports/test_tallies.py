@@ -97,6 +97,16 @@ def test_the_answer_says_what_was_done_wasted_and_changed() -> None:
     )
 
 
+def test_money_that_was_recorded_of_another_team_is_in_the_sums() -> None:
+    """Whoever has changed teams since has two rows, and is one person; no amount is left out."""
+    found = told(gathered({"ana": [24.0]}, days=1, cost={"ana": 10.0, "was-elsewhere": 5.0}))
+
+    for rows in (found["people"], found["teams"]):
+        assert sum(row["cost"].get("EUR", 0.0) for row in rows) == 15.0
+    assert found["totals"]["cost"] == {"EUR": 15.0}
+    assert found["totals"]["people"] == 1
+
+
 def test_a_fleet_that_nobody_used_is_told_in_one_sentence() -> None:
     """Without hours there is no share of them."""
     found = told(gathered({}))
