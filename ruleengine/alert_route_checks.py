@@ -71,6 +71,16 @@ KINDS = (
     _job("GpuwardenJobEnded", "ended", "told"),
     _job("GpuwardenNoticeWithdrawn", "moderate", "told"),
     _job("GpuwardenJobCameBack", "moderate", "told"),
+    Kind(
+        {
+            "alertname": "GpuwardenBudget",
+            "service": SERVICE,
+            "level": "moderate",
+            "mode": "warn",
+            "target": "",
+        },
+        "told",
+    ),
     _job("GpuwardenJobCameBack", "page", "page"),
     _job("GpuwardenNoticeUndeliverable", "page", "page"),
     _job("GpuwardenReclaimUnproven", "page", "page"),
@@ -193,6 +203,8 @@ class _Check:
         if not owners:
             if kind.level == "precedes":
                 self._unproven(ways, labels)
+            elif kind.level == "told":
+                self._untold(ways, labels)
             return
         if kind.level == "told":
             return
@@ -232,6 +244,22 @@ class _Check:
             f'{_such(labels)} goes to the receiver "{route.receiver}", {what}: its owner is never '
             "known to have it, and no job is ended",
             hint="send it to a webhook http://ENGINE/v1/notify/<channels>, without ?channel=",
+        )
+
+    def _untold(self, ways: Sequence[Route], labels: Mapping[str, Value]) -> None:
+        known = [self._receivers.get(route.receiver) for route in ways]
+        route = ways[-1]
+        # Where notices that precede an action are lost as well, that is what must be mended.
+        lost = ("GW504", route.span) in self.found
+        if lost or any(each is not None and each.unknown for each in known):
+            return
+        self._say(
+            "GW511",
+            Severity.WARNING,
+            route.span,
+            f'{_such(labels)} goes to the receiver "{route.receiver}" only: whom it is for, the '
+            "job's owner or a budget's team, does not hear of it",
+            hint="send it to a webhook http://ENGINE/v1/notify/<channels> as well",
         )
 
     def _muted(self, kind: Kind, owners: Sequence[Route], labels: Mapping[str, Value]) -> None:

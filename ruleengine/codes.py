@@ -83,6 +83,7 @@ CODES: dict[str, str] = {
     "GW508": "Routes: a page reaches nobody.",
     "GW509": "Warning, routes: the Watchdog has no receiver of its own, or is seldom sent.",
     "GW510": "Warning, routes: a receiver's address is in a file, and not known here.",
+    "GW511": "Warning, routes: a budget's team, or the owner of an ended job, hears nothing of it.",
 }
 """Code -> meaning. GW1xx is about form, GW2xx about meaning, GW3xx are warnings, GW4xx about the
 directory, GW5xx about Alertmanager's routes."""

@@ -24,6 +24,7 @@ from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS
 from gpuwarden.ruleengine.facts import Expectation
 from gpuwarden.ruleengine.loading import check_rule_files
+from gpuwarden.ruleengine.path_patterns import matching
 from gpuwarden.ruleengine.prometheus_settings import client_of
 from gpuwarden.ruleengine.rehearsals import enforced
 from gpuwarden.ruleengine.replay_grids import variants
@@ -257,7 +258,7 @@ def _interval(asked: _Asked) -> float:
 def _files(path: Path) -> tuple[Path, ...]:
     if not path.is_dir():
         return (path,)
-    files = tuple(sorted(path.glob("*.yaml")))
+    files = matching(path / "*.yaml")
     if not files:
         raise click.BadParameter(f"{path} holds no *.yaml", param_hint="--against")
     return files

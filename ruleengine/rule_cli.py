@@ -20,6 +20,7 @@ from gpuwarden.ruleengine.attack_reports import (
 )
 from gpuwarden.ruleengine.attack_runs import attack_until_told
 from gpuwarden.ruleengine.loading import CheckedFiles, check_rule_files, rule_set_hash
+from gpuwarden.ruleengine.path_patterns import matching
 from gpuwarden.ruleengine.references import rule_reference
 from gpuwarden.ruleengine.rehearsal_runs import (
     chosen,
@@ -343,7 +344,7 @@ def _rule_files(path: Path) -> tuple[Path, ...]:
     """A file, or those of a folder."""
     if not path.is_dir():
         return (path,)
-    files = tuple(sorted(path.glob("*.yaml")))
+    files = matching(path / "*.yaml")
     if not files:
         raise click.BadParameter(f"{path} holds no *.yaml")
     return files

@@ -58,10 +58,10 @@ class RuleBook:
             Whether others are now in force. A bad file changes nothing, is said at every call, and
             is tried again at every call.
         """
-        seen = self._fingerprint()
-        if seen == self._seen and not self.problem:
-            return False
         try:
+            seen = self._fingerprint()
+            if seen == self._seen and not self.problem:
+                return False
             rules, directory, budgets = self._read()
         except InvalidInput as error:
             self.problem = f"the files on disk are not usable, the old rules stay in force: {error}"

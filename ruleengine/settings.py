@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
@@ -20,11 +19,15 @@ from gpuwarden.ruleengine.directories import Email
 from gpuwarden.ruleengine.drill_settings import DrillSettings
 from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
+from gpuwarden.ruleengine.path_patterns import is_pattern, matching
 from gpuwarden.ruleengine.prices import Prices
 from gpuwarden.ruleengine.prometheus_settings import URL, PrometheusSettings, Url
 from gpuwarden.ruleengine.report_settings import ReportSettings
 from gpuwarden.ruleengine.web_settings import DEFAULT_LISTEN, File, WebSettings
 from gpuwarden.yaml_files import load_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _template(text: str) -> str:
@@ -203,7 +206,8 @@ class EngineSettings(Strict):
     nodes: NodeSettings | None = None
     """Which nodes there should be, by name, and how they make themselves known."""
     rules: Annotated[tuple[File, ...], BeforeValidator(some_tuple)]
-    """Rule files or patterns such as rules/*.yaml; read again when they change."""
+    """Rule files or patterns such as rules/*.yaml; read again when they change. A pattern may find
+    1,000 files and look at 10,000 names; names that begin with a dot are left out."""
     directory: File | None = None
     """Users, teams and addresses; read again when it changes."""
     ledger: File = "/var/lib/gpuwarden/ledger.sqlite"
@@ -300,15 +304,15 @@ class Settings:
         return self.base / name
 
     def rule_files(self) -> tuple[Path, ...]:
-        """The rule files that exist now, sorted; a plain name is listed even if it is missing."""
+        """The rule files that exist now, sorted; a plain name is listed even if it is missing.
+
+        Raises:
+            InvalidInput: a pattern leads to more than may be looked at, or nowhere it may look.
+        """
         found: dict[Path, None] = {}
         for name in self.values.rules:
             path = self.path(name)
-            if any(char in name for char in "*?["):
-                matched = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-                found.update(dict.fromkeys(item for item in matched if item.is_file()))
-            else:
-                found[path] = None
+            found.update(dict.fromkeys(matching(path) if is_pattern(name) else (path,)))
         return tuple(found)
 
 
