@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.case_records import CaseState
+from gpuwarden.ruleengine.fleet_rows import expected_fields, job_fields
 from gpuwarden.ruleengine.forecasts import forecasts
 from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.verdicts import Truth
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.fleet_figures import Figures
     from gpuwarden.ruleengine.forecasts import Forecast
-    from gpuwarden.ruleengine.profiles import Expectation
     from gpuwarden.ruleengine.records import StoredCase
     from gpuwarden.ruleengine.roles import Person
     from gpuwarden.ruleengine.verdicts import JobFacts
@@ -186,44 +186,16 @@ def _order(rows: list[_Row], part: FleetPart, figures: Figures) -> None:
 
 def _job(engine: Engine, row: _Row, figures: Figures, now: float) -> dict[str, Any]:
     job, run = row.job, row.job.run
-    known = expectation(job, engine.rulebook.rules.profiles)
-    totals = [gpu.memory_total_bytes for gpu in job.gpus if gpu.memory_total_bytes is not None]
-    names = {gpu.name for gpu in job.gpus}
     epochs = {name: figures.of(name, job.job_id) for name in ("epoch", "epochs", "time_left")}
     return {
-        "job_id": job.job_id,
-        "user": row.user,
-        "team": row.team,
-        "node": job.instance,
-        "nodes": max(1, len(set(job.instances))),
-        "framework": job.framework,
-        "interactive": job.interactive,
-        "gpus": [gpu.index or gpu.uuid for gpu in job.gpus],
-        "hardware": names.pop() if len(names) == 1 else "",
-        "fresh": job.fresh,
-        "not_fresh_reason": job.not_fresh_reason,
-        "started_at": None if job.start_time is None else rfc3339(job.start_time),
-        "run_id": None if run is None else run.run_id,
-        "model": "" if run is None else run.model,
-        "batch": None if run is None else run.batch,
-        "imgsz": None if run is None else run.imgsz,
-        "phase": None if run is None else run.phase,
+        **job_fields(job, user=row.user, team=row.team),
         **(dict.fromkeys(epochs) if run is None or run.conflict else epochs),
         "utilization": _figure(figures, "utilization", job),
-        "utilization_expected": _band(known, "gpu_utilization"),
         "memory_bytes": _figure(figures, "memory", job),
-        "memory_total_bytes": min(totals, default=None),
-        "memory_expected": _band(known, "gpu_memory"),
         "throughput": max(_told(job, "throughput"), default=None),
-        "throughput_expected": _band(known, "throughput"),
-        "expected_text": next((value.basis for value in known.values.values()), known.missing),
+        **expected_fields(expectation(job, engine.rulebook.rules.profiles)),
         "verdict": _verdict(engine, row, now),
     }
-
-
-def _band(known: Expectation, signal: str) -> dict[str, float] | None:
-    value = known.values.get(signal)
-    return None if value is None else {"low": value.low, "high": value.high}
 
 
 def _figure(figures: Figures, figure: str, job: JobFacts) -> float | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.fleet_rows import expected_fields, job_fields
 from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.top_pictures import NO_ENGINE
 from gpuwarden.ruleengine.verdicts import GpuFacts, JobFacts, RunFacts
@@ -178,41 +178,15 @@ class Pages:
             pace.look(now, epoch, images, trained)
             throughput, left = pace.throughput, pace.time_left(epochs)
         uses = [value for _, value in mine["gpu_job_utilization_ratio"]]
-        known = expectation(job, ())
-        bands = {
-            signal: {"low": value.low, "high": value.high} for signal, value in known.values.items()
-        }
-        totals = [gpu.memory_total_bytes for gpu in job.gpus if gpu.memory_total_bytes is not None]
-        hardware = {gpu.name for gpu in job.gpus}
         return {
-            "job_id": job.job_id,
-            "user": job.user,
-            "team": "",
-            "node": job.instance,
-            "nodes": 1,
-            "framework": job.framework,
-            "interactive": job.interactive,
-            "gpus": [gpu.index or gpu.uuid for gpu in job.gpus],
-            "hardware": hardware.pop() if len(hardware) == 1 else "",
-            "fresh": job.fresh,
-            "not_fresh_reason": job.not_fresh_reason,
-            "started_at": None if job.start_time is None else rfc3339(job.start_time),
-            "run_id": None if run is None else run.run_id,
-            "model": "" if run is None else run.model,
-            "batch": None if run is None else run.batch,
-            "imgsz": None if run is None else run.imgsz,
-            "phase": None if run is None else run.phase,
+            **job_fields(job, user=job.user, team=""),
             "epoch": epoch,
             "epochs": epochs,
             "time_left": left,
             "utilization": sum(uses) / len(uses) if uses else None,
-            "utilization_expected": bands.get("gpu_utilization"),
             "memory_bytes": max((v for _, v in mine["gpu_job_memory_bytes"]), default=None),
-            "memory_total_bytes": min(totals, default=None),
-            "memory_expected": bands.get("gpu_memory"),
             "throughput": throughput,
-            "throughput_expected": bands.get("throughput"),
-            "expected_text": next((v.basis for v in known.values.values()), known.missing),
+            **expected_fields(expectation(job, ())),
             "verdict": dict(_NO_VERDICT),
         }
 
