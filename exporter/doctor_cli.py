@@ -12,6 +12,7 @@ from gpuwarden.exporter import doctor_findings as known
 from gpuwarden.exporter.doctor_checks import Machine, machine_checks
 from gpuwarden.exporter.doctor_places import DEFAULT_KEYS, daemon, places
 from gpuwarden.exporter.doctor_services import service_checks
+from gpuwarden.option_values import output_option, quiet_option
 
 if TYPE_CHECKING:
     from gpuwarden.findings import Check
@@ -55,15 +56,8 @@ def node_checks(**given: Any) -> list[Check]:
     "--prometheus.url", "prometheus_url", metavar="URL", help="Compare clocks with this Prometheus."
 )
 @click.option("--ca-file", type=_PATH, help="Certificates for the TLS of exporter and agent.")
-@click.option("-q", "--quiet", is_flag=True, help="Show only what is to be done.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Form of the answer.",
-)
+@quiet_option
+@output_option
 @click.pass_context
 def node(context: click.Context, /, quiet: bool, output: str, **given: Any) -> None:
     """Check this node: driver, cards, rights, folders, keys, exporter, agent, clock, platforms.

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from gpuwarden.diagnostics import Severity, render_json, render_text
-from gpuwarden.option_values import read_positive_seconds
+from gpuwarden.option_values import output_option, read_positive_seconds
 from gpuwarden.ruleengine.alert_route_checks import check_routes
-from gpuwarden.ruleengine.clients import output_option
 from gpuwarden.ruleengine.settings import load_settings
 from gpuwarden.yaml_files import load_located
 

@@ -13,12 +13,12 @@ from rich.errors import ConsoleError
 from rich.table import Table
 
 from gpuwarden.errors import GpuwardenError, InvalidInput, RefusedAction
+from gpuwarden.option_values import output_option
 from gpuwarden.ruleengine import audit_checks
 from gpuwarden.ruleengine.audits import SCHEMA
 from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
-    output_option,
     printable,
     token_headers,
     token_option,

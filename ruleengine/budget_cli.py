@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
+from gpuwarden.option_values import output_option
 from gpuwarden.ruleengine.budget_uses import standing_line
 from gpuwarden.ruleengine.budgets import check_budgets
 from gpuwarden.ruleengine.checked_files import show_checked
 from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
-    output_option,
     printable,
     token_headers,
     token_option,

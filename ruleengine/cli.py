@@ -12,12 +12,12 @@ import click
 from rich.table import Table
 
 from gpuwarden import logs
+from gpuwarden.option_values import output_option
 from gpuwarden.ruleengine.alerting_cli import alerting
 from gpuwarden.ruleengine.audit_cli import audit
 from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
-    output_option,
     printable,
     read_token,
     token_headers,

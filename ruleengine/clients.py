@@ -29,16 +29,6 @@ url_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
     metavar="URL",
     help="Where the engine answers; also $GPUWARDEN_ENGINE_URL.",
 )
-output_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Form of the answer.",
-)
-
-
 token_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
     "--token-file",
     envvar="GPUWARDEN_TOKEN_FILE",

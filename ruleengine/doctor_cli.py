@@ -11,8 +11,9 @@ import click
 from gpuwarden.doctors import show_findings
 from gpuwarden.errors import InvalidInput
 from gpuwarden.findings import Check, Finding, hidden
+from gpuwarden.option_values import output_option, quiet_option
 from gpuwarden.ruleengine import doctor_findings as known
-from gpuwarden.ruleengine.clients import output_option, token_headers, token_option
+from gpuwarden.ruleengine.clients import token_headers, token_option
 from gpuwarden.ruleengine.doctor_centres import Centre
 from gpuwarden.ruleengine.doctor_engine_checks import engine_checks
 from gpuwarden.ruleengine.doctor_prometheus_checks import prometheus_checks
@@ -114,7 +115,7 @@ def centre_checks(
     metavar="N",
     help="Agents that are asked at most; with more nodes, others each time.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Show only what is to be done.")
+@quiet_option
 @output_option
 @click.pass_context
 def engine(

@@ -14,11 +14,10 @@ from rich.table import Table
 
 from gpuwarden import durations
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.option_values import read_positive_seconds
+from gpuwarden.option_values import output_option, read_positive_seconds
 from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
-    output_option,
     printable,
     token_headers,
     token_option,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuwarden.clock import SystemClock
+from gpuwarden.option_values import output_option
 from gpuwarden.ruleengine import erasures, ledger_files
 from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.clients import output_option
 from gpuwarden.ruleengine.directories import EMPTY
 from gpuwarden.ruleengine.directory_checks import load_directory
 from gpuwarden.ruleengine.erasures import ERASED

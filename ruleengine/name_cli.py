@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
+from gpuwarden.option_values import output_option
 from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
-    output_option,
     printable,
     token_headers,
     token_option,

@@ -10,10 +10,10 @@ import click
 from rich.table import Table
 
 from gpuwarden import node_api
+from gpuwarden.option_values import output_option
 from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
-    output_option,
     read_token,
     token_headers,
     token_option,

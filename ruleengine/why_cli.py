@@ -11,10 +11,10 @@ import click
 from rich.table import Table
 
 from gpuwarden.errors import GpuwardenError, RefusedAction
+from gpuwarden.option_values import output_option
 from gpuwarden.ruleengine.clients import (
     ask,
     open_console,
-    output_option,
     printable,
     token_headers,
     token_option,

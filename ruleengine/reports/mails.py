@@ -5,21 +5,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gpuwarden.ruleengine.reports import wording
 from gpuwarden.ruleengine.reports.pages import number, page, title
+from gpuwarden.ruleengine.reports.rendering import environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from email.message import EmailMessage
 
+    from jinja2 import Environment
+
     from gpuwarden.ruleengine.channels import EmailChannel
 
-_FOLDER: Final = Path(__file__).resolve().parent / "templates"
 _LONGEST_SUBJECT: Final = 150
 
 
@@ -95,12 +94,4 @@ def _name(recipient: str, found: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _environment() -> Environment:
-    found = Environment(
-        loader=FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters |= {"percent": wording.percent, "number": number, "cost": wording.cost}
-    return found
+    return environment(percent=wording.percent, number=number, cost=wording.cost)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from gpuwarden.ruleengine.reports import drawings, wording
+from gpuwarden.ruleengine.reports.rendering import FOLDER, environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_FOLDER = Path(__file__).resolve().parent / "templates"
+    from jinja2 import Environment
 
 
 def page(found: Mapping[str, Any], *, engine: str = "") -> str:
@@ -82,31 +81,23 @@ def title(found: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _environment() -> Environment:
-    found = Environment(
-        loader=FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return environment(
+        percent=wording.percent,
+        hours=wording.hours,
+        cost=lambda amounts: wording.cost(amounts) or "n/a",
+        size=wording.size,
+        wait=wording.wait,
+        number=number,
+        unit=unit,
+        change=change,
+        segment=lambda text: quote(text, safe=""),
     )
-    found.filters |= {
-        "percent": wording.percent,
-        "hours": wording.hours,
-        "cost": lambda amounts: wording.cost(amounts) or "n/a",
-        "size": wording.size,
-        "wait": wording.wait,
-        "number": number,
-        "unit": unit,
-        "change": change,
-        "segment": lambda text: quote(text, safe=""),
-    }
-    return found
 
 
 @functools.cache
 def _style() -> Markup:
     # Ours, and not a user's: the element takes no escapes.
-    return Markup((_FOLDER / "report.css").read_text(encoding="utf-8"))  # noqa: S704 - see above
+    return Markup((FOLDER / "report.css").read_text(encoding="utf-8"))  # noqa: S704 - see above
 
 
 def number(value: float | None) -> str:

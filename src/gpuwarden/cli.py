@@ -20,6 +20,8 @@ except ModuleNotFoundError:  # the base distribution has no dependencies
     )
     raise SystemExit(2) from None
 
+from gpuwarden.option_values import output_option, quiet_option
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -240,15 +242,8 @@ class _Doctor(_LazyGroup):
 
 
 @click.group(cls=_Doctor, invoke_without_command=True)
-@click.option("-q", "--quiet", is_flag=True, help="Show only what is to be done.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Form of the answer.",
-)
+@quiet_option
+@output_option
 @click.pass_context
 def doctor(context: click.Context, output: str, *, quiet: bool) -> None:
     """Check an installation, and say what to do about each finding.

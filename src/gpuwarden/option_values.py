@@ -1,18 +1,34 @@
-"""Durations and moments on a command line: callbacks of click options, the same in every command.
+"""What options have in common: durations, moments, addresses, the form of an answer.
 
-Callbacks and not types: `click.ParamType` takes a parameter only in newer versions of click than
-the extras ask for.
+Values are read by callbacks and not by types: `click.ParamType` takes a parameter only in newer
+versions of click than the extras ask for.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import time
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 
 from gpuwarden import durations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+output_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the answer.",
+)
+quiet_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
+    "-q", "--quiet", is_flag=True, help="Show only what is to be done."
+)
 
 
 def read_seconds(_context: click.Context, _option: click.Parameter, value: str | float) -> float:
