@@ -10,8 +10,8 @@ help: ## list the targets
 setup: ## install what is missing: Debian packages, .venv
 	@$(PYTHON) tools/bootstrap.py
 
-demo: setup ## the main job on a simulated node; KEEP=1 leaves everything up
-	@$(BIN)/python -m demo $(if $(KEEP),--keep)
+demo: setup ## the main job on a simulated node; KEEP=1 leaves everything up, RULES=FILE tries your own
+	@$(BIN)/python -m demo $(if $(KEEP),--keep) $(if $(RULES),--rules $(RULES))
 
 # Many tests wait for real servers: files run side by side, four processes at most.
 test: setup check ## lint, types, layers, and every test

@@ -1,4 +1,4 @@
-"""Run the demo: `python -m demo [--keep]`."""
+"""Run the demo: `python -m demo [--keep]`, or try rules of your own: `--rules FILE`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,13 @@ COLOURS = {
 
 def main() -> int:
     """Run the demo; 0 only if each outcome was read back from Prometheus and the ledger."""
-    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
+    parser.add_argument(
+        "--rules",
+        type=Path,
+        metavar="FILE",
+        help="judge a crashed notebook and two trainings by these rules, until Ctrl-C",
+    )
     parser.add_argument("--keep", action="store_true", help="leave everything up at the end")
     parser.add_argument("--folder", type=Path, default=ROOT / ".demo", help="where it writes")
     arguments = parser.parse_args()
@@ -59,13 +65,15 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if arguments.rules is not None:
+        return try_rules(console, folder, arguments.rules.resolve())
     try:
         install_tensorboard(folder)
     except PermissionError as error:
         console.print(f"The whitelisted service must belong to root. {error}")
         return 2
     with as_launcher(), Stack(folder, write_rules(folder), owner=getpass.getuser()) as stack:
-        console.print(addresses(stack))
+        console.print(addresses(stack), soft_wrap=True)
         story = Story(stack, lambda moment: console.print(line(moment), soft_wrap=True))
         try:
             began, since = time.monotonic(), time.time()
@@ -86,12 +94,39 @@ def main() -> int:
             if not problem:
                 console.print(f"What the node did meanwhile: {report.as_uri()}", soft_wrap=True)
             if arguments.keep:
-                console.print(addresses(stack))
+                console.print(addresses(stack), soft_wrap=True)
+                console.print(commands(stack), soft_wrap=True)
                 console.print("Everything is left up; Ctrl-C ends it.")
                 wait_for_interrupt()
         finally:
             story.stop()
     return 1 if wrong else 0
+
+
+def try_rules(console: Console, folder: Path, rules: Path) -> int:
+    """Let rules of the user's own judge real processes on the simulated cards, until interrupted.
+
+    The engine reads the file again when it changes, as everywhere.
+
+    Returns:
+        0 when interrupted, 2 if the rules are not usable.
+    """
+    check = [str(COMMAND), "rules", "check", str(rules)]
+    done = subprocess.run(check, capture_output=True, text=True, check=False, timeout=60)
+    console.print(Text((done.stdout + done.stderr).strip()), soft_wrap=True)
+    if done.returncode:
+        return 2
+    with as_launcher(), Stack(folder, rules, owner=getpass.getuser()) as stack:
+        console.print(addresses(stack), soft_wrap=True)
+        console.print(commands(stack), soft_wrap=True)
+        console.print(f"{rules} is read again when it changes. Ctrl-C ends everything.")
+        story = Story(stack, lambda moment: console.print(line(moment), soft_wrap=True))
+        try:
+            story.watch()
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            story.stop()
 
 
 def write_rules(folder: Path) -> Path:
@@ -149,6 +184,20 @@ def addresses(stack: Stack) -> str:
         ("files", str(stack.folder)),
     )
     return "\n".join(f"  {name:<13} {address}" for name, address in rows)
+
+
+def commands(stack: Stack) -> str:
+    """What to type in another terminal to look at this stack."""
+    config = stack.folder / "engine" / "engine.yaml"
+    rows = (
+        f"export PATH={COMMAND.parent}:$PATH GPUWARDEN_ENGINE_URL={stack.url('engine')}",
+        "gpuwarden top",
+        "gpuwarden jobs list",
+        "gpuwarden why JOB",
+        f"gpuwarden doctor engine --config {config}",
+        f"gpuwarden report --config {config} --from now-10m --to now -o report.html",
+    )
+    return "\n".join(("In another terminal:", *(f"  {row}" for row in rows)))
 
 
 def line(moment: Moment) -> Text:

@@ -205,6 +205,8 @@ class Stack:
         slack, token = target / "slack_url", target / "notify_token"
         slack.write_text(self.sinks.slack_url + "webhook")
         token.write_text(TOKEN)
+        for secret in (slack, token):
+            secret.chmod(0o600)
         config = yaml.safe_load((ROOT / "alerting" / "alertmanager.yml").read_text())
         # The sink on loopback speaks neither TLS nor AUTH.
         for name in ("smtp_auth_username", "smtp_auth_password_file"):
@@ -237,8 +239,10 @@ class Stack:
         folder = self.folder / "engine"
         slack = folder / "slack_token"
         slack.write_text("xoxb-demo")
+        slack.chmod(0o600)
         directory = {
             "version": 1,
+            "operators": {"email": ["operators@example.com"]},
             "users": {
                 self.owner: {
                     "email": f"{self.owner}@example.com",

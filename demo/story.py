@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from demo.jobs import Cards, Job, Starter, cast, run_status
 from gpuwarden.exporter.processes import descendants, read_all
@@ -97,12 +97,22 @@ class Story:
         for name in ("notebook", "tensorboard", "hog", "fitting", "starved", "waiting"):
             self._start(name)
         while not self._finished() and time.monotonic() < deadline:
-            self._put_on_cards()
-            self._hear()
-            self._watch_processes()
-            time.sleep(PAUSE_SECONDS)
+            self._go_on()
         self._hear()
         return self.record
+
+    def watch(self) -> NoReturn:
+        """Start what a rule of one's own is tried on, and narrate it until interrupted."""
+        for name in ("notebook", "fitting", "starved"):
+            self._start(name)
+        while True:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._put_on_cards()
+        self._hear()
+        self._watch_processes()
+        time.sleep(PAUSE_SECONDS)
 
     def stop(self) -> None:
         """End what still runs, as its owners would, and make sure that nothing is left."""
@@ -165,6 +175,8 @@ class Story:
         for message in self._stack.sinks.received[self._heard :]:
             self._heard += 1
             self.say("", f"{message.channel} arrived", arrival(message))
+            if message.channel == "email" and (keep := keep_command(message)):
+                self.say("", "to keep it", keep)
 
     def _watch_processes(self) -> None:
         notebook = self.jobs["notebook"]
@@ -224,3 +236,9 @@ def arrival(message: Received) -> str:
     """A notice as it arrived, in one line: to whom, and its first line."""
     first = (message.subject or message.text.partition("\n")[0]).strip()
     return f"to {message.to}: {first}"
+
+
+def keep_command(message: Received) -> str:
+    """What the owner may type to keep the job, as the notice says it, or an empty string."""
+    _, command, rest = message.text.partition("gpuwarden keep ")
+    return command + rest.partition("\n")[0].strip()

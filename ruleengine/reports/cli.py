@@ -191,6 +191,8 @@ def report(
         context.exit(asyncio.run(_sent(asked, Order(asked.team, again, dry))))
     if again or dry:
         raise click.UsageError("--again and --dry-run belong to --send")
+    if str(file) in FORMATS:
+        raise click.UsageError(f"-o names a file: `-o report.{file}`, or `--output {file} | ...`")
     chosen = form or _form_of(file)
     if str(file) == "-" and not plan_only and chosen in ("html", "pdf") and sys.stdout.isatty():
         raise click.UsageError(f"{chosen} is not for a terminal: give -o FILE, or `-o - | ...`")

@@ -115,6 +115,14 @@ def test_a_team_that_is_none_is_refused_with_those_that_are(server: Server) -> N
     assert "robotics, vision" in str(done.exception)
 
 
+def test_a_file_that_has_the_name_of_a_form_is_taken_for_a_slip() -> None:
+    """`-o` is the form with other commands; a file called `json` is nobody's wish."""
+    done = CliRunner().invoke(report, ["-o", "json"])
+
+    assert done.exit_code == 2
+    assert "`-o report.json`, or `--output json" in done.output
+
+
 def test_days_are_those_of_the_zone(server: Server) -> None:
     """A day of Shanghai's begins sixteen hours into one of UTC's."""
     span = ("--from", "2025-06-15T08:00:00+08:00", "--to", "2025-06-16T08:00:00+08:00")
