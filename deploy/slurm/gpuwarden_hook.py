@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """Slurm's prolog and epilog on a GPU node: what of the cards is free, when a job begins and ends.
 
-    Prolog=/etc/slurm/gpuwarden_hook.py        # slurm.conf; PrologFlags=Alloc: at once
-    Epilog=/etc/slurm/gpuwarden_hook.py
+    Prolog=/etc/slurm/gpuwarden_hook.sh        # slurm.conf; PrologFlags=Alloc: at once
+    Epilog=/etc/slurm/gpuwarden_hook.sh        # which lies beside this file and runs it
 
 Before a job: the folder of the job files is there (the exporter makes it too), and memory that is
 nobody's on a card that no job holds is said. After it: the node's exporter is asked until the job's
@@ -17,7 +17,7 @@ standard library only.
 /etc/default/gpuwarden-hook, with what differs from these:
 
     EXPORTER=http://127.0.0.1:9835/metrics
-    WAIT=20
+    WAIT=20                 # seconds, 90 at most
     LEFT_MIB=512            # less than this on a card without a process is the driver's own
     DRAIN=no
     SCONTROL=/usr/bin/scontrol
@@ -27,6 +27,9 @@ standard library only.
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import math
 import os
 import pwd
 import re
@@ -36,9 +39,12 @@ import syslog
 import time
 import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-Sample = tuple[str, dict[str, str], float]
-"""Name, labels, value."""
+if TYPE_CHECKING:
+    # Python 3.7 and 3.8 know it in annotations only.
+    Sample = tuple[str, dict[str, str], float]
+
 CONFIG = Path("/etc/default/gpuwarden-hook")
 DEFAULTS = {
     "EXPORTER": "http://127.0.0.1:9835/metrics",
@@ -52,7 +58,9 @@ DEFAULTS = {
 SNAPSHOT = "gpuwarden_snapshot_timestamp_seconds"
 MIB = 1024 * 1024
 ASK_SECONDS = 2
+PAGE_SECONDS = 5
 PAGE_BYTES = 32 * MIB
+MOST_SECONDS = 90
 
 SAMPLE = re.compile(r"^([a-z_]+)\{(.*)\} ([0-9.eE+-]+)$")
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
@@ -62,7 +70,7 @@ def settings() -> dict[str, str]:
     """The defaults, and what the file says in their place."""
     found = dict(DEFAULTS)
     try:
-        lines = CONFIG.read_text("utf-8").splitlines()
+        lines = CONFIG.read_text("utf-8", "replace").splitlines()
     except OSError:
         return found
     for line in lines:
@@ -72,11 +80,25 @@ def settings() -> dict[str, str]:
     return found
 
 
+def number(values: dict[str, str], key: str, most: float) -> float:
+    """A setting that must be a number, not less than nothing and not without bound."""
+    found = float(values[key])
+    if not math.isfinite(found):
+        raise ValueError(f"{key}={values[key]} is no number")
+    return min(max(found, 0.0), most)
+
+
 def page(url: str) -> list[Sample]:
     """(name, labels, value) of the exporter's samples that have labels."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(url, timeout=ASK_SECONDS) as answer:
-        text = answer.read(PAGE_BYTES).decode("utf-8", "replace")
+        body, deadline = bytearray(), time.monotonic() + PAGE_SECONDS
+        while len(body) < PAGE_BYTES and time.monotonic() < deadline:
+            part = answer.read1(65536)
+            if not part:
+                break
+            body += part
+    text = body.decode("utf-8", "replace")
     found = []
     for line in text.splitlines():
         match = SAMPLE.match(line)
@@ -133,21 +155,21 @@ def begin(values: dict[str, str]) -> list[str]:
         jobs.mkdir(0o700)
         os.chown(jobs, owner.pw_uid, owner.pw_gid)
         jobs.chmod(0o1777)  # sticky: each training writes its own files
-    return left(page(values["EXPORTER"]), float(values["LEFT_MIB"]) * MIB)
+    return left(page(values["EXPORTER"]), number(values, "LEFT_MIB", 1e9) * MIB)
 
 
 def end(values: dict[str, str]) -> list[str]:
     """After a job: what is left on its cards once a snapshot of after its end is there."""
-    began, deadline = time.time(), time.monotonic() + float(values["WAIT"])
+    began, deadline = time.time(), time.monotonic() + number(values, "WAIT", MOST_SECONDS)
     found = ["nothing newer than the job's end was to be had of the exporter"]
     while True:
         try:
             samples = page(values["EXPORTER"])
-        except OSError as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             found = [f"not known, the exporter does not answer: {error}"]
         else:
             if max((value for name, _, value in samples if name == SNAPSHOT), default=0.0) > began:
-                found = left(samples, float(values["LEFT_MIB"]) * MIB)
+                found = left(samples, number(values, "LEFT_MIB", 1e9) * MIB)
                 if not found:
                     return []
         if time.monotonic() >= deadline:
@@ -157,9 +179,10 @@ def end(values: dict[str, str]) -> list[str]:
 
 def say(text: str) -> None:
     """To syslog, and to whoever reads this program's output."""
+    plain = "".join(char if char.isprintable() else "?" for char in text)
     syslog.openlog("gpuwarden-hook")
-    syslog.syslog(syslog.LOG_WARNING, text)
-    sys.stderr.write(f"{text}\n")
+    syslog.syslog(syslog.LOG_WARNING, plain)
+    sys.stderr.write(f"{plain}\n")
 
 
 def drain(values: dict[str, str], reason: str) -> None:
@@ -172,22 +195,23 @@ def drain(values: dict[str, str], reason: str) -> None:
 
 
 def main() -> None:
-    """Do what the moment asks for, and end with 0 whatever happens."""
-    values = settings()
+    """Do what the moment asks for; what goes wrong is said, and is nobody's failure."""
     job = os.environ.get("SLURM_JOB_ID", "?")
     after = os.environ.get("SLURM_SCRIPT_CONTEXT", "").startswith("epilog")
     try:
+        values = settings()
         found = end(values) if after else begin(values)
         if found:
             text = "; ".join(found)
             moment = "after" if after else "before"
             say(f"{moment} job {job}: {text}")
-            if "GPU " in text:
+            if any(item.startswith("GPU ") for item in found):
                 drain(values, f"{moment} job {job}: {text}")
     except Exception as error:  # noqa: BLE001 (a hook that fails would drain the node)
         say(f"job {job}: not looked at: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":
-    main()
-    sys.exit(0)
+    # What cannot even be said must not fail either.
+    with contextlib.suppress(Exception):
+        main()

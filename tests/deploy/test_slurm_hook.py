@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -61,15 +62,23 @@ class Node:
         return self.cluster.run("scontrol", "--oneliner", "show", "node", self.cluster.node)
 
 
+def _hook(folder: Path, config: Path) -> Path:
+    """The hook in a folder, with a file of settings of its own."""
+    for name in ("gpuwarden_hook.sh", "gpuwarden_hook.py"):
+        shutil.copy(FOLDER / name, folder)
+    script = folder / "gpuwarden_hook.py"
+    script.write_text(script.read_text().replace("/etc/default/gpuwarden-hook", str(config)))
+    return folder / "gpuwarden_hook.sh"
+
+
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     """A Slurm whose prolog and epilog are the hook, drained where something was left."""
     # A socket's path has room for a hundred characters: pytest's folders are longer.
     with tempfile.TemporaryDirectory(prefix="slurm") as name:
         folder = Path(name)
-        config, hook, port = folder / "hook.conf", folder / "hook", free_port()
-        shutil.copy(FOLDER / "gpuwarden_hook.py", hook)
-        hook.write_text(hook.read_text().replace("/etc/default/gpuwarden-hook", str(config)))
+        config, port = folder / "hook.conf", free_port()
+        hook = _hook(folder, config)
         config.write_text(
             f"EXPORTER=http://127.0.0.1:{port}/metrics\nWAIT=8\nDRAIN=yes\n"
             f"SCONTROL={binary(('scontrol',))}\nJOBS={folder}/gpuwarden/jobs\nEXPORTER_USER=root\n"
@@ -149,26 +158,56 @@ def _page(node: Node) -> str:
     return fetch(config.split("EXPORTER=")[1].splitlines()[0]).decode()
 
 
-def test_without_an_exporter_the_hook_hinders_nobody(tmp_path: Path) -> None:
-    """It says that nothing is known, and ends with 0, before a job and after it."""
-    hook, config = tmp_path / "hook", tmp_path / "conf"
-    hook.write_text(
-        (FOLDER / "gpuwarden_hook.py")
-        .read_text()
-        .replace("/etc/default/gpuwarden-hook", str(config))
+def _run(hook: Path, context: str) -> subprocess.CompletedProcess[str]:
+    environment = {"SLURM_SCRIPT_CONTEXT": context, "SLURM_JOB_ID": "7", "PATH": os.environ["PATH"]}
+    return subprocess.run(
+        [str(hook)], env=environment, capture_output=True, text=True, check=False, timeout=60
     )
-    config.write_text(f"EXPORTER=http://127.0.0.1:{free_port()}/metrics\nJOBS={tmp_path}\nWAIT=0\n")
-    for context in ("prolog_slurmd", "epilog_slurmd"):
-        done = subprocess.run(
-            [sys.executable, hook],
-            env={"SLURM_SCRIPT_CONTEXT": context, "SLURM_JOB_ID": "7"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == 0
-        assert re.search(r"job 7: not (looked at|known)", done.stderr)
+
+
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd"])
+@pytest.mark.parametrize(
+    "config", [b"WAIT=0", b"WAIT=nan", b"WAIT=0\nLEFT_MIB=many", b"# caf\xe9\nWAIT=0"]
+)
+def test_without_an_exporter_the_hook_hinders_nobody(
+    context: str, config: bytes, tmp_path: Path
+) -> None:
+    """It says that nothing is known, and ends with 0, whatever its own file says."""
+    path = tmp_path / "conf"
+    address = f"EXPORTER=http://127.0.0.1:{free_port()}/metrics\nJOBS={tmp_path}\n"
+    path.write_bytes(address.encode() + config + b"\n")
+    done = _run(_hook(tmp_path, path), context)
+    assert done.returncode == 0
+    assert re.search(r"job 7: not (looked at|known)", done.stderr)
+
+
+@pytest.mark.parametrize("fault", ["no Python", "too old", "not there", "nobody hears it"])
+def test_no_fault_of_the_hook_fails_a_job(fault: str, tmp_path: Path) -> None:
+    """Slurm drains a node whose prolog or epilog does not end with 0."""
+    hook = _hook(tmp_path, tmp_path / "conf")
+    script = tmp_path / "gpuwarden_hook.py"
+    if fault == "no Python":
+        hook.write_text(hook.read_text().replace("/usr/bin/python3", "/nonexistent/python3"))
+    elif fault == "too old":
+        script.write_text("from __future__ import words_of_a_later_python\n")
+    elif fault == "not there":
+        script.unlink()
+    else:
+        hook.write_text(hook.read_text().replace("</dev/null", "</dev/null 2>&-"))
+    assert _run(hook, "prolog_slurmd").returncode == 0
+
+
+def test_the_hook_is_in_the_words_of_old_pythons() -> None:
+    """Nodes bring 3.8 along for years: nothing is written, or named at its start, that is newer."""
+    text = (FOLDER / "gpuwarden_hook.py").read_text()
+    tree = ast.parse(text, feature_version=(3, 7))
+    named = [item for item in tree.body if isinstance(item, ast.Assign | ast.AnnAssign)]
+    assert not [
+        ast.unparse(item)
+        for item in named
+        for part in ast.walk(item)
+        if isinstance(part, ast.Subscript)
+    ]
 
 
 def _submit(node: Node, script: str, *words: str) -> subprocess.CompletedProcess[str]:
