@@ -18,7 +18,7 @@ from gpuwarden.ruleengine.budget_uses import (
 from gpuwarden.ruleengine.budgets import GPU_HOURS, period_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.budgets import Budget, Period
@@ -76,11 +76,12 @@ class BudgetDesk:
         found = self._rulebook.budgets
         return () if found is None else found.budgets
 
-    async def refresh(self, source: Callable[[], Source]) -> None:
+    async def refresh(self, sources: Sequence[Source]) -> None:
         """Ask again if it is time; called in every tick.
 
         Args:
-            source: gives Prometheus; an error is told in what stands, and ends nothing.
+            sources: a server of each shard; the teams' use is what all of them recorded. An error
+                is told in what stands, and ends nothing.
         """
         now = self._clock.monotonic()
         if not self.budgets:
@@ -90,31 +91,32 @@ class BudgetDesk:
         self._asked_at = now
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                await self._ask(source(), now)
+                await self._ask(sources, now)
         except (GpuwardenError, TimeoutError) as error:
             self._why_not = f"Prometheus does not say: {str(error) or 'no answer in time'}"
             log.warning("what budgets are used is not known", error=self._why_not)
 
-    async def _ask(self, source: Source, now: float) -> None:
+    async def _ask(self, sources: Sequence[Source], now: float) -> None:
         wall = self._clock.wall()
-        seen = await source.instant("count_over_time(fleet:gpus_seen:count5m[15m])", wall)
-        if not seen:
-            self._why_not = (
-                "nothing was recorded for 15 minutes: load alerting/rules/money.yml into Prometheus"
-            )
-            return
+        for source in sources:
+            if not await source.instant("count_over_time(fleet:gpus_seen:count5m[15m])", wall):
+                self._why_not = (
+                    "nothing was recorded for 15 minutes: load alerting/rules/money.yml into "
+                    f"{'Prometheus' if len(sources) == 1 else 'every shard of Prometheus'}"
+                )
+                return
         units = self._units()
         for per in self._periods():
             span = self._span(per, wall)
             seconds = max(0.0, wall - span.begin - LAG_SECONDS)
-            self._used[per] = (span, units, await self._total(source, wall, seconds, units))
+            self._used[per] = (span, units, await self._total(sources, wall, seconds, units))
         self._known_at, self._why_not = now, ""
         for per in self._periods():
             if now - self._paced_at.get((per, units), -PACE_SECONDS) >= PACE_SECONDS:
                 self._paced_at[per, units] = now - PACE_SECONDS + PACE_AGAIN_SECONDS
                 length = BUCKET_SECONDS[per]
                 paces = [
-                    await self._total(source, wall - number * length, length, units)
+                    await self._total(sources, wall - number * length, length, units)
                     for number in range(BUCKETS[per])
                 ]
                 # What lies before the first record is no use of nothing.
@@ -137,16 +139,18 @@ class BudgetDesk:
         return frozenset(each.unit for each in self.budgets)
 
     @staticmethod
-    async def _total(source: Source, end: float, seconds: float, units: frozenset[str]) -> Used:
+    async def _total(
+        sources: Sequence[Source], end: float, seconds: float, units: frozenset[str]
+    ) -> Used:
         """What teams used in a time, in hours and in each currency that a budget is in."""
         found: Used = {}
         window = f"[{max(1, round(1000 * seconds) - 1)}ms]"
         for hours in sorted({unit == GPU_HOURS for unit in units}):
-            rows = await source.instant(
-                f"sum by (team, currency) (sum_over_time({_SERIES[hours]}{window}))",
-                end,
-            )
-            found |= {_unit(row, hours=hours): row.value for row in rows}
+            query = f"sum by (team, currency) (sum_over_time({_SERIES[hours]}{window}))"
+            for source in sources:
+                for row in await source.instant(query, end):
+                    key = _unit(row, hours=hours)
+                    found[key] = found.get(key, 0.0) + row.value
         return found
 
     def standings(self) -> list[Standing]:

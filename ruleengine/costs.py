@@ -336,12 +336,17 @@ class Costs:
 
     def _line_of(self, extra: Extra, lines: dict[tuple[str, ...], Line], by: Level) -> Line | None:
         """The line that a figure belongs to, or None: it is not known so closely."""
-        if by == "job":
-            wanted = extra.labels.get("job_id")
-            return next((x for x in lines.values() if x.labels["job_id"] == wanted), None)
-        if not extra.labels.keys() >= set(LABELS[by]):
+        labels = extra.labels
+        if by == "job" and "job_id" in labels:
+            own = (line for line in lines.values() if line.labels["job_id"] == labels["job_id"])
+            found = next(own, None)
+            if found is not None:
+                return found
+            # Of a job that was ended before: it held nothing now, and is told all the same.
+            labels = {**labels, "project": "none"}
+        if not labels.keys() >= set(LABELS[by]):
             return None
-        return lines.setdefault(_key(by, extra.labels), self._new(extra.labels, by))
+        return lines.setdefault(_key(by, labels), self._new(labels, by))
 
 
 def _key(by: Level, labels: Mapping[str, str]) -> tuple[str, ...]:

@@ -192,6 +192,7 @@ async def _measured(settings: Settings, span: Span, *, team: str, url: str | Non
             span,
             team=team,
             ledger=ledger if os.access(ledger, os.R_OK) else None,
+            shards=len(groups),
             progress=lambda done, whole: bar.update(task, completed=done, total=whole),
         )
 

@@ -243,7 +243,7 @@ class Engine:
             self.ticks.count("completed")
             self.ticks.last_error = ""
             self.ticks.last_completed = self.clock.wall()
-        await self.budgets.refresh(self.servers.current)
+        await self.budgets.refresh(self.servers.each())
         await self.teller.tell(self.view, self.budgets.warnings())
         await self.losses.count(self.servers.current)
 

@@ -148,6 +148,10 @@ class Servers:
         """Those that answered last; for figures that no verdict rests on."""
         return self._source(self._used)
 
+    def each(self) -> tuple[Source, ...]:
+        """Likewise, one of each shard: for sums over all nodes, which no shard has."""
+        return tuple(self._used)
+
     def _source(self, chosen: Sequence[Replica]) -> Source:
         return chosen[0] if len(chosen) == 1 else Shards(chosen)
 

@@ -19,6 +19,7 @@ from tests.servers import backfill, free_port, prometheus
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.budget_cli import budgets as command
+from gpuwarden.ruleengine.budget_desks import BudgetDesk
 from gpuwarden.ruleengine.budget_queries import used_share
 from gpuwarden.ruleengine.evaluation import evaluate
 from gpuwarden.ruleengine.prometheus import PrometheusClient, Sample
@@ -163,6 +164,25 @@ def test_a_unit_that_nobody_asked_for_yet_is_not_zero(servers: World, recorded: 
             recorded.cost["vision"] = 450.0
             await world.tick(13)
             assert world.told()[SHARE] == 0.5
+
+    asyncio.run(story())
+
+
+def test_what_shards_recorded_is_added_up(servers: World, recorded: Recorded) -> None:
+    """And is not known while one of them records nothing."""
+    hall = Recorded(servers.fleet, {"vision": 20.0})
+
+    async def story() -> None:
+        async with running(servers) as world:
+            desk = BudgetDesk(world.engine.rulebook, world.engine.ledger, world.clock)
+            hall.seen = False
+            await desk.refresh([recorded, hall])
+            assert desk.standings()[0].used is None
+            assert "every shard" in desk.standings()[0].why_not
+            hall.seen = True
+            world.clock.pass_(60)
+            await desk.refresh([recorded, hall])
+            assert desk.standings()[0].used == 60.0
 
     asyncio.run(story())
 

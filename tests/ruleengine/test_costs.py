@@ -55,6 +55,17 @@ def test_five_minutes_and_ten_seconds_cost_six() -> None:
     assert (eight.jobs, eight.gpu_seconds) == (1, 8 * 310)
 
 
+def test_what_came_back_of_jobs_of_yesterday_is_in_every_total() -> None:
+    """A job that held nothing in this time has a line for what others hold of it now."""
+    labels = {"job_id": "old", "user": "ben", "team": "speech"}
+    costs = Costs(WHOLE, PRICES, reclaimed=[Extra(labels, 1800.0)])
+    costs.add(WHOLE, [use()])
+    for by in ("team", "user", "job"):
+        assert costs.statement(by).total.reclaimed_gpu_seconds == 1800.0
+    lines = {line.labels["job_id"]: line for line in costs.statement("job").lines}
+    assert (lines["old"].gpu_seconds, lines["old"].reclaimed_gpu_seconds) == (0.0, 1800.0)
+
+
 def test_an_attempt_that_runs_on_is_not_rounded_yet() -> None:
     """The statement in which it ends rounds it, once."""
     assert total(use(), prices=ROUNDED, runs_on={"j"}).billed_gpu_seconds == 310

@@ -212,3 +212,14 @@ def test_nothing_recorded_is_no_statement_of_zeros(config: Path) -> None:
     backwards = ("--from", _iso(BEGIN + 10), "--to", _iso(BEGIN))
     done = CliRunner().invoke(costs, ["--config", str(config), *backwards])
     assert "before --to" in str(done.exception)
+
+
+def test_of_shards_each_must_have_recorded(config: Path, server: str, tmp_path: Path) -> None:
+    """Half of the fleet of which nothing was recorded is half of the time; nothing counts twice."""
+    with prometheus("global: {}\n", tmp_path / "empty") as other:
+        both = f"shards: ['{server}', '{other.url}']"
+        text = config.read_text().replace(f"url: '{server}'", both)
+        config.write_text(f"{text}nodes: {{names: [n1:9835, n2:9835]}}\n")
+        document = json.loads(asked(config, "-o", "json"))
+    assert document["covered"] == pytest.approx(0.5, abs=0.01)
+    assert document["total"]["jobs"] == 4
