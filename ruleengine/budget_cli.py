@@ -54,7 +54,10 @@ def show(url: str, token_file: Path | None, *, output: str) -> None:
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
     if not document["budgets"]:
-        click.echo("There is no budget that you may see.")
+        click.echo(
+            "There is no budget that you may see: `budgets` in engine.yaml names their file, and "
+            "whoever is no operator sees those of their own teams."
+        )
         return
     table = Table("TEAM", "PERIOD", "KIND", "USED", "UNTIL", box=None, pad_edge=False)
     for row in document["budgets"]:

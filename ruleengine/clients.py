@@ -121,7 +121,7 @@ def ask(
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ServiceUnavailable(
             f"the engine does not answer at {url} ({error}): is it running, and is --engine.url "
-            "right?"
+            "right? ($GPUWARDEN_ENGINE_URL sets it for good)"
         ) from error
     try:
         document = response.json()

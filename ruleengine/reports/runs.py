@@ -119,7 +119,12 @@ class Sources:
                 await chosen.history.now()
                 return chosen
         chosen = replace(self, url=last, others=())
-        await chosen.history.now()
+        try:
+            await chosen.history.now()
+        except ServiceUnavailable as error:
+            raise ServiceUnavailable(
+                f"{error}: is it running, and is its address (--config, --prometheus) right?"
+            ) from error
         return chosen
 
     async def reader(self, team: str | None, end: float) -> Reader:

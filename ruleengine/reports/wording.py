@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuwarden.ruleengine.reports.expressions import RECORDED_WIDTH_SECONDS
+from gpuwarden.ruleengine.reports.expressions import IDLE_SECONDS, RECORDED_WIDTH_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,8 @@ def _did(found: Mapping[str, Any]) -> str:
 def _wasted(found: Mapping[str, Any]) -> str:
     totals = found["totals"]
     if not totals["idle_hours"]:
-        parts = ["Nothing was held idle"]
+        # A short report would else deny what a rule with a shorter window has ended.
+        parts = [f"Nothing was held idle for {IDLE_SECONDS / 60:.0f} minutes on end"]
     else:
         share = totals["idle_share"]
         money = cost(totals["idle_cost"])

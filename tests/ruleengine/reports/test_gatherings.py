@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from tests.servers import free_port
 
 from gpuwarden.cli import main
+from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.reports.cli import report
 
 if TYPE_CHECKING:
@@ -113,6 +115,14 @@ def test_a_team_that_is_none_is_refused_with_those_that_are(server: Server) -> N
 
     assert done.exit_code != 0
     assert "robotics, vision" in str(done.exception)
+
+
+def test_a_server_that_does_not_answer_is_named_with_what_to_look_at() -> None:
+    """Without flags the server is one on this machine, which may be none."""
+    done = CliRunner().invoke(report, ["--prometheus", f"http://127.0.0.1:{free_port()}"])
+
+    assert isinstance(done.exception, ServiceUnavailable)
+    assert "is its address (--config, --prometheus) right?" in str(done.exception)
 
 
 def test_a_file_that_has_the_name_of_a_form_is_taken_for_a_slip() -> None:

@@ -77,6 +77,13 @@ def test_periods_that_are_not_covered_alike_are_not_compared_without_a_word() ->
     assert (row["now"], row["before"], row["change"]) == (168.0, 168.0, 0.0)
 
 
+def test_what_a_report_calls_idle_is_said_where_nothing_was() -> None:
+    """A rule with a shorter window may have ended an idle job all the same."""
+    _, wasted, _ = told(gathered({"ana": [24.0] * 7}))["answer"]
+
+    assert wasted.startswith("Nothing was held idle for 5 minutes on end")
+
+
 def test_the_answer_says_what_was_done_wasted_and_changed() -> None:
     """Three sentences that stand alone."""
     held = {"ana": [24.0] * 7, "ben": [12.0] * 7}
