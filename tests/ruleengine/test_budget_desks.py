@@ -140,7 +140,8 @@ def test_a_use_that_is_not_known_is_not_zero(
             setattr(recorded, silence, silence == "down")
             await world.tick(20)
             assert world.told()[USED] == 40.0
-            await world.tick(60)
+            world.clock.pass_(10 * 60)
+            await world.tick(2)
             assert USED not in world.told()
             assert SHARE not in world.told()
 
@@ -214,13 +215,15 @@ def test_a_team_is_told_once_of_a_share(servers: World, recorded: Recorded) -> N
             assert (labels["team"], labels["share"], labels["budget"]) == (
                 "vision", "80%", "month, GPU-hours",
             )  # fmt: skip
-            await world.tick(70)
+            world.clock.pass_(16 * 60)
+            await world.tick(2)
             assert news(world) == []
             recorded.used["vision"] = 130.0
             await world.tick(6)
             assert [labels["share"] for labels in news(world)] == ["100%"]
         async with running(servers) as world:
-            await world.tick(80)
+            world.clock.pass_(18 * 60)
+            await world.tick(6)
             assert news(world) == []
             world.clock.pass_(35 * 86400)
             await world.tick(6)
