@@ -166,19 +166,21 @@ def _labels(
     return variable.multi(multi=True).include_all(include_all=True).all_value(".*")
 
 
-def _annotations() -> tuple:
-    def annotation(name: str, colour: str, expression: str, title: str) -> object:
-        return (
-            dashboard.AnnotationQuery()
-            .name(name)
-            .datasource(SOURCE)
-            .enable(enable=True)
-            .icon_color(colour)
-            .expr(expression)
-            .step("60s")
-            .title_format(title)
-        )
+def annotation(name: str, colour: str, expression: str, title: str) -> dashboard.AnnotationQuery:
+    """Marks on every graph of a board, at the moments at which an expression has series."""
+    return (
+        dashboard.AnnotationQuery()
+        .name(name)
+        .datasource(SOURCE)
+        .enable(enable=True)
+        .icon_color(colour)
+        .expr(expression)
+        .step("60s")
+        .title_format(title)
+    )
 
+
+def _annotations() -> tuple:
     return (
         annotation(
             "Decisions",

@@ -20,7 +20,6 @@ from grafana.panels import (
     GREY,
     ORANGE,
     RED,
-    SOURCE,
     YELLOW,
     Column,
     graph,
@@ -102,16 +101,7 @@ def board() -> dashboard.Dashboard:
             "{{step}}",
         ),
     ):
-        board.annotation(
-            dashboard.AnnotationQuery()
-            .name(name)
-            .datasource(SOURCE)
-            .enable(enable=True)
-            .icon_color(colour)
-            .expr(expression)
-            .step("60s")
-            .title_format(title)
-        )
+        board.annotation(boards.annotation(name, colour, expression, title))
     boards.add(board, _answer())
     boards.add(board, (*_course(), *_findings()))
     boards.add(board, _learning(), title="Learning")
