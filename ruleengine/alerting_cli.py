@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gpuwarden.diagnostics import Severity, render_json, render_text
-from gpuwarden.option_values import output_option, read_positive_seconds
+from gpuwarden.option_values import config_option, output_option, read_positive_seconds
 from gpuwarden.ruleengine.alert_route_checks import check_routes
 from gpuwarden.ruleengine.settings import load_settings
 from gpuwarden.yaml_files import load_located
@@ -22,14 +22,7 @@ def alerting() -> None:
 
 @alerting.command()
 @click.argument("file", type=_FILE)
-@click.option(
-    "--config",
-    "--config.file",
-    "config",
-    type=_FILE,
-    metavar="FILE",
-    help="engine.yaml: its channels are compared with those that the receivers name.",
-)
+@config_option("engine.yaml: its channels are compared with those that the receivers name.")
 @click.option(
     "--longest",
     callback=read_positive_seconds,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from gpuwarden.option_values import output_option
+from gpuwarden.option_values import config_option, output_option
 from gpuwarden.ruleengine.budget_uses import standing_line
 from gpuwarden.ruleengine.budgets import check_budgets
 from gpuwarden.ruleengine.checked_files import show_checked
@@ -68,14 +68,7 @@ def show(url: str, token_file: Path | None, *, output: str) -> None:
 
 @budgets.command()
 @click.argument("file", type=_FILE)
-@click.option(
-    "--config",
-    "--config.file",
-    "config",
-    type=_FILE,
-    metavar="FILE",
-    help="engine.yaml: its directory's teams and the currencies of its prices are checked too.",
-)
+@config_option("engine.yaml: teams of its directory and currencies of its prices are checked too.")
 @output_option
 @click.pass_context
 def check(context: click.Context, file: Path, *, config: Path | None, output: str) -> None:

@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 
 from gpuwarden import logs
-from gpuwarden.option_values import output_option
+from gpuwarden.option_values import config_option, output_option
 from gpuwarden.ruleengine.alerting_cli import alerting
 from gpuwarden.ruleengine.audit_cli import audit
 from gpuwarden.ruleengine.clients import (
@@ -61,15 +61,7 @@ __all__ = [
 
 
 @click.command()
-@click.option(
-    "--config",
-    "--config.file",
-    "config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    metavar="FILE",
-    help="engine.yaml; deploy/examples/engine.yaml explains every field.",
-)
+@config_option("engine.yaml; deploy/examples/engine.yaml explains every field.", required=True)
 @click.option(
     "--check",
     is_flag=True,

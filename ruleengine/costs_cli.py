@@ -9,7 +9,6 @@ import json
 import os
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
-from gpuwarden.option_values import read_moment, read_url
+from gpuwarden.option_values import config_option, read_moment, read_url
 from gpuwarden.ruleengine.clients import open_console, printable
 from gpuwarden.ruleengine.cost_sources import LONGEST_SECONDS, measured
 from gpuwarden.ruleengine.costs import LABELS, Level, Span
@@ -29,6 +28,7 @@ from gpuwarden.ruleengine.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from gpuwarden.ruleengine.costs import Costs, Line, Statement
     from gpuwarden.ruleengine.prometheus import Sample
@@ -76,15 +76,7 @@ class ShardedSource:
 
 
 @click.command(epilog=_EPILOG, short_help="Say who held how much GPU time, and what it costs.")
-@click.option(
-    "--config",
-    "--config.file",
-    "config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    metavar="FILE",
-    help="engine.yaml: its servers, prices and ledger count.",
-)
+@config_option("engine.yaml: its servers, prices and ledger count.", required=True)
 @click.option(
     "--from",
     "begin",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuwarden.clock import SystemClock
-from gpuwarden.option_values import output_option
+from gpuwarden.option_values import config_option, output_option
 from gpuwarden.ruleengine import erasures, ledger_files
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.directories import EMPTY
@@ -32,14 +32,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 
 
 def _ledger_options(command: Callable[..., None]) -> Callable[..., None]:
-    config = click.option(
-        "--config",
-        "--config.file",
-        "config",
-        type=_PATH,
-        metavar="FILE",
-        help="engine.yaml, which names the ledger.",
-    )
+    config = config_option("engine.yaml, which names the ledger.")
     ledger = click.option(
         "--ledger", "path", type=_PATH, metavar="FILE", help="The ledger itself, instead."
     )

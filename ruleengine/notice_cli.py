@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from gpuwarden.clock import SystemClock
 from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import InvalidInput, RefusedAction
+from gpuwarden.option_values import config_option
 from gpuwarden.ruleengine.bot_settings import BotSettings
 from gpuwarden.ruleengine.bots import GROUP, KINDS
 from gpuwarden.ruleengine.channels import EmailChannel, Undelivered
@@ -182,15 +183,7 @@ def _form(message: Message, channel: str, clock: SystemClock) -> str:
 
 
 @notices.command("send-test")
-@click.option(
-    "--config",
-    "--config.file",
-    "config",
-    type=_FILE,
-    required=True,
-    metavar="FILE",
-    help="engine.yaml, which names the channels and the directory.",
-)
+@config_option("engine.yaml, which names the channels and the directory.", required=True)
 @click.option("--to", "user", metavar="USER", help="A user of the directory.")
 @click.option("--operators", is_flag=True, help="The operators, in the place of a user.")
 @click.option(

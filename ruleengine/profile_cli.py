@@ -17,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.option_values import read_moment, read_positive_seconds, read_url
+from gpuwarden.option_values import config_option, read_moment, read_positive_seconds, read_url
 from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.profile_comparisons import (
@@ -77,12 +77,7 @@ def _history_options(command: Callable[..., None]) -> Callable[..., None]:
             callback=read_moment,
             help="Its end.",
         ),
-        click.option(
-            "--config",
-            type=_FILE,
-            metavar="FILE",
-            help="engine.yaml: its servers, credentials and scrape interval.",
-        ),
+        config_option("engine.yaml: its servers, credentials and scrape interval."),
         click.option(
             "--window",
             metavar="DURATION",

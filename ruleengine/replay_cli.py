@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gpuwarden.diagnostics import did_you_mean, render_json
 from gpuwarden.errors import InvalidInput
-from gpuwarden.option_values import read_moment, read_positive_seconds, read_url
+from gpuwarden.option_values import config_option, read_moment, read_positive_seconds, read_url
 from gpuwarden.ruleengine import made_up_weeks, replay_policies
 from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS
@@ -105,11 +105,7 @@ class _Asked:
     callback=read_url,
     help=f"The server that keeps the history.  [default: of --config, else {DEFAULT_URL}]",
 )
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="engine.yaml: its server, scrape interval, tick, nodes, teams and pauses count.",
-)
+@config_option("engine.yaml: its server, scrape interval, tick, nodes, teams and pauses count.")
 @click.option(
     "--step",
     callback=read_positive_seconds,

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import InvalidInput
-from gpuwarden.option_values import read_positive_seconds, read_url
+from gpuwarden.option_values import config_option, read_positive_seconds, read_url
 from gpuwarden.ruleengine.clients import open_console, printable
 from gpuwarden.ruleengine.fields import known_zone
 from gpuwarden.ruleengine.prometheus_settings import client_of
@@ -117,11 +117,7 @@ def _read_zone(_context: click.Context, _option: click.Parameter, value: str | N
     metavar="FILE",
     help="Where to; it is replaced as a whole.  [default: standard output]",
 )
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="engine.yaml: its Prometheus, ledger, directory, zone and Slurm.",
-)
+@config_option("engine.yaml: its Prometheus, ledger, directory, zone and Slurm.")
 @click.option(
     "--prometheus",
     "url",

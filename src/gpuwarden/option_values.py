@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -29,6 +30,26 @@ output_option: Callable[[Callable[..., None]], Callable[..., None]] = click.opti
 quiet_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
     "-q", "--quiet", is_flag=True, help="Show only what is to be done."
 )
+
+
+def config_option(
+    help_text: str, *, required: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`--config FILE`, which is engine.yaml; or `--config.file`, as Prometheus spells it.
+
+    Args:
+        help_text: what of the file counts here.
+        required: whether nothing can be done without it.
+    """
+    return click.option(
+        "--config",
+        "--config.file",
+        "config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        required=required,
+        metavar="FILE",
+        help=help_text,
+    )
 
 
 def read_seconds(_context: click.Context, _option: click.Parameter, value: str | float) -> float:
