@@ -91,10 +91,6 @@ class Program:
                 return int(line.split()[1]) * 1024
         raise RuntimeError(f"{self.name} has ended")
 
-    def open_files(self) -> int:
-        """Open file descriptors."""
-        return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
-
 
 def install(folder: Path, *requirements: str) -> Path:
     """A virtual environment of a program's own, made once for the same requirements.

@@ -434,11 +434,6 @@ def agent(keys: Keys) -> Iterator[tuple[Sink, Agent]]:
         yield sink, state
 
 
-def labels_of(posted: Sequence[Received]) -> list[dict[str, str]]:
-    """Labels of every alert of the last post."""
-    return [alert["labels"] for alert in posted[-1].json()] if posted else []
-
-
 def webhook(alerts: Sequence[dict[str, Any]], status: str = "firing") -> dict[str, Any]:
     """What Alertmanager would send on for alerts that were posted to it."""
     return {
