@@ -16,13 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from gpuwarden.errors import InvalidInput, ServiceUnavailable
+from gpuwarden.errors import InvalidInput
 from gpuwarden.option_values import config_option, read_moment, read_url
 from gpuwarden.ruleengine.clients import open_console, printable
 from gpuwarden.ruleengine.cost_sources import LONGEST_SECONDS, measured
 from gpuwarden.ruleengine.costs import LABELS, Level, Span
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.prometheus_settings import client_of
+from gpuwarden.ruleengine.replicas import AnyReplica
 from gpuwarden.ruleengine.reports.tables import safe
 from gpuwarden.ruleengine.settings import load_settings
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuwarden.ruleengine.costs import Costs, Line, Statement
-    from gpuwarden.ruleengine.prometheus import Sample
     from gpuwarden.ruleengine.settings import Settings
 
 QUESTION_SECONDS = 120.0
@@ -41,38 +41,6 @@ Examples:
   gpuwarden costs --config engine.yaml --from 2026-11-01 --to 2026-12-01
   gpuwarden costs --config engine.yaml --from now-7d --by user -o csv
   gpuwarden costs --config engine.yaml --from now-1d --by job --team vision -o json"""
-
-
-class ShardedSource:
-    """A `Source` that asks each shard, replica by replica until one answers, and joins the rows.
-
-    Args:
-        groups: shards, each with its replicas.
-    """
-
-    def __init__(self, groups: Sequence[Sequence[PrometheusClient]]) -> None:
-        self._groups = groups
-
-    async def instant(self, query: str, time: float) -> list[Sample]:
-        """Rows of all shards.
-
-        Raises:
-            ServiceUnavailable: no replica of a shard answers.
-        """
-        return [row for group in self._groups for row in await self._any(group, query, time)]
-
-    async def clock_skew(self) -> float:
-        """0: the moments asked for are past."""
-        return 0.0
-
-    @staticmethod
-    async def _any(group: Sequence[PrometheusClient], query: str, time: float) -> list[Sample]:
-        for client in group[:-1]:
-            try:
-                return await client.instant(query, time)
-            except ServiceUnavailable:
-                continue
-        return await group[-1].instant(query, time)
 
 
 @click.command(epilog=_EPILOG, short_help="Say who held how much GPU time, and what it costs.")
@@ -170,7 +138,7 @@ async def _measured(settings: Settings, span: Span, *, team: str, url: str | Non
     )
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(client_of(servers, settings.path))
-        source = ShardedSource(
+        source = AnyReplica(
             [
                 [PrometheusClient(each, timeout=QUESTION_SECONDS, client=client) for each in group]
                 for group in groups

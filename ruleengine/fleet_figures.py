@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gpuwarden.errors import GpuwardenError, ServiceUnavailable
+from gpuwarden.errors import GpuwardenError
 from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.verdicts import SignalKey
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from gpuwarden.clock import Clock
-    from gpuwarden.ruleengine.prometheus import PrometheusClient, Sample
+    from gpuwarden.ruleengine.prometheus import Sample
 
 FRESH_SECONDS: Final = 5.0
 """Figures are not asked for again within this long."""
@@ -35,39 +35,8 @@ _LOOK_BACKS = (("30m", 1800.0, 3), ("5m", 300.0, 3), ("4h", 14400.0, 1))
 class FigureSource(Protocol):
     """Where figures come from."""
 
-    async def rows(self, query: str, time: float) -> list[Sample]:
+    async def instant(self, query: str, time: float) -> list[Sample]:
         """The rows of a query at one moment (Unix time)."""
-
-
-class PrometheusFigures:
-    """Instant queries to one server of each shard; of a shard's replicas, the first that answers.
-
-    Args:
-        shards: clients of the servers; closed by who made them.
-    """
-
-    def __init__(self, shards: Sequence[Sequence[PrometheusClient]]) -> None:
-        self._shards = tuple(tuple(shard) for shard in shards)
-
-    async def rows(self, query: str, time: float) -> list[Sample]:
-        """The rows of all shards.
-
-        Raises:
-            ServiceUnavailable: a shard does not answer.
-            QueryRefused: Prometheus refuses the query.
-        """
-        parts = await asyncio.gather(*(_first(shard, query, time) for shard in self._shards))
-        return [row for part in parts for row in part]
-
-
-async def _first(replicas: Sequence[PrometheusClient], query: str, time: float) -> list[Sample]:
-    error: ServiceUnavailable | None = None
-    for replica in replicas:
-        try:
-            return await replica.instant(query, time)
-        except ServiceUnavailable as failed:
-            error = failed
-    raise error or ServiceUnavailable("no server is named")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +134,7 @@ class FleetFigures:
         values: dict[str, Mapping[str, float]] = {}
 
         async def one(figure: str, query: str) -> None:
-            rows = await source.rows(query, now)
+            rows = await source.instant(query, now)
             values[figure] = {
                 row.labels.get("job_id", ""): row.value for row in rows if math.isfinite(row.value)
             }

@@ -225,3 +225,40 @@ class Shards:
         """That of the clock which is furthest from ours."""
         found = await asyncio.gather(*(part.clock_skew() for part in self._parts))
         return max(found, key=abs)
+
+
+class AnyReplica:
+    """A `Source` on which no verdict rests: of each shard's replicas the first that answers.
+
+    Unlike `Servers` it asks each query by itself: rows of two queries may be of two replicas.
+
+    Args:
+        shards: each with its replicas.
+    """
+
+    def __init__(self, shards: Sequence[Sequence[Source]]) -> None:
+        self._shards = tuple(tuple(shard) for shard in shards)
+
+    async def instant(self, query: str, time: float) -> list[Sample]:
+        """The rows of all shards.
+
+        Raises:
+            ServiceUnavailable: no replica of a shard answers.
+            QueryRefused: Prometheus refuses the query.
+        """
+        parts = await asyncio.gather(*(_first(shard, query, time) for shard in self._shards))
+        return [row for part in parts for row in part]
+
+    async def clock_skew(self) -> float:
+        """0: who asks says of which moment, and no verdict rests on the answer."""
+        return 0.0
+
+
+async def _first(replicas: Sequence[Source], query: str, time: float) -> list[Sample]:
+    error: ServiceUnavailable | None = None
+    for replica in replicas:
+        try:
+            return await replica.instant(query, time)
+        except ServiceUnavailable as failed:
+            error = failed
+    raise error or ServiceUnavailable("no server is named")

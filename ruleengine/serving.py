@@ -23,7 +23,6 @@ from gpuwarden.ruleengine.connections import BoundedProtocol
 from gpuwarden.ruleengine.deliveries import LastHop
 from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.files import read_secret
-from gpuwarden.ruleengine.fleet_figures import PrometheusFigures
 from gpuwarden.ruleengine.job_histories import PrometheusSeries
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.names import Names
@@ -33,7 +32,7 @@ from gpuwarden.ruleengine.prometheus_settings import client_of
 from gpuwarden.ruleengine.reclaim.kubernetes import Kubernetes
 from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
 from gpuwarden.ruleengine.reclaim.slurm import Slurm
-from gpuwarden.ruleengine.replicas import Replica, Servers
+from gpuwarden.ruleengine.replicas import AnyReplica, Replica, Servers
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.sign_ins import Token
@@ -314,7 +313,7 @@ class Service:
             series=PrometheusSeries(
                 [url for shard in values.prometheus.groups for url in shard], self._client
             ),
-            figures=PrometheusFigures([[client for _, client in shard] for shard in prometheus]),
+            figures=AnyReplica([[client for _, client in shard] for shard in prometheus]),
         ).starlette()
         self._settings = settings
 

@@ -22,10 +22,10 @@ from gpuwarden.ruleengine.fleet_figures import (
     FRESH_SECONDS,
     Figures,
     FleetFigures,
-    PrometheusFigures,
     figure_queries,
 )
 from gpuwarden.ruleengine.prometheus import PrometheusClient, Sample
+from gpuwarden.ruleengine.replicas import AnyReplica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ def figures_of(*shards: tuple[str, ...]) -> Figures:
     async def story() -> Figures:
         clients = [[PrometheusClient(url, timeout=3.0) for url in shard] for shard in shards]
         try:
-            source = PrometheusFigures(clients)
+            source = AnyReplica(clients)
             clock = OwnedClock(wall=NOW)
             return await FleetFigures(source, clock, scrape_interval=SCRAPE).now()
         finally:
@@ -116,7 +116,7 @@ class Counting:
     down: bool = False
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def rows(self, _query: str, _time: float) -> list[Sample]:
+    async def instant(self, _query: str, _time: float) -> list[Sample]:
         """One job, or no answer."""
         self.queries += 1
         await self.gate.wait()

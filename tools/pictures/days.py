@@ -19,9 +19,9 @@ from tools.pictures import boards
 
 from gpuwarden.catalogue import CATALOGUE
 from gpuwarden.ruleengine.app import EngineApp
-from gpuwarden.ruleengine.fleet_figures import PrometheusFigures
 from gpuwarden.ruleengine.job_histories import PrometheusSeries
 from gpuwarden.ruleengine.prometheus import PrometheusClient
+from gpuwarden.ruleengine.replicas import AnyReplica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -67,7 +67,7 @@ async def engine() -> AsyncIterator[tuple[World, str]]:
                     ticket_key=KEY,
                     tokens=TOKENS,
                     series=PrometheusSeries([server.url], asking),
-                    figures=PrometheusFigures([[client]]),
+                    figures=AnyReplica([[client]]),
                 )
                 async with serving(app, port):
                     yield made, f"http://127.0.0.1:{port}"
