@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import time
 import unicodedata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import httpx
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _TIMEOUT = httpx.Timeout(15.0, connect=5.0)
+_WHOLE_SECONDS: Final = 60.0
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 url_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
     "--engine.url",
@@ -93,6 +97,21 @@ def open_console(*, markup: bool = False) -> Console:
     return console
 
 
+def _answer(
+    method: str, url: str, body: Mapping[str, str] | None, headers: Mapping[str, str] | None
+) -> tuple[httpx.Response, bytes]:
+    """Head and body of an answer, of a bounded size, within a bounded time."""
+    deadline, content = time.monotonic() + _WHOLE_SECONDS, bytearray()
+    with httpx.stream(method, url, json=body, headers=headers, timeout=_TIMEOUT) as response:
+        for part in response.iter_bytes():
+            content += part
+            if len(content) > MAX_ANSWER_BYTES:
+                raise ServiceUnavailable(f"{url}: larger than {MAX_ANSWER_BYTES} bytes")
+            if time.monotonic() > deadline:
+                raise ServiceUnavailable(f"{url}: no whole answer in {_WHOLE_SECONDS:g} s")
+    return response, bytes(content)
+
+
 def ask(
     method: str,
     url: str,
@@ -115,17 +134,15 @@ def ask(
         RefusedAction: it says no, and why.
     """
     try:
-        response = httpx.request(
-            method, url.rstrip("/") + path, json=body, headers=headers, timeout=_TIMEOUT
-        )
+        response, content = _answer(method, url.rstrip("/") + path, body, headers)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ServiceUnavailable(
             f"the engine does not answer at {url} ({error}): is it running, and is --engine.url "
             "right? ($GPUWARDEN_ENGINE_URL sets it for good)"
         ) from error
     try:
-        document = response.json()
-    except ValueError as error:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise ServiceUnavailable(f"{url}: HTTP {response.status_code}, and no JSON") from error
     if not isinstance(document, dict):
         raise ServiceUnavailable(f"{url}: HTTP {response.status_code}, and no object")

@@ -43,6 +43,17 @@ _READ: Final = frozenset(
         "yolo_phase_seconds_total",
     }
 )
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "gpu_info": ("uuid",),
+        "gpu_memory_total_bytes": ("uuid",),
+        "gpu_job_holds_gpu": ("uuid", "job_id"),
+        "gpu_job_info": ("job_id",),
+    }
+)
+"""Labels without which a sample says nothing."""
+_LARGEST = 1e18
+"""What is no number, or none that can be shown, is left out."""
 _LOOKS = 64
 """Remembered of each training."""
 
@@ -59,7 +70,10 @@ def read_page(text: str, place: str) -> Series:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name in _READ and len(found[sample.name]) < MAX_JOBS:
+                if sample.name not in _READ or len(found[sample.name]) >= MAX_JOBS:
+                    continue
+                told = all(name in sample.labels for name in _NEEDED.get(sample.name, ()))
+                if told and abs(sample.value) < _LARGEST:
                     found[sample.name].append((sample.labels, float(sample.value)))
     except (ValueError, KeyError, IndexError) as error:
         raise ServiceUnavailable(f"{place} gave no page of metrics: {error}") from error

@@ -112,7 +112,7 @@ class Fetcher:
 
     def _asked(self, wanted: Wanted, last: News) -> News:
         details = last.details
-        if details is not None and details["job_id"] != wanted.job_id:
+        if details is not None and details.get("job_id") != wanted.job_id:
             details = None
         try:
             picture = self._source.picture(wanted.question)

@@ -234,7 +234,7 @@ def _details(
     if row is not None and picture is not None:
         passed = max(0.0, now - picture.taken)
         texts += [f"{name:12} {text}" for name, text in row_words(row, passed)]
-    if details is not None and details["job_id"] == view.chosen_id:
+    if details is not None and details.get("job_id") == view.chosen_id:
         texts += ["", *explained(details, width)]
     if not texts:
         texts = [f"{view.chosen_id} is not seen any more"]
@@ -261,5 +261,9 @@ def explained(document: dict[str, Any], width: int) -> Iterable[str]:
         markup=False,
         emoji=False,
     )
-    print_document(console, document, everything=True)
+    try:
+        print_document(console, document, everything=True)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
+        page.write("\nThe engine says more of this job in a form that is not known here: is it of ")
+        page.write("this version?\n")
     return [printable(line) for line in page.getvalue().splitlines()]

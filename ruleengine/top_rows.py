@@ -164,8 +164,14 @@ def _coming(verdict: Mapping[str, Any], passed: float) -> str:
 
 
 def local_time(moment: str) -> str:
-    """A time of the API in the zone of whoever looks: 14:32, with its day if not today."""
-    then = dt.datetime.fromisoformat(moment).astimezone()
+    """A time of the API in the zone of whoever looks: 14:32, with its day if not today.
+
+    What no calendar here has stays as it was written.
+    """
+    try:
+        then = dt.datetime.fromisoformat(moment).astimezone()
+    except (ValueError, OverflowError):
+        return moment
     today = dt.datetime.now(dt.UTC).astimezone().date()
     return f"{then:%H:%M}" if then.date() == today else f"{then:%d %b %H:%M}"
 

@@ -12,6 +12,7 @@ import httpx
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
 from gpuwarden.ruleengine.clients import ask
 from gpuwarden.ruleengine.fleet_documents import SCHEMA
+from gpuwarden.ruleengine.top_answers import checked_fleet
 from gpuwarden.ruleengine.top_exporters import Pages, read_page
 from gpuwarden.ruleengine.top_pictures import Picture, Question
 
@@ -59,9 +60,7 @@ class EngineSource:
         """What the engine knows."""
         path = f"/v1/fleet?{urlencode(question.parameters())}"
         document = ask("GET", self._url, path, headers=self._headers)
-        if document.get("schema") != SCHEMA:
-            raise ServiceUnavailable(f"{self._url} does not answer with {SCHEMA}: an older engine?")
-        return Picture("engine", (self._url,), document, time.monotonic())
+        return Picture("engine", (self._url,), checked_fleet(document, self._url), time.monotonic())
 
     def details(self, job_id: str, /) -> dict[str, Any] | None:
         """Everything that the engine knows of a job."""

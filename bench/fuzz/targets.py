@@ -12,6 +12,7 @@ from bench.fuzz import (
     ledger_edges,
     node_edges,
     platform_edges,
+    reader_edges,
     trainer_edges,
 )
 
@@ -26,5 +27,6 @@ TARGETS: Final[tuple[Attack, ...]] = (
     *engine_edges.ATTACKS,
     *file_edges.ATTACKS,
     *ledger_edges.ATTACKS,
+    *reader_edges.ATTACKS,
     *trainer_edges.ATTACKS,
 )

@@ -7,6 +7,7 @@ proven. What the containers are told is run: the programs take the flags and fil
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -332,3 +333,41 @@ def test_the_chart_is_of_this_version() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = (ROOT / "pyproject.toml").read_text()
     assert f'\nversion = "{about["appVersion"]}"\n' in project
+
+
+def test_the_engine_may_reach_what_its_values_name(tmp_path: Path) -> None:
+    """A port that is said once is open: agents', Prometheus', Alertmanager's, mail's; and DNS."""
+    path = tmp_path / "values.yaml"
+    path.write_text("""
+node: {kubeletRootDir: /data01/kubelet}
+agent: {port: 9900, publicKeys: {engine.pub: x}}
+engine:
+  config:
+    prometheus: {url: null, shards: [["http://a:9191", "https://b"], "http://[::1]:9292/prometheus"]}
+    alertmanagers: ["http://alertmanager.monitoring:9393/alerts"]
+    agents: {url: "http://{host}:9901"}
+    smtp: {host: mail.example.org, sender: gpuwarden@example.org, port: 465}
+""")
+    release = rendered(path)
+    (policy,) = release.kind("NetworkPolicy")
+    ports = {(rule["protocol"], rule["port"]) for rule in policy["spec"]["egress"][0]["ports"]}
+    named = {443, 465, 9191, 9292, 9393, 9900, 9901}
+    assert ports >= {("TCP", port) for port in named} | {("UDP", 53), ("UDP", 5353)}
+    assert ("TCP", 9093) not in ports
+    (node,) = release.kind("DaemonSet")
+    paths = {
+        volume["name"]: volume.get("hostPath")
+        for volume in node["spec"]["template"]["spec"]["volumes"]
+    }
+    assert paths["pod-resources"]["path"] == "/data01/kubelet/pod-resources"
+
+
+def test_no_object_is_too_large_to_be_applied(plain: Rendered) -> None:
+    """`kubectl apply`, and Argo CD as it comes, keep a copy in an annotation of 256 KiB at most."""
+    for item in plain.objects:
+        assert len(json.dumps(item)) < 240_000, item["metadata"]["name"]
+
+
+def test_who_has_kube_prometheus_stack_is_told_of_its_label(plain: Rendered) -> None:
+    """Without it nothing is scraped, and nobody says why."""
+    assert "monitoring.labels is empty" in plain.notes

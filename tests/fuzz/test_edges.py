@@ -41,6 +41,9 @@ PANIC = (
     .seeds[0]
     .replace(b"(gpu_job_threads)", b"(max_over_time(gpu_job_threads[" + b"9" * 60 + b"d:1s]))")
 )
+LAB = next(item for item in TARGETS if item.name == "exporters for top").seeds[0]
+YOLO = b'yolo_epoch{job_id="proc-1",run_id="r-1"} '
+FLEET = next(item for item in TARGETS if item.name == "engines for top").seeds[0]
 GREETINGS = (
     b"220 mail\r\n",
     b"250 mail\r\n",
@@ -77,6 +80,19 @@ FOUND = (
     ("audits to be verified", b'{"schema": "gpuwarden.audit/v1"}'),
     ("audits to be verified", AUDIT.replace(b'"sentence"', b'"sentances"')),
     ("audits to be verified", AUDIT.replace(b'"timeline":[', b'"timeline":[7,')),
+    ("exporters for top", LAB.replace(b',uuid="GPU-1"', b"", 1)),
+    (
+        "exporters for top",
+        LAB.replace(YOLO + b"3", YOLO + b"NaN"),
+    ),
+    (
+        "exporters for top",
+        LAB.replace(YOLO + b"3", YOLO + b"+Inf"),
+    ),
+    ("engines for top", b'{"schema": "gpuwarden.fleet/v1"}'),
+    ("engines for top", FLEET.replace(b'"jobs": [{', b'"jobs": [{"user": null, "job": {')),
+    ("engines for top", FLEET.replace(b'"epoch": 3.0', b'"epoch": 1e999')),
+    ("engines for top", FLEET.replace(b"2026-11-30T08:00:00Z", b"0001-01-01T00:00:00Z")),
 )
 """Inputs that were faults once."""
 

@@ -70,3 +70,19 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $seconds := trimSuffix "s" .Values.monitoring.interval | int -}}
 {{- printf "%ds" (max 1 (sub $seconds 1)) -}}
 {{- end -}}
+
+{{/* Ports that the engine connects to: those of networkPolicy.egressPorts, and of whatever values name. */}}
+{{- define "gpuwarden.egressPorts" -}}
+{{- $config := .Values.engine.config -}}
+{{- $ports := .Values.networkPolicy.egressPorts | default list -}}
+{{- if .Values.agent.enabled }}{{ $ports = append $ports .Values.agent.port }}{{ end -}}
+{{- with $config.smtp }}{{ $ports = append $ports (get . "port" | default 587) }}{{ end -}}
+{{- $named := toJson (list $config.alertmanagers $config.prometheus $config.agents) -}}
+{{- range regexFindAll "https?://[^\"\\s]+" $named -1 -}}
+{{- $port := regexReplaceAll "^https?://[^/]*?(:([0-9]+))?(/.*)?$" . "${2}" -}}
+{{- $ports = append $ports (default (ternary 443 80 (hasPrefix "https:" .)) $port) -}}
+{{- end -}}
+{{- $whole := list -}}
+{{- range $ports }}{{ $whole = append $whole (int .) }}{{ end -}}
+{{- $whole | uniq | toJson -}}
+{{- end -}}
