@@ -28,6 +28,8 @@ RECORDED_WIDTH_SECONDS: Final = 300.0
 """Of `...:sum5m` and `...:increase5m`: what fell into the five minutes before the sample."""
 MARKER: Final = "fleet:gpus_seen:count5m"
 """Written with those, also while nobody uses anything."""
+SHARE: Final = "card:gpu_share:ratio"
+"""How many cards a card or a MIG instance is, as money.yml records it."""
 _PER_JOB: Final = "on (instance, job_id)"
 
 
@@ -65,7 +67,7 @@ class Measure:
     @property
     def selectors(self) -> int:
         """How many series selectors its expression has: what the server holds of it at once."""
-        return max(1, self.sampled.count(JOB))
+        return max(1, self.sampled.count(JOB) + self.sampled.count(SHARE))
 
     def binned(self, seconds: float) -> str:
         """The recorded series over a bin that ends at the moment of evaluation.
@@ -116,7 +118,12 @@ def measures(
     all_held = _fresh("gpu_job_holds_gpu", window)
     held = all_held if users is None else f"({all_held} and {_PER_JOB} gpu_job_info{{{whose}}})"
     tenants = f"count by (instance, uuid) ({all_held})"
-    shared = f"({held} * {answered} / on (instance, uuid) group_left () {tenants})"
+    # Of a MIG instance its share, where money.yml records it as it does beside recorded hours.
+    share = (
+        f"on (instance, uuid) group_left () (max by (instance, uuid) ({SHARE})"
+        f" or on (instance, uuid) (0 * {tenants} + 1))"
+    )
+    shared = f"({held} * {answered} / on (instance, uuid) group_left () {tenants} * {share})"
     seen = f"gpu_job_utilization_ratio{{{JOB}}}[{durations.render(IDLE_SECONDS)}]"
     least = math.ceil(IDLE_SECONDS / 2 / scrape)
     by_user = f"* {_PER_JOB} group_left (user) {info}"

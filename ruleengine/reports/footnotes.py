@@ -24,7 +24,7 @@ FOOTNOTES: Final[Mapping[str, str]] = MappingProxyType(
         "held": "Hours held: a card counts for a job from the moment a process of it is on the "
         "card. A card that n jobs hold counts 1/n for each, so that people add up to teams and "
         "teams to the whole. Of a MIG instance its share of the card counts where a rule recorded "
-        "it, else the whole. Teams are those of the directory, or as they were recorded.",
+        "that share, else the whole. Teams are those of the directory, or as they were recorded.",
         "idle": "Held idle: held, while the job used the card at most 5 % for five minutes. A job "
         "that waits for data or loads a model for longer counts as idle too; where its use cannot "
         "be measured it does not.",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
-from tests.servers import free_port
+from tests.ruleengine.reports.days import BEGIN
+from tests.servers import backfill, free_port, prometheus
 
 from gpuwarden.cli import main
 from gpuwarden.errors import ServiceUnavailable
@@ -64,6 +65,33 @@ def test_a_card_is_idle_when_it_was_seen_idle_for_long_enough(server: Server) ->
     assert young["totals"]["idle_hours"] == 0
     assert later["totals"]["held_hours"] == pytest.approx(2 * 20 / 60, abs=0.02)
     assert later["totals"]["idle_hours"] == pytest.approx(18 / 60, abs=0.02)
+
+
+def test_a_short_report_counts_an_instance_by_its_share(tmp_path: Path) -> None:
+    """As the recorded hours do: one job has a seventh of a card, the other a whole one."""
+    job, lines = 'job="gpuwarden",instance="n1:9835"', []
+    own = {"ana": f'{job},gpu="0",uuid="MIG-1"', "ben": f'{job},gpu="1",uuid="GPU-1"'}
+    series = {
+        "up": [(job, 1.0)],
+        "gpu_up": [(f'{job},gpu="{n}",uuid="GPU-{n}"', 1.0) for n in range(2)],
+        "gpu_job_info": [(f'{job},job_id="j-{user}",user="{user}"', 1.0) for user in own],
+        "gpu_job_holds_gpu": [(f'{text},job_id="j-{user}"', 1.0) for user, text in own.items()],
+        "card:gpu_share:ratio": [('instance="n1:9835",uuid="MIG-1"', 1 / 7)],
+    }
+    for name, rows in series.items():
+        lines.append(f"# TYPE {name} gauge")
+        for labels, value in rows:
+            lines += [f"{name}{{{labels}}} {value} {BEGIN + 5 * n}" for n in range(121)]
+    backfill("\n".join([*lines, "# EOF\n"]), tmp_path / "tsdb")
+    with prometheus("global: {}\n", tmp_path / "tsdb") as server:
+        span = ("--from", "2025-06-15", "--to", "2025-06-15T00:10:00")
+        found = asked(server, *span, whole=False)
+
+    hours = {row["user"]: row["held_hours"] for row in found["people"]}
+    assert hours == {
+        "ana": pytest.approx(1 / 42, abs=0.001),
+        "ben": pytest.approx(1 / 6, abs=0.002),
+    }
 
 
 def test_a_time_without_any_sample_is_no_report(server: Server) -> None:
