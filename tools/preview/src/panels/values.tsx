@@ -85,9 +85,9 @@ function Bars(props: PanelProps<any>) {
     <VizRepeater
       getValues={() => values}
       getAlignmentFactors={getDisplayValueAlignmentFactors}
-      renderValue={({ value, width: wide, height: high, alignmentFactors, count }) => (
+      renderValue={({ value, width: wide, height: high, alignmentFactors }) => (
         <BarGauge
-          value={count === 1 && !options.displayName ? { ...value.display } : value.display}
+          value={value.display}
           width={wide}
           height={high}
           orientation={along}
