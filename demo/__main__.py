@@ -37,6 +37,7 @@ COLOURS = {
     "notify": "yellow",
     "notified": "yellow",
     "due": "magenta",
+    "would_terminate": "magenta",
     "authorised": "red",
     "acting": "red",
     "verified": "bold green",
@@ -204,7 +205,7 @@ def line(moment: Moment) -> Text:
     """One line of the timeline."""
     text = Text(f"{moment.at:6.1f} s  ", style="dim")
     text.append(f"{moment.job:<12}", style="bold")
-    text.append(f"{moment.what:<15}", style=COLOURS.get(moment.what, ""))
+    text.append(f"{moment.what:<16}", style=COLOURS.get(moment.what, ""))
     text.append(moment.detail)
     return text
 
