@@ -13,9 +13,10 @@ setup: ## install what is missing: Debian packages, .venv
 demo: setup ## the main job on a simulated node; KEEP=1 leaves everything up, RULES=FILE tries your own
 	@$(BIN)/python -m demo $(if $(KEEP),--keep) $(if $(RULES),--rules $(RULES))
 
-# Many tests wait for real servers: files run side by side, four processes at most.
+# Many tests wait for real servers: files run side by side, one process more than there are cores.
+WORKERS ?= $(shell n=$$(($$(nproc) + 1)); echo $$((n > 4 ? 4 : n)))
 test: setup check ## lint, types, layers, and every test
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: test ## test, and what takes longer
 	@$(BIN)/python -m pytest -m sweep
