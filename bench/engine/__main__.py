@@ -65,12 +65,18 @@ def main() -> int:
         help="sizes of the fleet; 1000,4000,10000 by default, multiples of eight",
     )
     parser.add_argument("--ticks", type=int, help="measured at each size; 6, or 3 with --quick")
+    parser.add_argument(
+        "--gogc",
+        type=int,
+        metavar="PERCENT",
+        help="GOGC of Prometheus; its own default, 100, if not given",
+    )
     arguments = parser.parse_args()
     sizes = arguments.cards or ((2000,) if arguments.quick else (1000, 4000, 10_000))
     ticks = arguments.ticks or (3 if arguments.quick else 6)
-    found = [_measure(cards, ticks) for cards in sizes]
+    found = [_measure(cards, ticks, arguments.gogc) for cards in sizes]
     print(_machine())
-    print(f"jobs: {fleets.MIX}\n")
+    print(f"Prometheus with GOGC={arguments.gogc or 100}; jobs: {fleets.MIX}\n")
     print(table(found))
     complaints = [text for figures in found for text in missed(figures)]
     print("\n".join(complaints) if complaints else "Every target is met.")
@@ -92,11 +98,11 @@ def _machine() -> str:
     )
 
 
-def _measure(cards: int, ticks: int) -> Figures:
+def _measure(cards: int, ticks: int, gogc: int | None) -> Figures:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with (
         tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as name,
-        servers.prometheus(Path(name) / "prometheus") as prometheus,
+        servers.prometheus(Path(name) / "prometheus", gogc=gogc) as prometheus,
         Progress(*columns) as progress,
     ):
         folder = Path(name) / "engine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -69,8 +70,13 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path) -> Iterator[Prometheus]:
-    """Run one with its data below a folder until the context ends."""
+def prometheus(folder: Path, *, gogc: int | None = None) -> Iterator[Prometheus]:
+    """Run one with its data below a folder until the context ends.
+
+    Args:
+        folder: for its data, configuration and log.
+        gogc: percent by which its heap may grow between two collections; None: its own default.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -95,6 +101,7 @@ def prometheus(folder: Path) -> Iterator[Prometheus]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env=os.environ | ({} if gogc is None else {"GOGC": str(gogc)}),
         )
     server = Prometheus(folder, f"http://127.0.0.1:{port}", process.pid)
     try:
