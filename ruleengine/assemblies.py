@@ -67,6 +67,11 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "expected": ("instance",),
 }
 """Inventory query -> the labels that are kept of its rows."""
+FOUND_BY: Final = frozenset(
+    {"gpu_job_holds_gpu", "gpu_job_info", "gpu_job_executable", "yolo_info"}
+)
+"""Queries of which a row is enough to know that there is such a job; what was said until two
+scrapes ago, perhaps of a job that has ended since, is not."""
 OF_VALUES: Final = ("instance", "job_id", "uuid")
 """The labels that are kept of the rows of a value."""
 
@@ -175,18 +180,13 @@ class Assembly:
                 self._holders[card].append(draft)
         self._card_numbers = {card: self._layout.empty(1) for card in self._cards}
 
-    def _of_jobs(self, name: str, *, found: bool = False) -> Iterator[tuple[_Draft, float, _Texts]]:
+    def _of_jobs(self, name: str) -> Iterator[tuple[_Draft, float, _Texts]]:
         """Rows of an inventory query that belong to a job, with its draft.
 
         Of values that are no flags all are times: the node that counts in other units, or lies, is
         left a moment that stays as early or as late, and has a date.
-
-        Args:
-            name: of the query.
-            found: whether a row is enough to know that there is such a job. What was said until
-                two scrapes ago, of a job that has ended since, is not.
         """
-        drafts = self._drafts
+        drafts, found = self._drafts, name in FOUND_BY
         for value, texts in self._rows[name]:
             job_id = texts[1]
             if not job_id or not math.isfinite(value):
@@ -200,17 +200,17 @@ class Assembly:
             yield draft, min(max(value, 0.0), LAST_MOMENT), texts
 
     def _drafted(self) -> dict[str, _Draft]:
-        for draft, _, (instance, _, uuid, _) in self._of_jobs("gpu_job_holds_gpu", found=True):
+        for draft, _, (instance, _, uuid, _) in self._of_jobs("gpu_job_holds_gpu"):
             draft.cards.add((instance, uuid))
         names = LABELS["gpu_job_info"][2:]
-        for draft, _, texts in self._of_jobs("gpu_job_info", found=True):
+        for draft, _, texts in self._of_jobs("gpu_job_info"):
             draft.labels.update(
                 {name: text for name, text in zip(names, texts[2:], strict=True) if text}
             )
-        for draft, _, texts in self._of_jobs("gpu_job_executable", found=True):
+        for draft, _, texts in self._of_jobs("gpu_job_executable"):
             draft.executables.add((texts[2], texts[3]))
         runs = RunDrafts()
-        for draft, _, texts in self._of_jobs("yolo_info", found=True):
+        for draft, _, texts in self._of_jobs("yolo_info"):
             runs.declare(draft, texts[2], texts[3:])
         self._amend_runs(runs)
         # Of several nodes: the latest, so that no node's part is judged too early.

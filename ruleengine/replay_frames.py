@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.assemblies import SNAPSHOT_INTERVAL_SECONDS
+from gpuwarden.ruleengine.assemblies import FOUND_BY, SNAPSHOT_INTERVAL_SECONDS
 from gpuwarden.ruleengine.facts import (
     Expectation,
     assemble,
@@ -287,6 +287,7 @@ class Frame:
     def running(self) -> Numbers:
         """At each tick: jobs all of whose nodes are lit."""
         there: dict[tuple[str, str], Bools] = {}
+        whole: dict[str, Bools] = {}
         for name, columns in self.rows.items():
             if name in NODE_ROWS:
                 continue
@@ -294,15 +295,14 @@ class Frame:
                 job = labels.get("job_id", "")
                 if job:
                     pair = (job, labels.get("instance", ""))
-                    known = there.get(pair)
                     seen = ~np.isnan(own)
-                    there[pair] = seen if known is None else known | seen
-        whole: dict[str, Bools] = {}
+                    there[pair] = there.get(pair, False) | seen
+                    if name in FOUND_BY:
+                        whole[job] = whole.get(job, False) | seen
         broken: dict[str, Bools] = {}
         for (job, node), seen in there.items():
             codes = self.node_codes(node)
             lit = ~self.silent(node) & np.all([(each == 1) | (each == 0) for each in codes], axis=0)
-            whole[job] = whole.get(job, False) | seen
             broken[job] = broken.get(job, False) | (seen & ~lit)
         count = np.zeros(self.ticks.count, dtype=np.int64)
         for job, seen in whole.items():
