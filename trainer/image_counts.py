@@ -86,8 +86,8 @@ def _count(path: Path) -> int:
 
 def _in_folder(folder: Path) -> int:
     images = files = 0
-    for _root, _folders, names in os.walk(folder):
-        files += len(names)
+    for _root, folders, names in os.walk(folder):
+        files += len(names) + len(folders)
         if files > MAX_FILES:
             raise InvalidInput(f"data={folder}: it has more than {MAX_FILES} files; say a number")
         images += sum(Path(name).suffix.lower() in _SUFFIXES for name in names)
