@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -213,13 +214,25 @@ def _print(picture: Picture, *, ascii_only: bool) -> None:
 
 def _scroll(source: Source, question: Question, *, interval: float, ascii_only: bool) -> None:
     """For a terminal that cannot move its cursor: one picture after the other, until Ctrl-C."""
-    while True:
-        try:
-            _print(gathered(source, question), ascii_only=ascii_only)
-        except GpuwardenError as error:
-            click.echo(f"{time.strftime('%H:%M:%S')} {error}")
-        click.echo()
-        time.sleep(interval)
+    asked: list[int] = []
+
+    def leave(number: int, _: object) -> None:
+        # What is raised while something is being collected is lost: the next round sees this.
+        asked.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        while not asked:
+            try:
+                _print(gathered(source, question), ascii_only=ascii_only)
+            except GpuwardenError as error:
+                click.echo(f"{time.strftime('%H:%M:%S')} {error}")
+            click.echo()
+            time.sleep(interval)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    raise KeyboardInterrupt
 
 
 def watch(source: Source, question: Question, *, interval: float, ascii_only: bool) -> None:
