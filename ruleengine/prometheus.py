@@ -159,7 +159,8 @@ class PrometheusClient:
         """Evaluate a query at one moment, and keep some labels of its rows; see `instant`."""
         form = self._form(query, {"time": f"{time:.3f}"})
         reply = await self._post(form)
-        if not self._replica_labels:
+        # A label of replicas stands in the answer by its name, or no row has it.
+        if not any(f'"{name}"'.encode() in reply.body for name in self._replica_labels):
             plain = _plain_table(reply.body, labels)
             if plain is not None:
                 return plain
