@@ -28,6 +28,7 @@ import structlog
 
 from gpuwarden.clock import Clock, SystemClock
 from gpuwarden.exporter.processes import read_process
+from gpuwarden.exporter.replaced_files import ReplacedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,12 +164,14 @@ class LogTargets:
             sampler: where snapshots come from.
             clock: for how long ended jobs stay listed.
         """
-        self._file = file
+        # Names of users' files are for the group that the folder hands on (setgid).
+        self._file = ReplacedFile(
+            file, mode=0o640, complaint="log targets not written", folder_mode=0o750
+        )
         self._sampler = sampler
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._seen: dict[str, tuple[Target, float]] = {}
         self._written: bytes | None = None
-        self._complaint = ""
         self._stop = threading.Event()
         # A daemon: a file system that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="log-targets", daemon=True)
@@ -188,27 +191,10 @@ class LogTargets:
         if snapshot is not None:
             self._look(snapshot)
         body = self._body()
-        if body == self._written and self._file.exists():
+        if body == self._written and self._file.path.exists():
             return
-        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}.tmp")
-        try:
-            self._file.parent.mkdir(mode=0o750, exist_ok=True)
-            # In a folder that others may write, nothing that waits there is written through.
-            temporary.unlink(missing_ok=True)
-            with temporary.open("xb") as file:
-                file.write(body)
-                # Names of users' files are for the group that the folder hands on (setgid).
-                os.fchmod(file.fileno(), 0o640)
-            temporary.replace(self._file)
-        except OSError as error:
-            complaint = error.strerror or str(error)
-            if complaint != self._complaint:
-                self._complaint = complaint
-                _logger.warning("log targets not written", file=str(self._file), error=complaint)
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            return
-        self._written, self._complaint = body, ""
+        if self._file.write(body):
+            self._written = body
 
     def _look(self, snapshot: NodeSnapshot) -> None:
         now = self._clock.monotonic()
@@ -238,5 +224,5 @@ class LogTargets:
                 self.write()
             except Exception:
                 # Whatever it was, the next look may succeed.
-                _logger.exception("log targets not written", file=str(self._file))
+                _logger.exception("log targets not written", file=str(self._file.path))
             self._stop.wait(INTERVAL_SECONDS)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from typing import TYPE_CHECKING
 
-import structlog
-
 from gpuwarden.exporter.pages import Format
+from gpuwarden.exporter.replaced_files import ReplacedFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
 
 NAME = "gpuwarden.prom"
 _STOP_SECONDS = 0.5
-
-_logger = structlog.get_logger(__name__)
 
 
 class Textfile:
@@ -37,12 +33,11 @@ class Textfile:
             sampler: where pages come from.
             interval: seconds between two looks for a new page.
         """
-        self._file = folder / NAME
+        self._file = ReplacedFile(folder / NAME, mode=0o644, complaint="textfile not written")
         self._sampler = sampler
         self._interval = interval
         self._stop = threading.Event()
         self._written: Rendered | None = None
-        self._complaint = ""
         # A daemon: a disk that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="textfile", daemon=True)
 
@@ -56,31 +51,15 @@ class Textfile:
         self._thread.join(_STOP_SECONDS)
         if not self._thread.is_alive():
             with contextlib.suppress(OSError):
-                self._file.unlink()
+                self._file.path.unlink()
 
     def write(self) -> None:
         """Write the newest page, if it is not there yet."""
         page = self._sampler.page()
         if page is self._written:
             return
-        # Its name must not end as those do that node_exporter reads.
-        temporary = self._file.with_name(f".{NAME}.{os.getpid()}.tmp")
-        try:
-            # In a folder that others may write, nothing that waits there is written through.
-            temporary.unlink(missing_ok=True)
-            with temporary.open("xb") as file:
-                file.write(page.body[Format.TEXT])
-                os.fchmod(file.fileno(), 0o644)
-            temporary.replace(self._file)
-        except OSError as error:
-            complaint = error.strerror or str(error)
-            if complaint != self._complaint:
-                self._complaint = complaint
-                _logger.warning("textfile not written", file=str(self._file), error=complaint)
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            return
-        self._written, self._complaint = page, ""
+        if self._file.write(page.body[Format.TEXT]):
+            self._written = page
 
     def _work(self) -> None:
         # Before the first snapshot there is nothing to say.
