@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from gpuwarden.errors import InvalidInput
-from gpuwarden.option_values import config_option, read_moment, read_url
+from gpuwarden.option_values import config_option, prometheus_option, span_options
 from gpuwarden.ruleengine.clients import open_console, printable
 from gpuwarden.ruleengine.cost_sources import LONGEST_SECONDS, measured
 from gpuwarden.ruleengine.costs import LABELS, Level, Span
@@ -45,23 +45,10 @@ Examples:
 
 @click.command(epilog=_EPILOG, short_help="Say who held how much GPU time, and what it costs.")
 @config_option("engine.yaml: its servers, prices and ledger count.", required=True)
-@click.option(
-    "--from",
-    "begin",
+@span_options(
     default="now-30d",
-    show_default=True,
-    metavar="WHEN",
-    callback=read_moment,
-    help="now-7d, 2026-11-01 (in UTC), or a time with its zone.",
-)
-@click.option(
-    "--to",
-    "end",
-    default="now",
-    show_default=True,
-    metavar="WHEN",
-    callback=read_moment,
-    help="The moment before which it ends.",
+    begin="now-7d, 2026-11-01 (in UTC), or a time with its zone.",
+    end="The moment before which it ends.",
 )
 @click.option(
     "--by",
@@ -71,13 +58,7 @@ Examples:
     help="What a line is about.",
 )
 @click.option("--team", default="", metavar="NAME", help="Only this team.")
-@click.option(
-    "--prometheus",
-    "url",
-    callback=read_url,
-    metavar="URL",
-    help="A server that keeps the history for longer, in the place of those of --config.",
-)
+@prometheus_option("A server that keeps the history for longer, in the place of those of --config.")
 @click.option(
     "-o",
     "--output",

@@ -17,7 +17,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.option_values import config_option, read_moment, read_positive_seconds, read_url
+from gpuwarden.option_values import (
+    config_option,
+    prometheus_option,
+    read_positive_seconds,
+    span_options,
+)
 from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.profile_comparisons import (
@@ -59,23 +64,10 @@ Examples:
 
 def _history_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
-        click.option(
-            "--from",
-            "begin",
+        span_options(
             default="now-28d",
-            show_default=True,
-            metavar="WHEN",
-            callback=read_moment,
-            help="Begin of the history: now-7d, 2026-11-20, or a time with its zone.",
-        ),
-        click.option(
-            "--to",
-            "end",
-            default="now",
-            show_default=True,
-            metavar="WHEN",
-            callback=read_moment,
-            help="Its end.",
+            begin="Begin of the history: now-7d, 2026-11-20, or a time with its zone.",
+            end="Its end.",
         ),
         config_option("engine.yaml: its servers, credentials and scrape interval."),
         click.option(
@@ -141,13 +133,7 @@ def profiles() -> None:
 
 @profiles.command(epilog=_LEARN_EXAMPLES)
 @_history_options
-@click.option(
-    "--prometheus",
-    "url",
-    metavar="URL",
-    callback=read_url,
-    help=f"The server.  [default: of --config, else {DEFAULT_URL}]",
-)
+@prometheus_option(f"The server.  [default: of --config, else {DEFAULT_URL}]")
 @click.option(
     "--min-runs",
     type=click.IntRange(min=1),
@@ -277,13 +263,7 @@ def learn(
 @profiles.command()
 @click.argument("files", nargs=-1, type=_FILE, metavar="[FILES]...")
 @_history_options
-@click.option(
-    "--prometheus",
-    "url",
-    metavar="URL",
-    callback=read_url,
-    help="The server, to compare with what runs measured.",
-)
+@prometheus_option("The server, to compare with what runs measured.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def show(
     files: tuple[Path, ...],

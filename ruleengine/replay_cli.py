@@ -18,7 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gpuwarden.diagnostics import did_you_mean, render_json
 from gpuwarden.errors import InvalidInput
-from gpuwarden.option_values import config_option, read_moment, read_positive_seconds, read_url
+from gpuwarden.option_values import (
+    config_option,
+    prometheus_option,
+    read_positive_seconds,
+    span_options,
+)
 from gpuwarden.ruleengine import made_up_weeks, replay_policies
 from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS
@@ -80,30 +85,13 @@ class _Asked:
 @click.argument(
     "files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILES..."
 )
-@click.option(
-    "--from",
-    "begin",
+@span_options(
     default="now-7d",
-    show_default=True,
-    metavar="WHEN",
-    callback=read_moment,
-    help="First tick: now-7d, 2026-11-20, or a time with its zone.",
+    begin="First tick: now-7d, 2026-11-20, or a time with its zone.",
+    end="Last tick.",
 )
-@click.option(
-    "--to",
-    "end",
-    default="now",
-    show_default=True,
-    metavar="WHEN",
-    callback=read_moment,
-    help="Last tick.",
-)
-@click.option(
-    "--prometheus",
-    "url",
-    metavar="URL",
-    callback=read_url,
-    help=f"The server that keeps the history.  [default: of --config, else {DEFAULT_URL}]",
+@prometheus_option(
+    f"The server that keeps the history.  [default: of --config, else {DEFAULT_URL}]"
 )
 @config_option("engine.yaml: its server, scrape interval, tick, nodes, teams and pauses count.")
 @click.option(

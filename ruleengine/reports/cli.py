@@ -20,7 +20,12 @@ from rich.table import Table
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import InvalidInput
-from gpuwarden.option_values import config_option, read_positive_seconds, read_url
+from gpuwarden.option_values import (
+    config_option,
+    prometheus_option,
+    read_positive_seconds,
+    read_url,
+)
 from gpuwarden.ruleengine.clients import open_console, printable
 from gpuwarden.ruleengine.fields import known_zone
 from gpuwarden.ruleengine.prometheus_settings import client_of
@@ -118,12 +123,8 @@ def _read_zone(_context: click.Context, _option: click.Parameter, value: str | N
     help="Where to; it is replaced as a whole.  [default: standard output]",
 )
 @config_option("engine.yaml: its Prometheus, ledger, directory, zone and Slurm.")
-@click.option(
-    "--prometheus",
-    "url",
-    metavar="URL",
-    callback=read_url,
-    help=f"The server that keeps the history.  [default: of --config, else {DEFAULT_URL}]",
+@prometheus_option(
+    f"The server that keeps the history.  [default: of --config, else {DEFAULT_URL}]"
 )
 @click.option(
     "--ledger",

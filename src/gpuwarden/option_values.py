@@ -52,6 +52,45 @@ def config_option(
     )
 
 
+def span_options(
+    *, default: str, begin: str, end: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`--from WHEN` and `--to WHEN`, as `begin` and `end` in Unix time.
+
+    Args:
+        default: of `--from`; `--to` is now.
+        begin: help of `--from`.
+        end: help of `--to`.
+    """
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        for flag, name, value, text in (
+            ("--to", "end", "now", end),
+            ("--from", "begin", default, begin),
+        ):
+            command = click.option(
+                flag,
+                name,
+                default=value,
+                show_default=True,
+                metavar="WHEN",
+                callback=read_moment,
+                help=text,
+            )(command)
+        return command
+
+    return decorated
+
+
+def prometheus_option(help_text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`--prometheus URL`, as `url`; None where it is not given.
+
+    Args:
+        help_text: what the server is for.
+    """
+    return click.option("--prometheus", "url", metavar="URL", callback=read_url, help=help_text)
+
+
 def read_seconds(_context: click.Context, _option: click.Parameter, value: str | float) -> float:
     """Seconds of a duration such as `30s`; 0s is one."""
     # A number is what a group has read and hands on to its command.
