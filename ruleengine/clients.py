@@ -101,15 +101,36 @@ def _answer(
     method: str, url: str, body: Mapping[str, str] | None, headers: Mapping[str, str] | None
 ) -> tuple[httpx.Response, bytes]:
     """Head and body of an answer, of a bounded size, within a bounded time."""
-    deadline, content = time.monotonic() + _WHOLE_SECONDS, bytearray()
+    began = time.monotonic()
     with httpx.stream(method, url, json=body, headers=headers, timeout=_TIMEOUT) as response:
-        for part in response.iter_bytes():
-            content += part
-            if len(content) > MAX_ANSWER_BYTES:
-                raise ServiceUnavailable(f"{url}: larger than {MAX_ANSWER_BYTES} bytes")
-            if time.monotonic() > deadline:
-                raise ServiceUnavailable(f"{url}: no whole answer in {_WHOLE_SECONDS:g} s")
-    return response, bytes(content)
+        return response, whole_body(
+            response, url, began=began, seconds=_WHOLE_SECONDS, limit=MAX_ANSWER_BYTES
+        )
+
+
+def whole_body(
+    response: httpx.Response, url: str, *, began: float, seconds: float, limit: int
+) -> bytes:
+    """The body of an answer that is being read.
+
+    Args:
+        response: of a stream.
+        url: what was asked, for messages.
+        began: when, by the monotonic clock.
+        seconds: after that, in which all of it must be there.
+        limit: bytes that it may have.
+
+    Raises:
+        ServiceUnavailable: it is larger, or late.
+    """
+    content = bytearray()
+    for part in response.iter_bytes():
+        content += part
+        if len(content) > limit:
+            raise ServiceUnavailable(f"{url}: larger than {limit} bytes")
+        if time.monotonic() > began + seconds:
+            raise ServiceUnavailable(f"{url}: no whole answer in {seconds:g} s")
+    return bytes(content)
 
 
 def ask(

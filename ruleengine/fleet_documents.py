@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.case_records import CaseState
-from gpuwarden.ruleengine.fleet_rows import expected_fields, job_fields
+from gpuwarden.ruleengine.fleet_rows import expected_fields, job_fields, verdict_fields
 from gpuwarden.ruleengine.forecasts import forecasts
 from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.verdicts import Truth
@@ -227,19 +227,8 @@ def _verdict(engine: Engine, row: _Row, now: float) -> dict[str, Any]:
         if verdict.truth is Truth.UNKNOWN:
             unknown.append(name)
     plain = "protected" if protected else "unknown" if unknown or not job.fresh else "ok"
-    found: dict[str, Any] = {
-        "state": plain,
-        "rule": "",
-        "mode": "",
-        "level": "",
-        "next": None,
-        "end": None,
-        "kept_until": None,
-        "held": [],
-        "protected": protected,
-        "unknown": unknown,
-        "others": max(0, len(row.cases) - 1),
-    }
+    others = max(0, len(row.cases) - 1)
+    found = verdict_fields(plain, protected=protected, unknown=unknown, others=others)
     if not row.cases:
         return found
     case = row.cases[0].case

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.ruleengine.alertmanager import rfc3339
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpuwarden.ruleengine.profiles import Expectation
     from gpuwarden.ruleengine.verdicts import JobFacts
 
@@ -35,6 +37,32 @@ def job_fields(job: JobFacts, *, user: str, team: str) -> dict[str, Any]:
         "batch": None if run is None else run.batch,
         "imgsz": None if run is None else run.imgsz,
         "phase": None if run is None else run.phase,
+    }
+
+
+def verdict_fields(
+    state: str, *, protected: str = "", unknown: Sequence[str] = (), others: int = 0
+) -> dict[str, Any]:
+    """What is said of a job that no case is open for.
+
+    Args:
+        state: in a word.
+        protected: by what, or empty.
+        unknown: rules that cannot judge it now.
+        others: cases beside the one that is shown.
+    """
+    return {
+        "state": state,
+        "rule": "",
+        "mode": "",
+        "level": "",
+        "next": None,
+        "end": None,
+        "kept_until": None,
+        "held": [],
+        "protected": protected,
+        "unknown": list(unknown),
+        "others": others,
     }
 
 

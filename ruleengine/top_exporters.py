@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine.fleet_rows import expected_fields, job_fields
+from gpuwarden.ruleengine.fleet_rows import expected_fields, job_fields, verdict_fields
 from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.top_pictures import NO_ENGINE
 from gpuwarden.ruleengine.verdicts import GpuFacts, JobFacts, RunFacts
@@ -201,25 +201,8 @@ class Pages:
             "memory_bytes": max((v for _, v in mine["gpu_job_memory_bytes"]), default=None),
             "throughput": throughput,
             **expected_fields(expectation(job, ())),
-            "verdict": dict(_NO_VERDICT),
+            "verdict": verdict_fields(NO_ENGINE),
         }
-
-
-_NO_VERDICT: Final[Mapping[str, Any]] = MappingProxyType(
-    {
-        "state": NO_ENGINE,
-        "rule": "",
-        "mode": "",
-        "level": "",
-        "next": None,
-        "end": None,
-        "kept_until": None,
-        "held": [],
-        "protected": "",
-        "unknown": [],
-        "others": 0,
-    }
-)
 
 
 def _grouped(series: list[tuple[Mapping[str, str], float]]) -> Series:

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 import httpx
 
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
-from gpuwarden.ruleengine.clients import ask
+from gpuwarden.ruleengine.clients import ask, whole_body
 from gpuwarden.ruleengine.fleet_documents import SCHEMA
 from gpuwarden.ruleengine.top_answers import checked_fleet
 from gpuwarden.ruleengine.top_exporters import Pages, read_page
@@ -146,18 +146,14 @@ class ExporterSource:
         return None
 
     def _read(self, url: str) -> str:
-        deadline = time.monotonic() + _SECONDS
-        body = bytearray()
+        began = time.monotonic()
         try:
             with self._client.stream("GET", url) as response:
                 if response.status_code != 200:
                     raise ServiceUnavailable(f"{url}: HTTP {response.status_code}")
-                for chunk in response.iter_bytes():
-                    body += chunk
-                    if len(body) > MAX_PAGE_BYTES:
-                        raise ServiceUnavailable(f"{url}: larger than {MAX_PAGE_BYTES} bytes")
-                    if time.monotonic() > deadline:
-                        raise ServiceUnavailable(f"{url}: no whole page in {_SECONDS:g} s")
+                body = whole_body(
+                    response, url, began=began, seconds=_SECONDS, limit=MAX_PAGE_BYTES
+                )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServiceUnavailable(
                 f"{url} does not answer ({str(error) or type(error).__name__})"
