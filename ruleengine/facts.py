@@ -269,7 +269,7 @@ def inventory_queries(scrape_interval: float, expected: Expectation) -> dict[str
         scrape_interval: of the nodes, in seconds.
         expected: which nodes should be lit.
     """
-    fresh = f"{signals.FRESH_SCRAPES * scrape_interval:g}"
+    fresh = _fresh(scrape_interval)
     remembered = {name: _REMEMBERED.format(metric=name, fresh=fresh) for name in REMEMBERED}
     return current_queries(scrape_interval, expected) | remembered
 
@@ -281,8 +281,8 @@ def current_queries(scrape_interval: float, expected: Expectation) -> dict[str, 
         scrape_interval: of the nodes, in seconds.
         expected: which nodes should be lit.
     """
-    seconds = signals.FRESH_SCRAPES * scrape_interval
-    fresh, window = f"{seconds:g}", durations.render(seconds)
+    fresh = _fresh(scrape_interval)
+    window = durations.render(signals.FRESH_SCRAPES * scrape_interval)
     # What is always 1 tells nothing by its value: to know that it is there is enough.
     there = ("gpu_job_executable", "yolo_info", *REMEMBERED)
     latest = (
@@ -323,8 +323,7 @@ def remembered_queries(scrape_interval: float, silent: Sequence[str]) -> dict[st
     if not silent:
         return {}
     if len(silent) > MAX_NAMED_NODES:
-        fresh = f"{signals.FRESH_SCRAPES * scrape_interval:g}"
-        lit = _LIT.format(fresh=fresh)
+        lit = _LIT.format(fresh=_fresh(scrape_interval))
         return {
             name: f"{_ONCE.format(metric=name)} unless on (instance) ({lit})" for name in REMEMBERED
         }
@@ -339,7 +338,12 @@ def silent_query(scrape_interval: float) -> str:
     Args:
         scrape_interval: of the nodes, in seconds.
     """
-    return _SILENT.format(fresh=f"{signals.FRESH_SCRAPES * scrape_interval:g}")
+    return _SILENT.format(fresh=_fresh(scrape_interval))
+
+
+def _fresh(scrape_interval: float) -> str:
+    """Seconds, as PromQL compares them, up to which a sample is fresh."""
+    return f"{signals.FRESH_SCRAPES * scrape_interval:g}"
 
 
 def _expected_query(expected: Expectation) -> str:

@@ -7,7 +7,7 @@ where that fails, everything is asked anew of the next. Rows of shards are put t
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -25,6 +25,7 @@ PROBE_SECONDS = 3.0
 """A replica that hangs holds up no tick: it is asked last."""
 
 log = structlog.get_logger(__name__)
+_Answer = TypeVar("_Answer")
 
 
 class Replica:
@@ -42,26 +43,21 @@ class Replica:
 
     async def instant(self, query: str, time: float) -> list[Sample]:
         """Ask; it is remembered if that fails."""
-        try:
-            return await self._source.instant(query, time)
-        except (ServiceUnavailable, QueryRefused) as error:
-            # Thanos refuses a query as such when one of its stores is away.
-            self.failed = error
-            raise
+        return await self._remembering(self._source.instant(query, time))
 
     async def table(self, query: str, time: float, labels: tuple[str, ...]) -> Table:
         """Ask; it is remembered if that fails."""
-        try:
-            return await table(self._source, query, time, labels)
-        except (ServiceUnavailable, QueryRefused) as error:
-            self.failed = error
-            raise
+        return await self._remembering(table(self._source, query, time, labels))
 
     async def clock_skew(self) -> float:
         """Ask; it is remembered if that fails."""
+        return await self._remembering(self._source.clock_skew())
+
+    async def _remembering(self, answer: Awaitable[_Answer]) -> _Answer:
         try:
-            return await self._source.clock_skew()
-        except ServiceUnavailable as error:
+            return await answer
+        except (ServiceUnavailable, QueryRefused) as error:
+            # Thanos refuses a query as such when one of its stores is away.
             self.failed = error
             raise
 
