@@ -366,7 +366,7 @@ def test_too_few_files(node: Node, children: Children) -> None:
     """A process that has opened nearly all that it may, and one that may open few."""
     assert node.one("node.files")[0] is NOT_CHECKED
     for limit, expected in ((3, FAILED), (256, WARNING), (2048, OK)):
-        child = children.start()
+        child = children.script("echo begun; read never")
         node.exporter = Daemon(child.pid, ())
         resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (limit, limit))
         assert node.one("node.files") == (expected, f"exporter: 3 of {limit} open")
