@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpuwarden.quantities import Unit
 from gpuwarden.ruleengine.attacks import (
     HASTE,
     Play,
@@ -17,7 +18,6 @@ from gpuwarden.ruleengine.attacks import (
 )
 from gpuwarden.ruleengine.conditions import Signal, SilentFor
 from gpuwarden.ruleengine.histories import LIKENESSES
-from gpuwarden.ruleengine.quantities import Unit
 from gpuwarden.ruleengine.rule_tests import ConductChange
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.ruleengine import hours
+from gpuwarden import hours
 from gpuwarden.ruleengine.notations import SeriesName, Stale, sorted_labels
 from gpuwarden.ruleengine.rule_tests import DEFAULT_START, DeclaredJob, DeclaredRun
 

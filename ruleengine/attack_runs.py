@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
+    from gpuwarden.quantities import Window
     from gpuwarden.ruleengine.attack_offenders import Forge, Offender
     from gpuwarden.ruleengine.attacks import Trick
     from gpuwarden.ruleengine.model import Rule, RuleSet
     from gpuwarden.ruleengine.prometheus import Source
-    from gpuwarden.ruleengine.quantities import Window
     from gpuwarden.ruleengine.rule_tests import DeclaredJob
 
 SHORTEST_INTERVAL_SECONDS = 1.0

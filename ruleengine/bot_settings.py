@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StrictBool, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine.fields import Seconds, Strict
+from gpuwarden.fields import Seconds, Strict
 from gpuwarden.ruleengine.prometheus_settings import Url
 from gpuwarden.ruleengine.texts.speeches import Language
 from gpuwarden.ruleengine.web_settings import File

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
+from gpuwarden.checked_files import show_checked
 from gpuwarden.option_values import config_option, output_option
 from gpuwarden.ruleengine.budget_uses import standing_line
 from gpuwarden.ruleengine.budgets import check_budgets
-from gpuwarden.ruleengine.checked_files import show_checked
 from gpuwarden.ruleengine.clients import (
     ask,
     open_console,

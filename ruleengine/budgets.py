@@ -21,11 +21,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from gpuwarden.checked_files import CheckedFile, check_file
 from gpuwarden.diagnostics import Diagnostic, Severity, did_you_mean
-from gpuwarden.ruleengine.checked_files import CheckedFile, check_file
+from gpuwarden.fields import Ratio, Strict, as_tuple, known_zone
 from gpuwarden.ruleengine.costs import Span
 from gpuwarden.ruleengine.directories import TeamName
-from gpuwarden.ruleengine.fields import Ratio, Strict, as_tuple, known_zone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

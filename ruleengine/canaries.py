@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from gpuwarden import durations
-from gpuwarden.ruleengine import quantities
+from gpuwarden import durations, quantities
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.model import Mode
 

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, StrictInt
 
-from gpuwarden import durations
-from gpuwarden.ruleengine import quantities
-from gpuwarden.ruleengine.fields import Ratio, Seconds, Strict
+from gpuwarden import durations, quantities
+from gpuwarden.fields import Ratio, Seconds, Strict
 
 MAX_WITHIN_SECONDS = 90 * 86400.0
 """Objections are remembered for at least so long, whatever `retention.audit` says."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuwarden.quantities import Deviation, Direction
 from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.measures import averages
 from gpuwarden.ruleengine.profiles import expectation
-from gpuwarden.ruleengine.quantities import Deviation, Direction
 from gpuwarden.ruleengine.texts import causes as texts
 from gpuwarden.ruleengine.texts.speeches import speech
 from gpuwarden.ruleengine.verdicts import Cause

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from gpuwarden.ruleengine import quantities
+from gpuwarden import quantities
+from gpuwarden.quantities import Unit
 from gpuwarden.ruleengine.messages import local_time
-from gpuwarden.ruleengine.quantities import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

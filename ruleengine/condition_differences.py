@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwarden import durations
-from gpuwarden.ruleengine import quantities
+from gpuwarden import durations, quantities
+from gpuwarden.quantities import Direction
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
@@ -22,13 +22,12 @@ from gpuwarden.ruleengine.conditions import (
     SilentFor,
 )
 from gpuwarden.ruleengine.effects import Change, Effect, flipped, longer, more
-from gpuwarden.ruleengine.quantities import Direction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from gpuwarden.quantities import Deviation, Window
     from gpuwarden.ruleengine.conditions import Condition, Leaf
-    from gpuwarden.ruleengine.quantities import Deviation, Window
 
 _OPPOSITES = {"above": "at_most", "at_most": "above", "at_least": "below", "below": "at_least"}
 _RANKS = {"min": 0, "avg": 1, "max": 2}

@@ -19,10 +19,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine import quantities, signals
-from gpuwarden.ruleengine.budget_queries import used_share
-from gpuwarden.ruleengine.described import Sentences
-from gpuwarden.ruleengine.fields import (
+from gpuwarden import quantities
+from gpuwarden.fields import (
     DeviationText,
     Ratio,
     Seconds,
@@ -31,7 +29,10 @@ from gpuwarden.ruleengine.fields import (
     WindowText,
     some_tuple,
 )
-from gpuwarden.ruleengine.quantities import Deviation, Quantity, Unit, Window
+from gpuwarden.quantities import Deviation, Quantity, Unit, Window
+from gpuwarden.ruleengine import signals
+from gpuwarden.ruleengine.budget_queries import used_share
+from gpuwarden.ruleengine.described import Sentences
 from gpuwarden.ruleengine.verdicts import SignalKey
 
 

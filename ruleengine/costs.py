@@ -20,7 +20,7 @@ from gpuwarden.ruleengine.slices import share_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpuwarden.ruleengine.hours import Hours
+    from gpuwarden.hours import Hours
     from gpuwarden.ruleengine.prices import Billing, Prices, Rate
 
 Level = Literal["team", "user", "project", "job"]

@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine.fields import Strict, as_tuple, known_zone, some_tuple
+from gpuwarden.fields import Strict, as_tuple, known_zone, some_tuple
 from gpuwarden.ruleengine.texts.speeches import Language
 
 CHANNELS = ("email", "slack")

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwarden.checked_files import CheckedFile, check_file
 from gpuwarden.diagnostics import Diagnostic, Severity, did_you_mean
-from gpuwarden.ruleengine.checked_files import CheckedFile, check_file
 from gpuwarden.ruleengine.directories import Directory
 from gpuwarden.ruleengine.recipients import day_of
 

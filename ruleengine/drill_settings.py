@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, StrictInt, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine.fields import Identifier, Seconds, Strict, as_tuple
+from gpuwarden.fields import Identifier, Seconds, Strict, as_tuple
 
 _Budget = Annotated[Seconds, Field(gt=0)]
 _Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:_\[\]-]{1,253}$")]

@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpuwarden import durations
-from gpuwarden.ruleengine import hours, quantities, signals, whitelists
+from gpuwarden import durations, hours, quantities
+from gpuwarden.ruleengine import signals, whitelists
 from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.conditions import (
     All,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 
 from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.quantities import Unit
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.exchanges import exchange
 from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.prometheus import WHOLE
-from gpuwarden.ruleengine.quantities import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

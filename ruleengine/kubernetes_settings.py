@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple
+from gpuwarden.fields import Seconds, Strict, as_tuple
 from gpuwarden.ruleengine.web_settings import File
 
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden import durations
 from gpuwarden.diagnostics import Severity, did_you_mean
+from gpuwarden.quantities import Direction, Unit, Window
 from gpuwarden.ruleengine import expressions, signals
 from gpuwarden.ruleengine.conditions import (
     All,
@@ -27,7 +28,6 @@ from gpuwarden.ruleengine.conditions import (
     SilentFor,
 )
 from gpuwarden.ruleengine.model import Action, Level, Mode, Target
-from gpuwarden.ruleengine.quantities import Direction, Unit, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

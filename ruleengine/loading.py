@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwarden.diagnostics import Diagnostic, Severity, render_text
 from gpuwarden.errors import InvalidInput
+from gpuwarden.fields import Strict
 from gpuwarden.ruleengine import linting
-from gpuwarden.ruleengine.fields import Strict
 from gpuwarden.ruleengine.lints_of_canaries import lint_canary
 from gpuwarden.ruleengine.lints_of_grades import lint_grades
 from gpuwarden.ruleengine.lints_of_tests import lint_tests

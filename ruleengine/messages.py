@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
+from gpuwarden.quantities import Unit
 from gpuwarden.ruleengine.budgets import quantity
 from gpuwarden.ruleengine.cases import next_stage
 from gpuwarden.ruleengine.causes import DATA_LOADING, HYPERPARAMETERS, MODEL, UNKNOWN
 from gpuwarden.ruleengine.conditions import ProfileCondition, leaves
 from gpuwarden.ruleengine.described import described
 from gpuwarden.ruleengine.model import Action
-from gpuwarden.ruleengine.quantities import Unit
 from gpuwarden.ruleengine.texts import causes, conditions
 from gpuwarden.ruleengine.texts.speeches import about, local_time, speech
 

@@ -23,6 +23,23 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from gpuwarden.fields import (
+    Bytes,
+    CgroupPath,
+    ExecutablePath,
+    Identifier,
+    ImagesPerSecond,
+    Pattern,
+    Ratio,
+    Seconds,
+    Strict,
+    Words,
+    as_tuple,
+    aware,
+    known_zone,
+    some_tuple,
+)
+from gpuwarden.hours import Hours
 from gpuwarden.ruleengine.canary_terms import Canary
 from gpuwarden.ruleengine.conditions import (
     All,
@@ -42,23 +59,6 @@ from gpuwarden.ruleengine.conditions import (
     Waiting,
 )
 from gpuwarden.ruleengine.described import Sentences
-from gpuwarden.ruleengine.fields import (
-    Bytes,
-    CgroupPath,
-    ExecutablePath,
-    Identifier,
-    ImagesPerSecond,
-    Pattern,
-    Ratio,
-    Seconds,
-    Strict,
-    Words,
-    as_tuple,
-    aware,
-    known_zone,
-    some_tuple,
-)
-from gpuwarden.ruleengine.hours import Hours
 from gpuwarden.ruleengine.rule_tests import RuleTest
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from gpuwarden.quantities import Direction, Unit
 from gpuwarden.ruleengine import messages, signals, telling
 from gpuwarden.ruleengine.case_records import Case, CaseState
 from gpuwarden.ruleengine.cases import remaining
@@ -34,7 +35,6 @@ from gpuwarden.ruleengine.messages import Outlook
 from gpuwarden.ruleengine.model import Action, Mode, Target
 from gpuwarden.ruleengine.notices import keep_allowance
 from gpuwarden.ruleengine.profiles import expectation
-from gpuwarden.ruleengine.quantities import Direction, Unit
 from gpuwarden.ruleengine.verdicts import FleetFacts, GpuFacts, JobFacts, RunFacts, SignalKey
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine import hours
-from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, aware
-from gpuwarden.ruleengine.hours import Hours
+from gpuwarden import hours
+from gpuwarden.fields import Seconds, Strict, as_tuple, aware
+from gpuwarden.hours import Hours
 from gpuwarden.ruleengine.slices import slice_of
 
 Price = Annotated[float, Field(strict=True, ge=0, le=1_000_000)]

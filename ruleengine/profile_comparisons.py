@@ -6,8 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden import estimate_tables, estimates
-from gpuwarden.ruleengine import quantities
+from gpuwarden import estimate_tables, estimates, quantities
 from gpuwarden.ruleengine.profile_fits import SIGNALS, Kind
 from gpuwarden.ruleengine.profile_texts import kind_words
 

@@ -11,8 +11,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gpuwarden.ruleengine import quantities
-from gpuwarden.ruleengine.quantities import Unit
+from gpuwarden import quantities
+from gpuwarden.quantities import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
+from gpuwarden import quantities
 from gpuwarden.errors import InvalidInput
-from gpuwarden.ruleengine import quantities
+from gpuwarden.quantities import Unit
 from gpuwarden.ruleengine.model import Profile
 from gpuwarden.ruleengine.profile_fits import SIGNALS
-from gpuwarden.ruleengine.quantities import Unit
 from gpuwarden.yaml_files import Node, load_located
 
 if TYPE_CHECKING:

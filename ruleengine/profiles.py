@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from gpuwarden import estimate_tables, estimates
-from gpuwarden.ruleengine import quantities
-from gpuwarden.ruleengine.quantities import Unit
+from gpuwarden import estimate_tables, estimates, quantities
+from gpuwarden.quantities import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from gpuwarden.quantities import Deviation
     from gpuwarden.ruleengine.model import Profile
-    from gpuwarden.ruleengine.quantities import Deviation
     from gpuwarden.ruleengine.verdicts import JobFacts, RunFacts
 
 REMEMBERED_ESTIMATES: Final = 4096

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.errors import InvalidInput
-from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple
+from gpuwarden.fields import Seconds, Strict, as_tuple
 from gpuwarden.ruleengine.files import read_secret
 from gpuwarden.ruleengine.web_settings import File
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden import durations
+from gpuwarden.quantities import EXAMPLES
 from gpuwarden.ruleengine import canary_terms, model, rule_tests, signals
 from gpuwarden.ruleengine.codes import CODES
 from gpuwarden.ruleengine.conditions import (
@@ -23,7 +24,6 @@ from gpuwarden.ruleengine.conditions import (
     SlurmWaiting,
 )
 from gpuwarden.ruleengine.histories import LIKENESSES
-from gpuwarden.ruleengine.quantities import EXAMPLES
 from gpuwarden.ruleengine.schemas import rule_file_document
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-    from gpuwarden.ruleengine.fields import Strict
+    from gpuwarden.fields import Strict
 
 _INTRODUCTION = """\
 # Rule files

@@ -6,9 +6,9 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
+from gpuwarden import quantities
 from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import InvalidInput
-from gpuwarden.ruleengine import quantities
 from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.conditions import All, Any_, Not, Signal, leaves
 

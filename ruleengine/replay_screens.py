@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from gpuwarden import hours
 from gpuwarden.errors import PermanentError
-from gpuwarden.ruleengine import evaluation, hours, signals
+from gpuwarden.ruleengine import evaluation, signals
 from gpuwarden.ruleengine.conditions import (
     NeedsMemory,
     NoProgress,
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gpuwarden.quantities import Deviation
     from gpuwarden.ruleengine.conditions import Comparing
     from gpuwarden.ruleengine.model import Rule, RuleSet
     from gpuwarden.ruleengine.profiles import Expected
-    from gpuwarden.ruleengine.quantities import Deviation
     from gpuwarden.ruleengine.replay_frames import Frame, Group
     from gpuwarden.ruleengine.verdicts import JobFacts, SignalKey, Verdict
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
+from gpuwarden.fields import Seconds, Strict, as_tuple
+from gpuwarden.hours import DAYS, Clock, Day
 from gpuwarden.ruleengine.directories import Directory, TeamName, Zone
-from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple
-from gpuwarden.ruleengine.hours import DAYS, Clock, Day
 
 
 class ReportSettings(Strict):

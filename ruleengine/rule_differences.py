@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden import durations
-from gpuwarden.ruleengine import quantities
+from gpuwarden import durations, quantities
 from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.condition_differences import condition_changes, words
 from gpuwarden.ruleengine.deadlines import grace_of
@@ -24,8 +23,8 @@ from gpuwarden.ruleengine.model import Action, Mode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from gpuwarden.fields import Strict
     from gpuwarden.ruleengine.canary_terms import Canary
-    from gpuwarden.ruleengine.fields import Strict
     from gpuwarden.ruleengine.model import (
         LimitGroup,
         Profile,

@@ -7,8 +7,8 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden import durations
-from gpuwarden.ruleengine import quantities, signals
+from gpuwarden import durations, quantities
+from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.conditions import (
     All,

@@ -22,8 +22,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine import quantities
-from gpuwarden.ruleengine.fields import (
+from gpuwarden import quantities
+from gpuwarden.fields import (
     Identifier,
     Ratio,
     Seconds,
@@ -33,8 +33,8 @@ from gpuwarden.ruleengine.fields import (
     aware,
     some_tuple,
 )
+from gpuwarden.quantities import Unit
 from gpuwarden.ruleengine.notations import parse_selector, parse_values
-from gpuwarden.ruleengine.quantities import Unit
 
 Likeness = Literal["healthy", "idle", "hog", "spinning", "starved"]
 Phase = Literal["setup", "scan", "train", "validate", "checkpoint", "export", "done"]

@@ -36,8 +36,8 @@ from gpuwarden.ruleengine.replicas import AnyReplica, Replica, Servers
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.sign_ins import Token
-from gpuwarden.ruleengine.slurm_commands import slurm_commands
 from gpuwarden.ruleengine.slurm_queues import SlurmQueue
+from gpuwarden.ruleengine.slurm_settings import slurm_commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

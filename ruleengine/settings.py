@@ -13,11 +13,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.errors import InvalidInput
+from gpuwarden.fields import Seconds, Strict, as_tuple, some_tuple
 from gpuwarden.node_api import RegistrationRefused, Target
 from gpuwarden.ruleengine.bot_settings import BotName, BotSettings
 from gpuwarden.ruleengine.directories import Email
 from gpuwarden.ruleengine.drill_settings import DrillSettings
-from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
 from gpuwarden.ruleengine.path_patterns import is_pattern, matching
 from gpuwarden.ruleengine.prices import Prices

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
-from gpuwarden.ruleengine.quantities import Unit, Window
+from gpuwarden.quantities import Unit, Window
 
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.verdicts import SignalKey

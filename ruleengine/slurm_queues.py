@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuwarden.platforms.slurm_nodes import SlurmNode
     from gpuwarden.platforms.slurm_queue import PendingJob
     from gpuwarden.ruleengine.demands import Demand
-    from gpuwarden.ruleengine.slurm_commands import SlurmCommands
+    from gpuwarden.slurm_commands import SlurmCommands
 
 _HOLDING = f"--states={','.join(sorted(HOLDING & {'RUNNING', 'SUSPENDED', 'COMPLETING'}))}"
 

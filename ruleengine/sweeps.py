@@ -13,7 +13,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpuwarden.ruleengine import evaluation, hours, whitelists
+from gpuwarden import hours
+from gpuwarden.ruleengine import evaluation, whitelists
 from gpuwarden.ruleengine.conditions import All, Any_, Not, leaves
 from gpuwarden.ruleengine.facts import condition_keys
 from gpuwarden.ruleengine.leaf_programs import NO, UNKNOWN, YES, Moment, leaf_programs

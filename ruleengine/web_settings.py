@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine.fields import Seconds, Strict, as_tuple, some_tuple
+from gpuwarden.fields import Seconds, Strict, as_tuple, some_tuple
 
 DEFAULT_LISTEN = "127.0.0.1:9837"
 _LISTEN = re.compile(r"(?P<host>[A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")

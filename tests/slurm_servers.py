@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from tests.servers import ServerFailed, binary, free_port, until
 
-from gpuwarden.ruleengine.slurm_commands import SlurmCommands
+from gpuwarden.slurm_commands import SlurmCommands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -31,6 +31,8 @@ DEBIAN = {
     "usr/sbin/slurmctld": "slurmctld",
     "usr/sbin/slurmd": "slurmd",
     "usr/bin/scontrol": "slurm-client",
+    "usr/sbin/slurmdbd": "slurmdbd",
+    "usr/sbin/mariadbd": "mariadb-server",
     "usr/sbin/munged": "munge",
     "usr/bin/tmux": "tmux",
     "usr/bin/chromium": "chromium",

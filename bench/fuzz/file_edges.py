@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from bench.fuzz.edges import YAML_WORDS, Attack, require
-from gpuwarden import durations, option_values
+from gpuwarden import durations, option_values, quantities
 from gpuwarden.diagnostics import render_json
 from gpuwarden.errors import InvalidInput
 from gpuwarden.exporter import scenarios
-from gpuwarden.ruleengine import expressions, notations, quantities
+from gpuwarden.ruleengine import expressions, notations
 from gpuwarden.ruleengine.alert_route_checks import check_routes
 from gpuwarden.ruleengine.directory_checks import check_directory
 from gpuwarden.ruleengine.loading import check_documents, rule_set_hash

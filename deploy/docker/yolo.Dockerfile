@@ -21,6 +21,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY exporter exporter
 COPY trainer trainer
 COPY ruleengine ruleengine
+COPY scheduling scheduling
 COPY src src
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

@@ -16,8 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
-from gpuwarden import durations
-from gpuwarden.ruleengine import explain, losses, quantities
+from gpuwarden import durations, quantities
+from gpuwarden.ruleengine import explain, losses
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.enforcement_routes import enforcement_document
 from gpuwarden.ruleengine.messages import about, local_time

@@ -31,7 +31,7 @@ from gpuwarden.ruleengine.reclaim.slurm_attempts import (
     together,
 )
 from gpuwarden.ruleengine.reclaim.slurm_nodes import disagreement
-from gpuwarden.ruleengine.slurm_commands import slurm_commands
+from gpuwarden.ruleengine.slurm_settings import slurm_commands
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from gpuwarden.platforms.slurm_texts import ClusterConfig
     from gpuwarden.ruleengine.reclaim.ports import Order
     from gpuwarden.ruleengine.settings import Settings
-    from gpuwarden.ruleengine.slurm_commands import Answer, SlurmCommands
     from gpuwarden.ruleengine.verdicts import JobFacts
+    from gpuwarden.slurm_commands import Answer, SlurmCommands
 
 PREFIX: Final = "slurm-"
 MARK: Final = "gpuwarden:"

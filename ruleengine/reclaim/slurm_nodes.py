@@ -14,8 +14,8 @@ from gpuwarden.ruleengine.reclaim.node import host_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuwarden.ruleengine.slurm_commands import SlurmCommands
     from gpuwarden.ruleengine.verdicts import JobFacts
+    from gpuwarden.slurm_commands import SlurmCommands
 
 _RESOLVE_SECONDS: Final = 5.0
 

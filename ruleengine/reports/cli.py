@@ -20,6 +20,7 @@ from rich.table import Table
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import InvalidInput
+from gpuwarden.fields import known_zone
 from gpuwarden.option_values import (
     config_option,
     prometheus_option,
@@ -27,7 +28,6 @@ from gpuwarden.option_values import (
     read_url,
 )
 from gpuwarden.ruleengine.clients import open_console, printable
-from gpuwarden.ruleengine.fields import known_zone
 from gpuwarden.ruleengine.prometheus_settings import client_of
 from gpuwarden.ruleengine.reports import plans, runs
 from gpuwarden.ruleengine.reports.pages import page

@@ -19,7 +19,7 @@ from gpuwarden.ruleengine.reports.gatherings import Gatherer
 from gpuwarden.ruleengine.reports.readers import Reader
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.serving import read_secrets
-from gpuwarden.ruleengine.slurm_commands import slurm_commands
+from gpuwarden.ruleengine.slurm_settings import slurm_commands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.reports.periods import Period
     from gpuwarden.ruleengine.reports.readers import Reader
-    from gpuwarden.ruleengine.slurm_commands import SlurmCommands
+    from gpuwarden.slurm_commands import SlurmCommands
 
 PORTION_SECONDS: Final = 7 * 86400.0
 """Accounting is asked for so much at once: its answer is bounded."""

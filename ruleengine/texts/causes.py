@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwarden.ruleengine.quantities import Unit
+from gpuwarden.quantities import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

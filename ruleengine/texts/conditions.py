@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from gpuwarden.quantities import Direction, Unit
 from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.conditions import (
     All,
@@ -25,16 +26,15 @@ from gpuwarden.ruleengine.conditions import (
     SilentFor,
 )
 from gpuwarden.ruleengine.described import described
-from gpuwarden.ruleengine.quantities import Direction, Unit
 from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from gpuwarden.quantities import Deviation
     from gpuwarden.ruleengine.conditions import Comparing, Condition, Leaf
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.profiles import Expected
-    from gpuwarden.ruleengine.quantities import Deviation
     from gpuwarden.ruleengine.texts.speeches import Speech
     from gpuwarden.ruleengine.verdicts import Evidence
 

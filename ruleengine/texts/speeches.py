@@ -8,15 +8,14 @@ import re
 import zoneinfo
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from gpuwarden import durations
-from gpuwarden.ruleengine import quantities
+from gpuwarden import durations, quantities
 from gpuwarden.ruleengine.texts.chinese import CHINESE
 from gpuwarden.ruleengine.texts.english import ENGLISH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpuwarden.ruleengine.quantities import Quantity, Unit, Window
+    from gpuwarden.quantities import Quantity, Unit, Window
     from gpuwarden.ruleengine.texts.phrases import Phrases
 
 Language = Literal["en", "zh"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPONENTS = ("exporter", "trainer", "ruleengine")
+COMPONENTS = ("exporter", "trainer", "ruleengine", "scheduling")
 SHIPPED = (".py", ".c", ".css", ".html", ".json", ".toml", ".yaml", ".typed")
 
 pytestmark = pytest.mark.timeout(300)

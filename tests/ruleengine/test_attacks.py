@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from gpuwarden.hours import within
 from gpuwarden.ruleengine.attack_offenders import OFFENDERS, disguised, example, moment_for
 from gpuwarden.ruleengine.attack_reports import tricks_markdown
 from gpuwarden.ruleengine.attack_runs import Outcome, attack
 from gpuwarden.ruleengine.attack_tricks import TRICKS, plays, rests_on_word
 from gpuwarden.ruleengine.attacks import Target
-from gpuwarden.ruleengine.hours import within
 from gpuwarden.ruleengine.loading import check_rule_files
 from gpuwarden.ruleengine.model import Rule
 from gpuwarden.ruleengine.rule_cli import rules as command

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuwarden.hours import Hours
 from gpuwarden.ruleengine.costs import LABELS, Costs, Extra, Level, Line, Span, Use, spans, switches
-from gpuwarden.ruleengine.hours import Hours
 from gpuwarden.ruleengine.prices import Prices
 
 A100, MIG = "A100", "A100 MIG 1g.5gb"

@@ -15,6 +15,7 @@ from tests.ruleengine.worlds import OwnedClock, Received, Sink
 from tests.servers import free_port
 
 from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.quantities import Unit
 from gpuwarden.ruleengine import charts
 from gpuwarden.ruleengine.job_histories import (
     AT_ONCE,
@@ -24,7 +25,6 @@ from gpuwarden.ruleengine.job_histories import (
     PrometheusSeries,
 )
 from gpuwarden.ruleengine.notations import SeriesName
-from gpuwarden.ruleengine.quantities import Unit
 from gpuwarden.ruleengine.remote_writes import write_request
 from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
 

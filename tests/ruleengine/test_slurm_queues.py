@@ -29,9 +29,9 @@ from gpuwarden.ruleengine.linting import lint_rule
 from gpuwarden.ruleengine.model import RuleSet
 from gpuwarden.ruleengine.rule_differences import differences
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
-from gpuwarden.ruleengine.slurm_commands import MAX_OUTPUT_BYTES, SlurmCommands
 from gpuwarden.ruleengine.slurm_queues import SlurmQueue
 from gpuwarden.ruleengine.verdicts import Truth
+from gpuwarden.slurm_commands import MAX_OUTPUT_BYTES, SlurmCommands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

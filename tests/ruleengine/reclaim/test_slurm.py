@@ -24,7 +24,7 @@ from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.reclaim.ports import Claim, Deed, Order, Standing, State
 from gpuwarden.ruleengine.reclaim.slurm import Slurm
 from gpuwarden.ruleengine.settings import load_settings
-from gpuwarden.ruleengine.slurm_commands import SlurmCommands
+from gpuwarden.slurm_commands import SlurmCommands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

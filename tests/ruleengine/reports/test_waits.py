@@ -12,7 +12,7 @@ from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.reports.periods import period_of
 from gpuwarden.ruleengine.reports.readers import Reader
 from gpuwarden.ruleengine.reports.waits import decode_accounting, slurm_waits
-from gpuwarden.ruleengine.slurm_commands import SlurmCommands
+from gpuwarden.slurm_commands import SlurmCommands
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

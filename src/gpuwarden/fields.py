@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine import quantities
-from gpuwarden.ruleengine.quantities import Deviation, Quantity, Window
+from gpuwarden import quantities
+from gpuwarden.quantities import Deviation, Quantity, Window
 
 
 class Strict(BaseModel):

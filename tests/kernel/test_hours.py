@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.ruleengine.fleets import NOW_FACTS, a_job, a_rule, fleet_of
 
+from gpuwarden.hours import DAYS, Hours, within
 from gpuwarden.ruleengine.evaluation import evaluate
-from gpuwarden.ruleengine.hours import DAYS, Hours, within
 from gpuwarden.ruleengine.loading import check_rule_files
 from gpuwarden.ruleengine.verdicts import SignalKey, Truth
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.ruleengine.fields import Strict, known_zone, some_tuple
+from gpuwarden.fields import Strict, known_zone, some_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.ruleengine import quantities
-from gpuwarden.ruleengine.quantities import Deviation, Direction, Quantity, Unit, Window
+from gpuwarden import quantities
+from gpuwarden.quantities import Deviation, Direction, Quantity, Unit, Window
 
 
 @pytest.mark.parametrize(

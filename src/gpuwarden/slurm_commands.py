@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from gpuwarden.ruleengine.settings import Settings
 
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 _MAX_ERROR = 300
@@ -106,29 +105,6 @@ class SlurmCommands:
             text = f"{name} failed with status {answer.status}: {answer.complaint}"
             raise ServiceUnavailable(text)
         return answer.output
-
-
-def slurm_commands(settings: Settings, *, least: float = 0.0) -> SlurmCommands | None:
-    """Those that engine.yaml names, or None where it has no `slurm`.
-
-    Args:
-        settings: of engine.yaml.
-        least: seconds that one command may take even if `slurm.timeout` is shorter.
-    """
-    chosen = settings.values.slurm
-    if chosen is None:
-        return None
-    named = {
-        "squeue": chosen.squeue,
-        "scontrol": chosen.scontrol,
-        "scancel": chosen.scancel,
-        "sacct": chosen.sacct,
-    }
-    return SlurmCommands(
-        {name: settings.path(path) for name, path in named.items() if path is not None},
-        None if chosen.config is None else settings.path(chosen.config),
-        max(chosen.timeout, least),
-    )
 
 
 async def _read(process: asyncio.subprocess.Process, name: str) -> tuple[bytes, bytes]:

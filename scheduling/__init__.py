@@ -1,0 +1,1 @@
+"""Who trains next: one policy, rendered into the engines that people run."""
