@@ -1,0 +1,173 @@
+"""What the daemon asks of an engine: the port behind which local, Slurm and Kueue lie.
+
+A driver is a plain object of blocking calls. The daemon makes every call from **one** thread, one
+after the other: a driver needs no locks, and may keep what it knows between calls. Each call comes
+back within the driver's own timeouts (a minute at most). A driver that cannot see its engine raises
+`TemporaryError` and keeps what it knew: "cannot see" is never "gone".
+
+`gpuwarden.scheduling.<engine>.driver` has `open_driver(policy, context) -> Driver`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from gpuwarden.clock import Clock
+    from gpuwarden.schedule_api import Preemption, Problem, QueueEntry
+    from gpuwarden.scheduling.holdings import Holding
+    from gpuwarden.scheduling.slots import Slot, SlotUse
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a driver is given of the daemon.
+
+    Attributes:
+        state: a folder of the driver's own, which the daemon keeps others out of (0700).
+        clock: time.
+        wake: asks for a tick at once; may be called from any thread.
+        leaves: address and token file of the engine's API for leave requests, or None: then a
+            driver that can asks trainers itself, and the others do not ask at all.
+        leaves_token: file with the token for it, or None.
+    """
+
+    state: Path
+    clock: Clock
+    wake: Callable[[], None]
+    leaves: str | None = None
+    leaves_token: Path | None = None
+
+
+class Driver(Protocol):
+    """One engine.
+
+    Attributes:
+        engine: slurm, kueue or local.
+        cluster: the engine's own name for itself.
+    """
+
+    engine: str
+    cluster: str
+
+    def start(self, now: float) -> None:
+        """Connect, and take up what was left: called once, before the first tick."""
+
+    def stop(self) -> None:
+        """Release everything; jobs go on. Called once, also after an error."""
+
+    def adopt(self, policy: Any) -> None:
+        """Go by another policy from the next tick on.
+
+        Raises:
+            GpuwardenError: the policy cannot be followed; the old one stays in force.
+        """
+
+    def tick(self, now: float) -> None:
+        """Read the engine, decide and act; called every few seconds and after `wake`.
+
+        Raises:
+            TemporaryError: the engine cannot be seen now.
+        """
+
+    def entries(self) -> Sequence[QueueEntry]:
+        """Every job as of the last tick.
+
+        Those that wait come in their order; those that ended are told for a day.
+        """
+
+    def preemptions(self) -> Sequence[Preemption]:
+        """Open preemptions, and those that ended within the last day; the daemon keeps them."""
+
+    def problems(self) -> Sequence[Problem]:
+        """What an operator should know of as of the last tick."""
+
+    def book(self, slots: Sequence[Slot], now: float) -> None:
+        """Have the engine keep cards for these slots, and for no others of ours.
+
+        The list is the whole truth: slots that are there already stay as they are, ones that are
+        ours and are not named are given back. Called before each tick; a call that changes
+        nothing must cost little.
+
+        Raises:
+            RefusedAction: the engine refuses a slot; the text names it, the others are kept.
+            TemporaryError: the engine cannot be seen now.
+        """
+
+    def slot_uses(self) -> Sequence[SlotUse]:
+        """What becomes of the slots that are active, as of the last tick."""
+
+    def usage(self, begin: float, end: float) -> Sequence[Holding]:
+        """Every attempt that held cards in a stretch of time, whole (not cut to the stretch).
+
+        Raises:
+            TemporaryError: the engine's account cannot be read now.
+        """
+
+
+@runtime_checkable
+class Commanded(Protocol):
+    """A driver that owns its queue (local): it takes jobs, and commands for them.
+
+    Who may command which job was checked by the caller; what the engine cannot do is refused.
+    """
+
+    def submit(self, task: Any, *, uid: int, gid: int, now: float) -> str:
+        """Take a job on: on disk when this returns.
+
+        Args:
+            task: a `gpuwarden.scheduling.tasks.Task`.
+            uid: of who asked, as the kernel told.
+            gid: likewise.
+            now: Unix time.
+
+        Returns:
+            The entry's id.
+
+        Raises:
+            RefusedAction: with a reason.
+        """
+
+    def cancel(self, entry: str, *, by: str, now: float) -> None:
+        """Take a job out of the queue, or have it leave for good.
+
+        Raises:
+            RefusedAction: with a reason.
+        """
+
+    def hold(self, entry: str, *, by: str, now: float) -> None:
+        """Have a job wait until it is released.
+
+        Raises:
+            RefusedAction: with a reason.
+        """
+
+    def release(self, entry: str, *, by: str, now: float) -> None:
+        """Let a held job go on waiting for its turn.
+
+        Raises:
+            RefusedAction: with a reason.
+        """
+
+
+def open_driver(engine: str, policy: Any, context: Context) -> Driver:
+    """The driver of an engine; its module is loaded only here.
+
+    Args:
+        engine: slurm, kueue or local.
+        policy: a `gpuwarden.scheduling.policies.Policy`.
+        context: what it is given.
+
+    Raises:
+        InvalidInput: the policy lacks what this engine needs.
+        MissingExtra: a library is not installed.
+    """
+    module = import_module(f"gpuwarden.scheduling.{engine}.driver")
+    driver: Driver = module.open_driver(policy, context)
+    return driver
