@@ -17,18 +17,15 @@ from pydantic import (
     BeforeValidator,
     Field,
     PrivateAttr,
-    StrictBool,
     StrictInt,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.fields import (
-    Bytes,
     CgroupPath,
     ExecutablePath,
     Identifier,
-    ImagesPerSecond,
     Pattern,
     Ratio,
     Seconds,
@@ -60,6 +57,7 @@ from gpuwarden.ruleengine.conditions import (
 )
 from gpuwarden.ruleengine.described import Sentences
 from gpuwarden.ruleengine.rule_tests import RuleTest
+from gpuwarden.training_profiles import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -330,51 +328,6 @@ class Limits(Strict):
     """How much may be done."""
 
     terminate: TerminateLimits
-
-
-class Profile(Strict):
-    """What a model with these parameters should need on this hardware."""
-
-    model: Words
-    """Model name without directory and suffix, such as yolov8m."""
-    batch: Annotated[StrictInt, Field(ge=1)]
-    """Images per step over all ranks."""
-    imgsz: Annotated[StrictInt, Field(ge=1)]
-    """Image size in pixels."""
-    hardware: Words
-    """Product name of the cards, as NVML gives it."""
-    gpus: Annotated[StrictInt, Field(ge=1)] = 1
-    """Cards that the batch is spread over."""
-    amp: StrictBool | None = None
-    """Automatic mixed precision; not given is either."""
-    gpu_memory: Bytes | None = None
-    """Per card."""
-    gpu_utilization: Annotated[Ratio, Field(gt=0, le=1)] | None = None
-    """Per card, mean while training."""
-    throughput: ImagesPerSecond | None = None
-    """Over all cards, while training."""
-    tolerance: Annotated[Ratio, Field(gt=0)] | None = None
-    """Known spread of this profile; widens a rule's tolerance, never narrows it."""
-    team: str = ""
-    """If given, only this team's rules go by it; in a team's file it is the file's."""
-
-    @model_validator(mode="after")
-    def _some(self) -> Self:
-        if self.gpu_memory is None and self.gpu_utilization is None and self.throughput is None:
-            raise PydanticCustomError(
-                "GW111", "needs at least one of gpu_memory, gpu_utilization and throughput", {}
-            )
-        return self
-
-    @property
-    def expected(self) -> dict[str, float]:
-        """Signal -> expected value in base units."""
-        given = {
-            "throughput": self.throughput,
-            "gpu_memory": self.gpu_memory,
-            "gpu_utilization": self.gpu_utilization,
-        }
-        return {name: value for name, value in given.items() if value is not None}
 
 
 class WhitelistMatch(Strict):

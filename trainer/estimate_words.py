@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuwarden import estimate_tables, estimates
+from gpuwarden import estimate_tables, estimates, named_files
 from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import InvalidInput, MissingExtra
 from gpuwarden.estimates import Gpu, ModelCosts, Unknown, Workload
-from gpuwarden.trainer import places
-from gpuwarden.trainer.image_counts import count_images
+from gpuwarden.image_counts import count_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -178,12 +177,12 @@ def _truth(key: str, text: str) -> bool:
 
 def _model(name: str, task: str | None) -> ModelCosts:
     """From the table; else, where it is a YAML, measured."""
-    path = places.named(name)
+    path = named_files.named(name)
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     if is_yaml and path.is_file():
         return _measured(path.absolute(), name)
     found = estimate_tables.find_model(name, task)
-    if isinstance(found, Unknown) and (base := _trained_from(path)) is not None:
+    if isinstance(found, Unknown) and (base := named_files.trained_from(path)) is not None:
         found = estimate_tables.find_model(base, task)
     if not isinstance(found, Unknown):
         return found
@@ -197,21 +196,8 @@ def _model(name: str, task: str | None) -> ModelCosts:
     )
 
 
-def _trained_from(weights: Path) -> str | None:
-    """What `runs/detect/train/weights/best.pt` was trained from, by the args.yaml of its run."""
-    arguments = weights.absolute().parent.parent / "args.yaml"
-    if weights.suffix.lower() != ".pt" or not weights.is_file():
-        return None
-    try:
-        with arguments.open(encoding="utf-8") as lines:
-            found = re.search(r"^model: *['\"]?([^'\"\n]+)", lines.read(64 * 1024), re.MULTILINE)
-    except (OSError, UnicodeDecodeError):
-        return None
-    return found[1].strip() if found else None
-
-
 def _yaml(name: str, model: ModelCosts) -> str:
-    path = places.named(name)
+    path = named_files.named(name)
     if path.suffix.lower() in (".yaml", ".yml"):
         return str(path.absolute()) if path.is_file() else path.name
     return f"{model.name}.yaml"
@@ -251,7 +237,7 @@ def _needing_ultralytics(ask: Callable[[], _Found]) -> _Found:
 
 
 def _description(data: str) -> Path | None:
-    path = places.named(data)
+    path = named_files.named(data)
     return path if path.suffix.lower() in (".yaml", ".yml") and path.is_file() else None
 
 

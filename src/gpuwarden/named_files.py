@@ -1,8 +1,9 @@
-"""Files that a user names on a command line."""
+"""Files that a user names on a command line, and what a training left beside them."""
 
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 
 from gpuwarden.errors import InvalidInput
@@ -26,3 +27,16 @@ def named(text: str) -> Path:
     except ValueError as error:
         raise InvalidInput(f"{text!r}: no file can be called so: {error}") from error
     return path
+
+
+def trained_from(weights: Path) -> str | None:
+    """What `runs/detect/train/weights/best.pt` was trained from, by the args.yaml of its run."""
+    arguments = weights.absolute().parent.parent / "args.yaml"
+    if weights.suffix.lower() != ".pt" or not weights.is_file():
+        return None
+    try:
+        with arguments.open(encoding="utf-8") as lines:
+            found = re.search(r"^model: *['\"]?([^'\"\n]+)", lines.read(64 * 1024), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found[1].strip() if found else None

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gpuwarden import named_files
 from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import InvalidInput, MissingExtra
-from gpuwarden.trainer import places
 
 # As ultralytics' own files in cfg/datasets say them, of version 8.4.190.
 KNOWN = {
@@ -59,7 +59,7 @@ def count_images(data: str) -> int:
     if re.fullmatch(r"[0-9]{1,12}", data):
         images = int(data)
     else:
-        path = places.named(data)
+        path = named_files.named(data)
         if not path.exists():
             known = KNOWN.get(re.sub(r"\.ya?ml$", "", data.lower()))
             if known is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuwarden.errors import InvalidInput
-from gpuwarden.trainer.image_counts import KNOWN, count_images
+from gpuwarden.image_counts import KNOWN, count_images
 
 if TYPE_CHECKING:
     from pathlib import Path
