@@ -6,16 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.kubernetes_clients import NODES, PODS
 from gpuwarden.platforms.kubernetes import UnexpectedObject
 from gpuwarden.platforms.kubernetes_scheduling import Requests, read_claimant, read_offer
 from gpuwarden.ruleengine.demands import Demand, Needs, Room, Share, WaitingJob
-from gpuwarden.ruleengine.reclaim.kubernetes_client import NODES, PODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from gpuwarden.kubernetes_clients import KubernetesClient
     from gpuwarden.platforms.kubernetes_scheduling import Claimant, Offer
-    from gpuwarden.ruleengine.reclaim.kubernetes_client import KubernetesClient
 
 NAME: Final = "Kubernetes"
 PREFIX: Final = "pod-"

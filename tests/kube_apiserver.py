@@ -20,8 +20,8 @@ from tests.kubernetes_servers import kubeconfig
 from tests.servers import ServerFailed, free_port, until
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.kubernetes_clients import Kind, KubernetesClient
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
-from gpuwarden.ruleengine.reclaim.kubernetes_client import Kind, KubernetesClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

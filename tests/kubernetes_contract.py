@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from tests import kubernetes_manifests as manifests
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.kubernetes_clients import EVENTS, PODS, Kind
 from gpuwarden.platforms.kubernetes import Reference, read_pod, value_at
-from gpuwarden.ruleengine.reclaim.kubernetes_client import EVENTS, PODS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from tests.kubernetes_store import Json
 
-    from gpuwarden.ruleengine.reclaim.kubernetes_client import KubernetesClient
+    from gpuwarden.kubernetes_clients import KubernetesClient
 
 SPACE = "default"
 JOBS = Kind("batch/v1", "jobs")

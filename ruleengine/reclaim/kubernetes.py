@@ -16,17 +16,17 @@ import structlog
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import RefusedAction, ServiceUnavailable, TemporaryError
+from gpuwarden.kubernetes_clients import (
+    EVENTS,
+    PODS,
+    KubernetesClient,
+)
 from gpuwarden.platforms import kubernetes
 from gpuwarden.platforms.kubernetes import UnexpectedObject, read_pod
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.kubernetes_demands import KubernetesQueue
 from gpuwarden.ruleengine.reclaim import kubernetes_controllers as controllers
 from gpuwarden.ruleengine.reclaim.kubernetes_claims import MAX_OTHERS, PodClaim
-from gpuwarden.ruleengine.reclaim.kubernetes_client import (
-    EVENTS,
-    PODS,
-    KubernetesClient,
-)
 from gpuwarden.ruleengine.reclaim.kubernetes_controllers import Act
 from gpuwarden.ruleengine.reclaim.kubernetes_lookups import PodLookup
 from gpuwarden.ruleengine.reclaim.kubernetes_owners import Owners

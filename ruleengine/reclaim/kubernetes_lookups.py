@@ -8,17 +8,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import RefusedAction
+from gpuwarden.kubernetes_clients import NODES, PODS
 from gpuwarden.platforms import kubernetes
 from gpuwarden.platforms.kubernetes import UnexpectedObject, read_pod
 from gpuwarden.platforms.kubernetes_scheduling import read_offer
-from gpuwarden.ruleengine.reclaim.kubernetes_client import NODES, PODS
 from gpuwarden.ruleengine.reclaim.node import host_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from gpuwarden.kubernetes_clients import KubernetesClient
     from gpuwarden.platforms.kubernetes import Pod
-    from gpuwarden.ruleengine.reclaim.kubernetes_client import KubernetesClient
 
 _KNOWN_NAMES = 20_000
 

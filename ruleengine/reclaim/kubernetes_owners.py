@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import RefusedAction
+from gpuwarden.kubernetes_clients import PODS, Kind
 from gpuwarden.platforms import kubernetes
 from gpuwarden.platforms.kubernetes import KUEUE_JOB_LABEL, read_pod, reference_of
-from gpuwarden.ruleengine.reclaim.kubernetes_client import PODS, Kind
 from gpuwarden.ruleengine.reclaim.kubernetes_controllers import KUEUE_GROUP, SCALED, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from gpuwarden.kubernetes_clients import KubernetesClient
     from gpuwarden.platforms.kubernetes import Json, Pod, Reference
-    from gpuwarden.ruleengine.reclaim.kubernetes_client import KubernetesClient
 
 MAX_DEPTH = 8
 MAX_OWNERS = 300

@@ -10,17 +10,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import RefusedAction
+from gpuwarden.kubernetes_clients import NODES, PODS
 from gpuwarden.platforms import kubernetes
 from gpuwarden.platforms.kubernetes import read_pod
-from gpuwarden.ruleengine.reclaim.kubernetes_client import NODES, PODS
 from gpuwarden.ruleengine.reclaim.kubernetes_owners import Owners
 from gpuwarden.ruleengine.reclaim.ports import Standing, State
 
 if TYPE_CHECKING:
     from gpuwarden.clock import Clock
+    from gpuwarden.kubernetes_clients import KubernetesClient
     from gpuwarden.platforms.kubernetes import Pod
     from gpuwarden.ruleengine.reclaim.kubernetes_claims import PodClaim
-    from gpuwarden.ruleengine.reclaim.kubernetes_client import KubernetesClient
     from gpuwarden.ruleengine.reclaim.kubernetes_targets import Targets
     from gpuwarden.ruleengine.reclaim.ports import Order
 

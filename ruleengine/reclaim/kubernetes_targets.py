@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuwarden.errors import RefusedAction
+from gpuwarden.kubernetes_clients import Kind
 from gpuwarden.platforms import kubernetes
 from gpuwarden.ruleengine.reclaim import kubernetes_controllers as controllers
-from gpuwarden.ruleengine.reclaim.kubernetes_client import Kind
 from gpuwarden.ruleengine.reclaim.kubernetes_controllers import Act
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpuwarden.kubernetes_clients import KubernetesClient
     from gpuwarden.platforms.kubernetes import Json, Reference
     from gpuwarden.ruleengine.reclaim.kubernetes_claims import PodClaim
-    from gpuwarden.ruleengine.reclaim.kubernetes_client import KubernetesClient
     from gpuwarden.ruleengine.reclaim.kubernetes_controllers import Hold
     from gpuwarden.ruleengine.reclaim.ports import Order
 

@@ -21,9 +21,9 @@ from tests.kubernetes_servers import Cluster, User, kubeconfig, kubernetes
 from tests.servers import until
 
 from gpuwarden.errors import RefusedAction
+from gpuwarden.kubernetes_clients import PODS, Kind, KubernetesClient
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.reclaim.kubernetes import Kubernetes
-from gpuwarden.ruleengine.reclaim.kubernetes_client import PODS, Kind, KubernetesClient
 from gpuwarden.ruleengine.reclaim.ports import Claim, Deed, Order, Standing, State
 from gpuwarden.ruleengine.verdicts import JobFacts
 

@@ -1,10 +1,11 @@
-"""The few calls to a Kubernetes API server that ending a pod needs.
+"""The few calls to a Kubernetes API server that gpuwarden needs: to end pods, and to queue jobs.
 
 lightkube reads the kubeconfig or the pod's service account and makes the connection: TLS, tokens
 and their rotation, client certificates, exec plugins. The calls are made here, because its own
 `delete` knows no preconditions, and a deletion without the uid may hit another pod of the name.
 Objects are plain JSON, so that any controller can be read. Every answer has a time and a size; an
-error of the API becomes one of ours, with what to do about it.
+error of the API becomes one of ours, with what to do about it. lightkube is an extra of its own and
+is loaded only by `connect`.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ from urllib.parse import quote
 import yaml
 
 from gpuwarden.errors import InvalidInput, MissingExtra, RefusedAction, ServiceUnavailable
+from gpuwarden.kubernetes_replies import Change, Listing, items_of, refuse, version_of
 from gpuwarden.platforms.kubernetes import checked_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import builtins
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
     from gpuwarden.platforms.kubernetes import Json, Reference
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
+MAX_EVENT_BYTES = 4 * 1024 * 1024
+"""Of one event of a watch: an object of etcd is at most 1.5 MiB."""
 PAGE = 500
 MAX_PAGES = 200
 AGENT = "gpuwarden"
 """As which changes are recorded (`fieldManager`)."""
-_MAX_MESSAGE = 500
-_WEBHOOK = "admission webhook"
 _POLICY = ("policy/v1", "policy/v1beta1")
 
 _PLURALS = {
@@ -90,10 +93,18 @@ class KubernetesClient:
     Args:
         http: a client of httpx2 as lightkube makes it, with the server's address.
         timeout: seconds for one request with its answer.
+        role: the manifest of what it may do, for messages.
     """
 
-    def __init__(self, http: Any, timeout: float) -> None:
+    def __init__(
+        self,
+        http: Any,
+        timeout: float,
+        *,
+        role: str = "the engine's role, see deploy/kubernetes/engine-rbac.yaml",
+    ) -> None:
         self._http = http
+        self._role = role
         self._errors = (
             OSError,
             importlib.import_module("httpx2").HTTPError,
@@ -105,13 +116,23 @@ class KubernetesClient:
         self._policy: str | None = None
 
     @classmethod
-    def connect(cls, kubeconfig: Path | None, context: str | None, *, timeout: float) -> Self:
+    def connect(
+        cls,
+        kubeconfig: Path | None,
+        context: str | None,
+        *,
+        timeout: float,
+        command: str = "engine",
+        **more: str,
+    ) -> Self:
         """Read who we are; nothing is asked yet.
 
         Args:
             kubeconfig: the file, or None for the service account of the pod that this runs in.
             context: of the file, or None for its current one.
             timeout: seconds for one request.
+            command: of gpuwarden that wants it, for messages.
+            more: `role`, as of the class.
 
         Raises:
             MissingExtra: lightkube is not installed.
@@ -122,7 +143,7 @@ class KubernetesClient:
             adapter = importlib.import_module("lightkube.config.client_adapter")
             errors = importlib.import_module("lightkube.core.exceptions")
         except ModuleNotFoundError as error:
-            raise MissingExtra("engine", error.name or "lightkube", "kubernetes") from error
+            raise MissingExtra(command, error.name or "lightkube", "kubernetes") from error
         try:
             if kubeconfig is None:
                 known = config.KubeConfig.from_service_account()
@@ -141,7 +162,7 @@ class KubernetesClient:
             raise InvalidInput(f"{where}: {error}{hint}") from error
         except (yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidInput(f"kubernetes.kubeconfig: {kubeconfig}: {error}") from error
-        return cls(http, timeout)
+        return cls(http, timeout, **more)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -180,7 +201,7 @@ class KubernetesClient:
             if error.reason != "gone":
                 raise
             return None
-        for item in _items(found, "resources"):
+        for item in items_of(found, "resources"):
             name = item.get("name")
             if item.get("kind") == kind and isinstance(name, str) and "/" not in name:
                 return Kind(api_version, checked_name(name))
@@ -219,7 +240,13 @@ class KubernetesClient:
     async def list(
         self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> list[Json]:
-        """All objects of a kind, page by page.
+        """All objects of a kind, page by page; see `listing`."""
+        return (await self.listing(kind, namespace, labels=labels, fields=fields)).items
+
+    async def listing(
+        self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> Listing:
+        """All objects of a kind, page by page, with the version that a watch goes on from.
 
         Args:
             kind: of them.
@@ -231,7 +258,7 @@ class KubernetesClient:
             RefusedAction: `forbidden`.
             ServiceUnavailable: not known, or there are too many.
         """
-        found: list[Json] = []
+        found: builtins.list[Json] = []
         words = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields}
         token = ""
         for restart in (False, True):
@@ -240,13 +267,13 @@ class KubernetesClient:
                     page = await self._ask(
                         "GET", kind.path(namespace), params={**words, "continue": token}
                     )
-                    found += _items(page, "items")
+                    found += items_of(page, "items")
                     metadata = page.get("metadata")
                     token = (
                         str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""
                     )
                     if not token:
-                        return found
+                        return Listing(found, version_of(metadata))
             except RefusedAction as error:
                 # A list that took too long has expired (410), and begins again, once.
                 if error.reason != "gone" or restart or not token:
@@ -255,6 +282,129 @@ class KubernetesClient:
             else:
                 break
         raise ServiceUnavailable(f"more than {PAGE * MAX_PAGES} {kind.plural}")
+
+    async def watch(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        version: str,
+        seconds: float,
+        labels: str = "",
+    ) -> AsyncIterator[Change]:
+        """What changes, from a version on, until the server ends the stream.
+
+        Args:
+            kind: of the objects.
+            namespace: or None for all.
+            version: of a listing or of the last change.
+            seconds: after which the server ends it; it is cut off some time later.
+            labels: selector, or an empty string.
+
+        Raises:
+            RefusedAction: `gone`: the version is too old, list again; `forbidden`.
+            ServiceUnavailable: the stream broke, or said what no watch says.
+        """
+        words = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(max(1, math.ceil(seconds))),
+            "labelSelector": labels,
+        }
+        params = {name: value for name, value in words.items() if value}
+        pending = bytearray()
+        limit = seconds + self._timeout
+        try:
+            async with (
+                asyncio.timeout(limit),
+                self._http.stream(
+                    "GET",
+                    kind.path(namespace),
+                    params=params,
+                    headers={"Accept": "application/json"},
+                    timeout=limit,
+                ) as response,
+            ):
+                if response.status_code != 200:
+                    self._read(response.status_code, await response.aread())
+                async for chunk in response.aiter_bytes():
+                    pending += chunk
+                    *lines, rest = bytes(pending).split(b"\n")
+                    pending = bytearray(rest)
+                    if len(pending) > MAX_EVENT_BYTES:
+                        raise ServiceUnavailable(
+                            f"an event of {kind.plural} is larger than {MAX_EVENT_BYTES} bytes"
+                        )
+                    for line in lines:
+                        if line.strip():
+                            yield self._change(line)
+        except TimeoutError as error:
+            raise ServiceUnavailable(
+                f"the API server did not end a watch of {kind.plural} within {limit:g} s"
+            ) from error
+        except self._errors as error:
+            text = str(error) or type(error).__name__
+            raise ServiceUnavailable(f"a watch of {kind.plural} broke: {text}") from error
+
+    def _change(self, line: bytes) -> Change:
+        """One event of a watch; an error in it is raised as if it had been the answer."""
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ServiceUnavailable("a watch sent what is no JSON") from error
+        event = found.get("type") if isinstance(found, dict) else None
+        body = found.get("object") if isinstance(found, dict) else None
+        if not isinstance(body, dict):
+            raise ServiceUnavailable("a watch sent an event without an object")
+        if event == "ERROR":
+            code = body.get("code")
+            self._read(code if isinstance(code, int) and code >= 300 else 500, line=body)
+        if event not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
+            raise ServiceUnavailable(f"a watch sent an event {str(event)[:40]!r}")
+        return Change(str(event), body)
+
+    async def apply(
+        self, kind: Kind, namespace: str | None, body: Json, *, manager: str, force: bool
+    ) -> Json:
+        """Server-side apply: make an object, or bring the fields that are ours to what `body` says.
+
+        Args:
+            kind: of it.
+            namespace: or None.
+            body: with apiVersion, kind and name; `metadata.resourceVersion` in it must be the
+                object's.
+            manager: whose fields these are.
+            force: whether to take fields that somebody else has set to another value.
+
+        Raises:
+            RefusedAction: `conflict` where it is another version, or a field is somebody else's;
+                `invalid`, `denied`, `forbidden`.
+            ServiceUnavailable: not known whether it was changed.
+        """
+        name = checked_name(str(body["metadata"]["name"]))
+        return await self._ask(
+            "PATCH",
+            kind.path(namespace, name),
+            params={"fieldManager": manager, "force": "true" if force else "false"},
+            body=body,
+            content_type="application/apply-patch+yaml",
+        )
+
+    async def remove(self, kind: Kind, namespace: str | None, found: Reference) -> None:
+        """Delete an object, and no other of its name; what it owns goes after it.
+
+        Raises:
+            RefusedAction: `gone`, `conflict` (another one by now), `forbidden`.
+            ServiceUnavailable: not known whether it was deleted.
+        """
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": found.uid},
+            "propagationPolicy": "Background",
+        }
+        await self._ask("DELETE", kind.path(namespace, checked_name(found.name)), body=body)
 
     async def create(self, kind: Kind, namespace: str | None, body: Json) -> Json:
         """Make an object.
@@ -267,7 +417,7 @@ class KubernetesClient:
             "POST", kind.path(namespace), params={"fieldManager": AGENT}, body=body
         )
 
-    async def patch(self, kind: Kind, namespace: str, name: str, *, body: Json) -> Json:
+    async def patch(self, kind: Kind, namespace: str | None, name: str, *, body: Json) -> Json:
         """Change an object by a merge patch; `metadata` of it may say which version is meant.
 
         Raises:
@@ -323,7 +473,7 @@ class KubernetesClient:
         """The policy API that the server has: v1 since 1.22, v1beta1 until 1.24."""
         if self._policy is None:
             found = await self._ask("GET", "apis/policy")
-            served = {item.get("groupVersion") for item in _items(found, "versions")}
+            served = {item.get("groupVersion") for item in items_of(found, "versions")}
             self._policy = next((name for name in _POLICY if name in served), _POLICY[0])
         return self._policy
 
@@ -362,48 +512,23 @@ class KubernetesClient:
         except self._errors as error:
             text = str(error) or type(error).__name__
             raise ServiceUnavailable(f"the API server does not answer: {text}") from error
-        return _read(response.status_code, bytes(answer))
+        return self._read(response.status_code, bytes(answer))
 
+    def _read(self, status: int, content: bytes = b"", *, line: Json | None = None) -> Json:
+        """An answer, or the error that it stands for.
 
-def _read(status: int, content: bytes) -> Json:
-    """An answer, or the error that it stands for."""
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        found = None
-    if 200 <= status < 300 and isinstance(found, dict):
+        Args:
+            status: of HTTP.
+            content: the answer.
+            line: or what was read of it already.
+        """
+        try:
+            found = json.loads(content) if line is None else line
+        except (ValueError, RecursionError):
+            found = None
+        if not 200 <= status < 300 or not isinstance(found, dict):
+            refuse(status, found if isinstance(found, dict) else {}, role=self._role)
         return found
-    said = found if isinstance(found, dict) else {}
-    message = " ".join(str(said.get("message") or f"HTTP {status}").split())[:_MAX_MESSAGE]
-    match status:
-        case 404 | 410:
-            raise RefusedAction("gone", message)
-        case 409:
-            raise RefusedAction("conflict", message)
-        case 403 if _WEBHOOK in message:
-            raise RefusedAction("denied", f"the cluster's own policy refused it: {message}")
-        case 403:
-            raise RefusedAction(
-                "forbidden",
-                f"{message}; add this to the engine's role, see deploy/kubernetes/engine-rbac.yaml",
-            )
-        case 429 if _is_budget(said):
-            raise RefusedAction("disruption_budget", message)
-        case 400 | 405 | 415 | 422:
-            raise RefusedAction("invalid", f"the API server refused it: {message}")
-        case 401:
-            raise ServiceUnavailable(
-                "the API server does not know the engine's credentials (HTTP 401)"
-            )
-        case _:
-            raise ServiceUnavailable(f"the API server answered HTTP {status}: {message}")
-
-
-def _is_budget(said: Json) -> bool:
-    """Whether a 429 speaks of a disruption budget, and not of too many requests."""
-    details = said.get("details")
-    causes = _items(details, "causes") if isinstance(details, dict) else []
-    return any(cause.get("reason") == "DisruptionBudget" for cause in causes)
 
 
 def _options(pod: Reference, grace: float) -> dict[str, Any]:
@@ -411,12 +536,3 @@ def _options(pod: Reference, grace: float) -> dict[str, Any]:
         "gracePeriodSeconds": max(1, math.ceil(grace)),
         "preconditions": {"uid": pod.uid},
     }
-
-
-def _items(found: Json, name: str) -> list[Json]:
-    items = found.get(name)
-    if items is None:
-        return []
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise ServiceUnavailable(f"the API server's answer has no list of {name}")
-    return items
