@@ -1,0 +1,464 @@
+"""Who leaves so that somebody else may start: victims, or a refusal in words. Pure.
+
+Nobody is told unless the whole request then fits. A victim is told once. Which one is decided by
+class first, then by the work that would be lost, and the answer does not depend on the order in
+which jobs are listed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwarden import durations
+from gpuwarden.scheduling.preemption_terms import (
+    Choice,
+    Code,
+    Pool,
+    Request,
+    Room,
+    Running,
+    Terms,
+    Victim,
+    earliest_notice,
+    is_worn_out,
+    recent,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+# ---------------------------------------------------------------------------------------------
+# The choice
+
+
+def choose(
+    request: Request,
+    running: Iterable[Running],
+    history: Mapping[str, Sequence[float]],
+    *,
+    terms: Terms,
+    room: Room,
+    now: float,
+) -> Choice:
+    """Say who is told to leave for a request.
+
+    Args:
+        request: that cannot start now.
+        running: every job that holds cards, those that are leaving included.
+        history: job id -> when it was preempted before.
+        terms: of the policy.
+        room: cards and quotas.
+        now: Unix time.
+    """
+    jobs = sorted(running, key=lambda job: job.id)
+    mine = [job for job in jobs if job.told is not None and job.told.successor == request.id]
+    # A victim past its deadline is not counted on, whatever it may do yet.
+    coming = tuple(job for job in mine if job.told is not None and now < job.told.deadline)
+    overdue = tuple(job.id for job in mine if job not in coming)
+    base = Choice(coming=tuple(job.id for job in coming), overdue=overdue)
+    places = _places(request, room)
+    if not places:
+        largest = max(_largest(request, room), default=0)
+        return dataclasses.replace(
+            base,
+            code=Code.TOO_LARGE,
+            words=f"It wants {counted_cards(request.gpus)} of {_kinds(request)}"
+            f"{'' if request.spread else ' in one host'}, and there are never more than {largest}.",
+        )
+    able, later = candidates(request, jobs, history, terms=terms, now=now)
+    options = [_Option.of(request, place, jobs, room=room, coming=coming) for place in places]
+    answered = _without_new_victims(base, options)
+    if answered is not None:
+        return answered
+    found = [
+        (cover.cost, option.pools, cover)
+        for option in options
+        if (cover := _cover(option, able, terms=terms, now=now)) is not None
+    ]
+    if found:
+        _cost, pools, cover = min(found, key=lambda each: each[:2])
+        by_id = {job.id: job for job in able}
+        victims = tuple(
+            victim_of(by_id[name], request, history, terms=terms, now=now) for name in cover.ids
+        )
+        return dataclasses.replace(
+            base, victims=victims, pools=pools, words=asked_words(request, victims)
+        )
+    return _refusal(base, request, options, later, terms=terms, now=now)
+
+
+def _places(request: Request, room: Room) -> list[tuple[Pool, ...]]:
+    """Each way to place the request: the pools that it would use together."""
+    fitting = sorted(pool for pool in room.total if pool.kind in request.kinds)
+    if request.spread:
+        by_kind: dict[str, list[Pool]] = {}
+        for pool in fitting:
+            by_kind.setdefault(pool.kind, []).append(pool)
+        ways = [tuple(pools) for _kind, pools in sorted(by_kind.items())]
+    else:
+        ways = [(pool,) for pool in fitting]
+    return [way for way in ways if sum(room.total[pool] for pool in way) >= request.gpus]
+
+
+def _largest(request: Request, room: Room) -> list[int]:
+    sums: dict[object, int] = {}
+    for pool, count in room.total.items():
+        if pool.kind in request.kinds:
+            key = pool.kind if request.spread else pool
+            sums[key] = sums.get(key, 0) + count
+    return list(sums.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One way to place a request.
+
+    Attributes:
+        pools: that it would use.
+        missing: cards that lack there now.
+        over: cards by which its team would be over its quota of this kind.
+        missing_new, over_new: the same once those who were told for it have left.
+        team: whose quota it is.
+    """
+
+    pools: tuple[Pool, ...]
+    missing: int
+    over: int
+    missing_new: int
+    over_new: int
+    team: str | None
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        pools: tuple[Pool, ...],
+        jobs: Sequence[Running],
+        *,
+        room: Room,
+        coming: Sequence[Running],
+    ) -> _Option:
+        kind = pools[0].kind
+        missing = request.gpus - sum(room.free.get(pool, 0) for pool in pools)
+        over = 0
+        if request.team is not None and (request.team, kind) in room.quota:
+            held = sum(
+                count
+                for job in jobs
+                if job.team == request.team
+                for pool, count in job.holds.items()
+                if pool.kind == kind
+            )
+            over = held + request.gpus - room.quota[request.team, kind]
+        option = cls(pools, max(0, missing), max(0, over), 0, 0, request.team)
+        gains = [option.gain(job) for job in coming]
+        return dataclasses.replace(
+            option,
+            missing_new=max(0, option.missing - sum(cards for cards, _quota in gains)),
+            over_new=max(0, option.over - sum(quota for _cards, quota in gains)),
+        )
+
+    def gain(self, job: Running) -> tuple[int, int]:
+        """Cards in these pools, and of the team's quota, that a job's leaving gives."""
+        cards = sum(job.holds.get(pool, 0) for pool in self.pools)
+        if job.team is None or job.team != self.team:
+            return cards, 0
+        kind = self.pools[0].kind
+        return cards, sum(count for pool, count in job.holds.items() if pool.kind == kind)
+
+
+def _without_new_victims(base: Choice, options: Sequence[_Option]) -> Choice | None:
+    """The answer if the request fits as it is, or once those who were told have left."""
+    for option in options:
+        if not option.missing and not option.over:
+            return dataclasses.replace(
+                base, code=Code.FITS, words="It fits as it is.", pools=option.pools
+            )
+    for option in options:
+        if not option.missing_new and not option.over_new:
+            return dataclasses.replace(
+                base,
+                code=Code.COMING,
+                words=f"{listed(base.coming)} {'was' if len(base.coming) == 1 else 'were'} told "
+                "to leave for it, and nobody else has to.",
+                pools=option.pools,
+            )
+    return None
+
+
+def candidates(
+    request: Request,
+    jobs: Iterable[Running],
+    history: Mapping[str, Sequence[float]],
+    *,
+    terms: Terms,
+    now: float,
+) -> tuple[list[Running], list[Running]]:
+    """Jobs that may be told now, and those that may be told later; arguments as of `choose`."""
+    able: list[Running] = []
+    later: list[Running] = []
+    for job in jobs:
+        if job.told is not None or job.booked or job.deaf or job.id == request.id:
+            continue
+        if request.priority is None:
+            able.append(job)
+            continue
+        if job.priority not in terms.preempts.get(request.priority, frozenset()):
+            continue
+        if is_worn_out(history.get(job.id, ()), terms, now):
+            continue
+        (able if now >= earliest_notice(job, terms) else later).append(job)
+    return able, later
+
+
+_Cost = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cover:
+    """Jobs that give enough together, and what that costs: sums, compared from the left."""
+
+    cost: _Cost
+    ids: tuple[str, ...]
+
+
+def _cover(option: _Option, able: Sequence[Running], *, terms: Terms, now: float) -> _Cover | None:
+    """The cheapest jobs whose leaving is enough, or None.
+
+    Cards of a higher class are dearer than any number of a lower one; then work lost counts, then
+    the number of jobs that are disturbed, then how long they have run. All of it adds up, so the
+    best way to give so many cards is found from the best ways to give fewer.
+    """
+    wanted = (option.missing_new, option.over_new)
+    useful = [(job, gain) for job in able if any(map(_useful, gain := option.gain(job), wanted))]
+    # The most that each could give is checked first: most refusals end here.
+    if any(sum(gain[part] for _job, gain in useful) < wanted[part] for part in (0, 1)):
+        return None
+    classes = sorted({terms.value(job.priority) for job, _gain in useful}, reverse=True)
+    best: dict[tuple[int, int], _Cover] = {(0, 0): _Cover((), ())}
+    for job, gain in useful:
+        value = terms.value(job.priority)
+        own: _Cost = (
+            *(float(job.gpus) if value == each else 0.0 for each in classes[:-1]),
+            job.lost_gpu_seconds(now),
+            1.0,
+            max(0.0, now - job.started),
+        )
+        for (cards, quota), cover in list(best.items()):
+            reached = (min(cards + gain[0], wanted[0]), min(quota + gain[1], wanted[1]))
+            if reached == (cards, quota):
+                continue
+            base = cover.cost or (0.0,) * len(own)
+            cost = tuple(map(math.fsum, zip(base, own, strict=True)))
+            offer = _Cover(cost, (*cover.ids, job.id))
+            if reached not in best or _key(offer) < _key(best[reached]):
+                best[reached] = offer
+    chosen = best.get(wanted)
+    if chosen is None:
+        return None
+    # Between places the classes must be comparable: said by value, whoever else is there.
+    picked = [job for job, _gain in useful if job.id in chosen.ids]
+    by_class = [
+        float(sum(job.gpus for job in picked if terms.value(job.priority) == each))
+        for each in sorted({*terms.values.values(), 0}, reverse=True)
+    ]
+    return _Cover((*by_class[:-1], *chosen.cost[len(classes) - 1 :]), chosen.ids)
+
+
+def _useful(gain: int, wanted: int) -> bool:
+    return gain > 0 and wanted > 0
+
+
+def _key(cover: _Cover) -> tuple[_Cost, tuple[str, ...]]:
+    # Rounded: sums of the same numbers in another order may differ in their last digit.
+    return tuple(round(part, 6) for part in cover.cost), cover.ids
+
+
+def victim_of(
+    job: Running,
+    request: Request,
+    history: Mapping[str, Sequence[float]],
+    *,
+    terms: Terms,
+    now: float,
+) -> Victim:
+    """What a chosen job is told; arguments as of `choose`."""
+    counted = len(recent(history.get(job.id, ()), terms, now)) + 1
+    last = request.priority is not None and counted >= terms.times
+    who = (
+        f"booking {request.id}"
+        if request.priority is None
+        else f"job {request.id} of priority {request.priority}"
+    )
+    words = f"{who[0].upper()}{who[1:]} needs {counted_cards(request.gpus)}"
+    if last:
+        words += (
+            f"; this is the {_ordinal(counted)} time within {durations.render(terms.per)}, so the "
+            "job is held afterwards and nobody asks it again"
+        )
+    return Victim(
+        id=job.id,
+        cards=job.gpus,
+        lost_gpu_seconds=job.lost_gpu_seconds(now),
+        at=terms.at,
+        then="hold" if last else "requeue",
+        deadline=now + terms.deadline,
+        words=words,
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# What is told
+
+
+def _refusal(
+    base: Choice,
+    request: Request,
+    options: Sequence[_Option],
+    later: Sequence[Running],
+    *,
+    terms: Terms,
+    now: float,
+) -> Choice:
+    temporary = passing_refusal(base, later, terms=terms, now=now)
+    if temporary is not None:
+        return temporary
+    if all(option.over for option in options):
+        option = min(options, key=lambda each: (each.over, each.pools))
+        return dataclasses.replace(
+            base,
+            code=Code.QUOTA,
+            words=f"Team {request.team} would be {counted_cards(option.over)} over its quota of "
+            f"{option.pools[0].kind}, and none of its own jobs may be asked to leave for this.",
+        )
+    nearest = min(options, key=lambda each: (each.missing_new, each.pools))
+    may = sorted(terms.preempts.get(request.priority or "", ()))
+    reason = (
+        "no job there may be asked to leave for a booking"
+        if request.priority is None
+        else f"jobs of {listed(may)} cannot give them"
+        if may
+        else f"priority {request.priority} preempts nobody"
+    )
+    return dataclasses.replace(
+        base,
+        code=Code.NO_VICTIM,
+        words=f"{counted_cards(nearest.missing_new)} more would be needed, and {reason}.",
+    )
+
+
+def passing_refusal(
+    base: Choice, later: Sequence[Running], *, terms: Terms, now: float
+) -> Choice | None:
+    """The refusal that time alone may end: somebody is overdue, or may not be told yet.
+
+    Args:
+        base: with whoever was told before.
+        later: that may be told later.
+        terms: of the policy.
+        now: Unix time.
+    """
+    again = min((earliest_notice(job, terms) for job in later), default=None)
+    if base.overdue:
+        return dataclasses.replace(
+            base,
+            code=Code.OVERDUE,
+            again=again,
+            words=f"{listed(base.overdue)} did not leave in time, and nobody else can make room.",
+        )
+    if later and again is not None:
+        return dataclasses.replace(
+            base,
+            code=Code.NOT_YET,
+            again=again,
+            words=f"{listed([job.id for job in later])} must run at least "
+            f"{durations.render(terms.minimum_run)} and one epoch before being asked to leave; "
+            f"the first has done so in {durations.render(max(1.0, math.ceil(again - now)))}.",
+        )
+    return None
+
+
+def asked_words(request: Request, victims: Sequence[Victim]) -> str:
+    """Who must end for whom."""
+    return f"{listed([victim.id for victim in victims])} must end for {request.id}."
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence, five at most."""
+    shown = list(names[:5]) + ([f"{len(names) - 5} more"] if len(names) > 5 else [])
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _kinds(request: Request) -> str:
+    return " or ".join(sorted(request.kinds)) or "no kind"
+
+
+def counted_cards(count: int) -> str:
+    """So many cards, in words."""
+    return "1 card" if count == 1 else f"{count} cards"
+
+
+def _ordinal(number: int) -> str:
+    if number % 100 in {11, 12, 13}:
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+# ---------------------------------------------------------------------------------------------
+# Notices that have become useless
+
+
+def useless_notices(
+    requests: Iterable[Request], running: Iterable[Running], *, terms: Terms, room: Room, now: float
+) -> tuple[str, ...]:
+    """Ids of jobs whose notice is to be withdrawn.
+
+    A notice is useless once its successor is no longer waiting, or fits without this victim. Of
+    several, those that would cost most are let off first.
+
+    Args:
+        requests: that wait still, and have not been given cards.
+        running: every job that holds cards.
+        terms: of the policy.
+        room: as each request would see it: with the cards free that are kept for it.
+        now: Unix time.
+    """
+    waiting = {request.id: request for request in requests}
+    jobs = sorted(running, key=lambda job: job.id)
+    useless: list[str] = []
+    told: dict[str, list[Running]] = {}
+    for job in jobs:
+        if job.told is None or job.told.successor is None:
+            continue
+        if job.told.successor in waiting:
+            told.setdefault(job.told.successor, []).append(job)
+        else:
+            useless.append(job.id)
+    for successor, victims in told.items():
+        request = waiting[successor]
+        kept = list(victims)
+        dearest = sorted(
+            victims,
+            key=lambda job: (terms.value(job.priority), job.lost_gpu_seconds(now), job.id),
+            reverse=True,
+        )
+        for job in dearest:
+            rest = [each for each in kept if each is not job]
+            if _suffice(request, jobs, rest, room=room):
+                kept = rest
+                useless.append(job.id)
+    return tuple(sorted(useless))
+
+
+def _suffice(
+    request: Request, jobs: Sequence[Running], victims: Sequence[Running], *, room: Room
+) -> bool:
+    """Whether a request fits once these have left."""
+    for place in _places(request, room):
+        option = _Option.of(request, place, jobs, room=room, coming=victims)
+        if not option.missing_new and not option.over_new:
+            return True
+    return False
