@@ -6,6 +6,10 @@ Nothing here depends on pytest::
         job = cluster.submit("sleep 600", "--gres=gpu:2")
         cluster.wait_for_state(job, "RUNNING")
 
+One with accounts, qualities of service and a database is in `tests.slurm_accounting`. With
+`GPUWARDEN_TEST_SLURM_ROOT` set to the root of another Debian (`tools/slurm_next.py` makes one), its
+Slurm is started instead of this machine's, through chroot.
+
 Everything lies below one folder: the configuration, munge's key and socket, state, spool and logs.
 Ports are free ones of the loopback. Daemons are stopped by their own pids, after their jobs.
 """
@@ -28,7 +32,7 @@ from tests.servers import ServerFailed, binary, free_port, until
 from gpuwarden.slurm_commands import SlurmCommands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 CLUSTER = "ci"
 NODE = "node1"
@@ -54,6 +58,7 @@ class SlurmCluster:
         devices: the stand-in device files, in the order of gres.conf.
         node: name of its only node, or of the first.
         others: names of the others, of the same make; only the first is told cards apart by tests.
+        root: of the Debian whose Slurm this is, or None for this machine's.
     """
 
     folder: Path
@@ -63,12 +68,24 @@ class SlurmCluster:
     devices: tuple[Path, ...]
     node: str = NODE
     others: tuple[str, ...] = ()
+    root: Path | None = None
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def config(self) -> Path:
         """Its slurm.conf."""
         return self.folder / "etc" / "slurm.conf"
+
+    def program(self, name: str) -> Path:
+        """Where one of Slurm's programs lies; one of another root is entered through a script."""
+        if name.startswith("/"):
+            return Path(name)
+        return self.folder / "bin" / name if self.root else Path(binary((name,)))
+
+    @property
+    def to_host(self) -> tuple[str, ...]:
+        """What a job's command begins with that needs this machine's files, not its Slurm's."""
+        return ("nsenter", "--root=/proc/1/root", "--wd=/tmp", "--") if self.root else ()
 
     def run(self, *words: str, timeout: float = 30.0) -> str:
         """What one of Slurm's commands prints.
@@ -77,7 +94,7 @@ class SlurmCluster:
             ServerFailed: if it fails, with what it said.
         """
         done = subprocess.run(
-            words,
+            (self.program(words[0]), *words[1:]),
             env=self.environment,
             capture_output=True,
             text=True,
@@ -118,15 +135,20 @@ class SlurmCluster:
         return tuple(sorted({int(pid) for pid in re.findall(r"^ *(\d+) ", answer, re.MULTILINE)}))
 
     def start(self, name: str) -> None:
-        """Start slurmctld or slurmd (again) and wait until it serves."""
+        """Start slurmdbd, slurmctld or slurmd (again) and wait until it serves."""
         match name:
+            case "slurmdbd":
+                self._spawn(name, "slurmdbd", "-D")
+                self._until(
+                    name, lambda: self.run("sacctmgr", "--noheader", "show", "qos") is not None
+                )
             case "slurmctld":
-                self._spawn(name, binary(("slurmctld",)), "-D")
+                self._spawn(name, "slurmctld", "-D")
                 self._until(name, lambda: "UP" in self.run("scontrol", "ping"))
             case "slurmd":
                 for node in (self.node, *self.others):
                     known = name if node == self.node else f"{name}-{node}"
-                    self._spawn(known, binary(("slurmd",)), "-D", "-N", node)
+                    self._spawn(known, "slurmd", "-D", "-N", node)
                 self._until(
                     name,
                     lambda: all(
@@ -161,10 +183,22 @@ class SlurmCluster:
         """Let a frozen daemon go on."""
         self._processes[name].send_signal(signal.SIGCONT)
 
+    def spawn_on_host(self, name: str, *words: str) -> None:
+        """Start a daemon that is not Slurm's and lies on this machine; it is stopped in turn."""
+        self._spawn(name, *words)
+
+    def wait_until_served(self, name: str, probe: Callable[[], bool]) -> None:
+        """Wait until a daemon answers.
+
+        Raises:
+            ServerFailed: it ended, or does not answer in time; with the end of its log.
+        """
+        self._until(name, probe)
+
     def _spawn(self, name: str, *words: str) -> None:
         with (self.folder / "log" / f"{name}.out").open("ab") as out:
             self._processes[name] = subprocess.Popen(
-                words,
+                (self.program(words[0]), *words[1:]),
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -215,19 +249,44 @@ class SlurmCluster:
 
 def commands_of(cluster: SlurmCluster, timeout: float = 20.0) -> SlurmCommands:
     """The engine's commands for a cluster."""
-    names = ("squeue", "scontrol", "scancel")
-    return SlurmCommands({name: Path(binary((name,))) for name in names}, cluster.config, timeout)
+    names = ("squeue", "scontrol", "scancel", "sbatch", "sacct", "sacctmgr", "sinfo")
+    return SlurmCommands({name: cluster.program(name) for name in names}, cluster.config, timeout)
 
 
-def _version() -> tuple[int, int]:
+def _enter(folder: Path, root: Path) -> None:
+    """Scripts that run each program of another Debian; the folder is visible in both."""
+    (folder / "bin").mkdir()
+    for place in ("usr/bin", "usr/sbin"):
+        for program in (root / place).iterdir():
+            if not re.match(
+                r"s(acct|batch|cancel|control|info|lurm|queue|run)|munge", program.name
+            ):
+                continue
+            script = folder / "bin" / program.name
+            script.write_text(f'#!/bin/sh\nexec chroot {root} /{place}/{program.name} "$@"\n')
+            script.chmod(0o755)
+
+
+def _root() -> Path | None:
+    said = os.environ.get("GPUWARDEN_TEST_SLURM_ROOT")
+    return Path(said) if said else None
+
+
+def slurm_version() -> tuple[int, int]:
+    """The version of the Slurm that would be started, such as (22, 5).
+
+    Raises:
+        ServerFailed: none is installed.
+    """
+    root = _root()
     try:
-        program = binary(("slurmctld",))
+        words = ["chroot", str(root), "slurmctld"] if root else [binary(("slurmctld",))]
     except ServerFailed as error:
         raise ServerFailed(f"Slurm is not installed: apt-get install {_NEEDED}") from error
-    answer = subprocess.run([program, "-V"], capture_output=True, text=True, check=True, timeout=30)
-    match = re.search(r"(\d+)\.(\d+)", answer.stdout)
+    done = subprocess.run([*words, "-V"], capture_output=True, text=True, check=True, timeout=30)
+    match = re.search(r"(\d+)\.(\d+)", done.stdout)
     if match is None:
-        raise ServerFailed(f"{program} -V: {answer.stdout}")
+        raise ServerFailed(f"{' '.join(words)} -V: {done.stdout}")
     return int(match[1]), int(match[2])
 
 
@@ -241,6 +300,7 @@ def slurm(
     node: str = NODE,
     others: Sequence[str] = (),
     cgroups: bool = False,
+    before: Callable[[SlurmCluster], None] | None = None,
 ) -> Iterator[SlurmCluster]:
     """A Slurm of one node or several on this machine, as the user who runs the test.
 
@@ -249,17 +309,20 @@ def slurm(
         gpus: cards of the node.
         minors: number of each card's device file, in the order of gres.conf; ascending from 0
             where it is not given.
-        settings: further lines of slurm.conf.
+        settings: further lines of slurm.conf; one whose key the box has too takes its place.
         node: name of its node; one of its own where it makes cgroups, whose names hold it.
         others: names of further nodes, with as many cards each.
         cgroups: whether jobs get cgroups (v1, in `FREEZER`), as on a real node.
+        before: starts what the controller needs, once munge serves.
 
     Raises:
         ServerFailed: it does not start.
     """
-    version = _version()
     for name in ("etc", "state", "spool", "log", "munge", "dev", "scripts", "cgroup"):
         (folder / name).mkdir(parents=True, exist_ok=True)
+    version, root = slurm_version(), _root()
+    if root is not None:
+        _enter(folder, root)
     folder.chmod(0o755)
     (folder / "munge").chmod(0o755)
     devices = _devices(folder / "dev", tuple(minors) if minors is not None else range(gpus))
@@ -277,10 +340,19 @@ def slurm(
         if not name.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SRUN_"))
     } | {"SLURM_CONF": str(folder / "etc/slurm.conf")}
     cluster = SlurmCluster(
-        folder, len(devices), environment, version, devices, node=node, others=tuple(others)
+        folder,
+        len(devices),
+        environment,
+        version,
+        devices,
+        node=node,
+        others=tuple(others),
+        root=root,
     )
     try:
         _munge(cluster)
+        if before is not None:
+            before(cluster)
         cluster.start("slurmctld")
         cluster.start("slurmd")
         yield cluster
@@ -298,7 +370,7 @@ def _munge(cluster: SlurmCluster) -> None:
     key.write_bytes(os.urandom(128))
     cluster._spawn(
         "munged",
-        binary(("munged",)),
+        "munged",
         "--foreground",
         f"--key-file={key}",
         f"--socket={folder / 'sock'}",
@@ -380,8 +452,10 @@ def _configure(
             for node in nodes
         ),
         "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
-        *settings,
     ]
+    said = {line.partition("=")[0] for line in settings}
+    lines = [line for line in lines if line.partition("=")[0] not in said - {"NodeName"}]
+    lines += settings
     (folder / "etc/slurm.conf").write_text("\n".join([*lines, ""]))
     shutil.rmtree(folder / "state", ignore_errors=True)
     (folder / "state").mkdir()
