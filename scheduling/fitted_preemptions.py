@@ -74,7 +74,7 @@ def choose_fitting(
         if fits(frozenset((*coming, *(each.id for each in taken)))):
             break
     else:
-        temporary = passing_refusal(base, later, terms=terms, now=now)
+        temporary = passing_refusal(base, later, history, terms=terms, now=now)
         if temporary is not None:
             return temporary
         may = sorted(terms.preempts.get(request.priority or "", ()))

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 At = Literal["step", "epoch"]
-Then = Literal["requeue", "hold"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,9 +38,9 @@ class Terms:
         minimum_run: seconds that an attempt may run undisturbed.
         at: where a job that is asked leaves: at the next `step`, or the end of its `epoch`.
         deadline: seconds from the notice to the end of patience.
-        back_off: seconds for which a preempted job does not start again; doubled with each
-            further preemption within `per`.
-        times: so often within `per` a job is preempted at most; the last time it is held.
+        back_off: seconds for which a job that had to leave is not asked again after it came back;
+            doubled with each further time within `per`.
+        times: a job that had to leave so often within `per` is not asked again.
         per: seconds.
     """
 
@@ -71,6 +70,8 @@ class Request:
             neither `minimum_run` nor `times` holds it off, for it was announced.
         team: whose quota counts.
         spread: whether the cards may be in several hosts.
+        reclaims: whether its team stays within its own quota with it: then jobs of its class and
+            below that run on borrowed cards may be asked as well.
     """
 
     id: str
@@ -79,6 +80,7 @@ class Request:
     priority: str | None = None
     team: str | None = None
     spread: bool = False
+    reclaims: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Running:
         epoch_seconds: how long its epochs take, or None.
         told: the notice that stands, or None.
         booked: whether it runs in a booking of its team's: nobody may ask it to leave.
+        borrowed: whether its team holds more than its own cards with it.
         deaf: whether it cannot be asked: it is ending by itself, or its files cannot be written.
     """
 
@@ -121,6 +124,7 @@ class Running:
     epoch_seconds: float | None = None
     told: Told | None = None
     booked: bool = False
+    borrowed: bool = False
     deaf: bool = False
 
     @property
@@ -156,7 +160,8 @@ class Victim:
         cards: that it holds.
         lost_gpu_seconds: that end without a save would cost now.
         at: step or epoch.
-        then: requeue, or hold if it was preempted as often as the policy allows.
+        last: whether it is not asked again for a while, since it then had to leave as often as the
+            policy allows.
         deadline: Unix time.
         words: one sentence for its owner.
     """
@@ -165,7 +170,7 @@ class Victim:
     cards: int
     lost_gpu_seconds: float
     at: At
-    then: Then
+    last: bool
     deadline: float
     words: str
 
@@ -215,11 +220,6 @@ class Room:
 # Questions about one job
 
 
-def earliest_notice(job: Running, terms: Terms) -> float:
-    """From when on a job may be told: after its minimum run, and one epoch past its last save."""
-    return job.started + max(terms.minimum_run, job.epoch_seconds or 0.0)
-
-
 def recent(history: Sequence[float], terms: Terms, now: float) -> tuple[float, ...]:
     """A job's preemptions that still count, oldest first.
 
@@ -231,27 +231,26 @@ def recent(history: Sequence[float], terms: Terms, now: float) -> tuple[float, .
     return tuple(sorted(time for time in history if now - terms.per < time <= now))
 
 
-def may_start_at(history: Sequence[float], terms: Terms, now: float) -> float:
-    """From when on a preempted job may start again: the back-off, doubled each time.
-
-    Returns:
-        Unix time; 0 for one that was never preempted within `per`.
-    """
-    counted = recent(history, terms, now)
-    if not counted:
-        return 0.0
-    # 2**20 back-offs are longer than any `per`; the exponent is bounded for odd policies.
-    return counted[-1] + min(terms.back_off * 2.0 ** min(len(counted) - 1, 20), terms.per)
-
-
-def held_until(history: Sequence[float], terms: Terms, now: float) -> float | None:
-    """Until when a job is held that was preempted as often as allowed; None: it is not."""
-    counted = recent(history, terms, now)
-    if len(counted) < terms.times:
-        return None
-    return counted[-terms.times] + terms.per
-
-
 def is_worn_out(history: Sequence[float], terms: Terms, now: float) -> bool:
-    """Whether a job was preempted as often as allowed, and so is not told again."""
+    """Whether a job had to leave as often as allowed, and so is not told again for a while."""
     return len(recent(history, terms, now)) >= terms.times
+
+
+def earliest_notice(
+    job: Running, terms: Terms, *, history: Sequence[float] = (), now: float
+) -> float:
+    """From when on a job may be told, in Unix time.
+
+    After its minimum run, one epoch past the state that it began from, and the back-off, which
+    doubles with each time that it had to leave: so it never comes back for nothing.
+
+    Args:
+        job: that runs.
+        terms: of the policy.
+        history: when it had to leave before.
+        now: Unix time.
+    """
+    left = len(recent(history, terms, now))
+    # 2**20 back-offs are longer than any `per`; the exponent is bounded for odd policies.
+    rest = min(terms.back_off * 2.0 ** min(left - 1, 20), terms.per) if left else 0.0
+    return job.started + max(terms.minimum_run, job.epoch_seconds or 0.0, rest)

@@ -87,7 +87,8 @@ def choose(
         return dataclasses.replace(
             base, victims=victims, pools=pools, words=asked_words(request, victims)
         )
-    return _refusal(base, request, options, later, terms=terms, now=now)
+    temporary = passing_refusal(base, later, history, terms=terms, now=now)
+    return temporary or _refusal(base, request, options, terms=terms)
 
 
 def _places(request: Request, room: Room) -> list[tuple[Pool, ...]]:
@@ -206,12 +207,22 @@ def candidates(
         if request.priority is None:
             able.append(job)
             continue
-        if job.priority not in terms.preempts.get(request.priority, frozenset()):
+        if not _may_ask(request, request.priority, job, terms):
             continue
-        if is_worn_out(history.get(job.id, ()), terms, now):
+        past = history.get(job.id, ())
+        if is_worn_out(past, terms, now):
             continue
-        (able if now >= earliest_notice(job, terms) else later).append(job)
+        ripe = now >= earliest_notice(job, terms, history=past, now=now)
+        (able if ripe else later).append(job)
     return able, later
+
+
+def _may_ask(request: Request, priority: str, job: Running, terms: Terms) -> bool:
+    """Whether a job's class, or its borrowed cards, let a request of a priority ask it."""
+    if job.priority in terms.preempts.get(priority, frozenset()):
+        return True
+    lent = request.reclaims and job.borrowed and job.team != request.team
+    return lent and terms.value(job.priority) <= terms.value(priority)
 
 
 _Cost = tuple[float, ...]
@@ -296,15 +307,15 @@ def victim_of(
     words = f"{who[0].upper()}{who[1:]} needs {counted_cards(request.gpus)}"
     if last:
         words += (
-            f"; this is the {_ordinal(counted)} time within {durations.render(terms.per)}, so the "
-            "job is held afterwards and nobody asks it again"
+            f"; this is the {_ordinal(counted)} time within {durations.render(terms.per)}, so "
+            "nobody asks it again for a while"
         )
     return Victim(
         id=job.id,
         cards=job.gpus,
         lost_gpu_seconds=job.lost_gpu_seconds(now),
         at=terms.at,
-        then="hold" if last else "requeue",
+        last=last,
         deadline=now + terms.deadline,
         words=words,
     )
@@ -318,14 +329,9 @@ def _refusal(
     base: Choice,
     request: Request,
     options: Sequence[_Option],
-    later: Sequence[Running],
     *,
     terms: Terms,
-    now: float,
 ) -> Choice:
-    temporary = passing_refusal(base, later, terms=terms, now=now)
-    if temporary is not None:
-        return temporary
     if all(option.over for option in options):
         option = min(options, key=lambda each: (each.over, each.pools))
         return dataclasses.replace(
@@ -351,17 +357,26 @@ def _refusal(
 
 
 def passing_refusal(
-    base: Choice, later: Sequence[Running], *, terms: Terms, now: float
+    base: Choice,
+    later: Sequence[Running],
+    history: Mapping[str, Sequence[float]],
+    *,
+    terms: Terms,
+    now: float,
 ) -> Choice | None:
     """The refusal that time alone may end: somebody is overdue, or may not be told yet.
 
     Args:
         base: with whoever was told before.
         later: that may be told later.
+        history: job id -> when it was preempted before.
         terms: of the policy.
         now: Unix time.
     """
-    again = min((earliest_notice(job, terms) for job in later), default=None)
+    again = min(
+        (earliest_notice(job, terms, history=history.get(job.id, ()), now=now) for job in later),
+        default=None,
+    )
     if base.overdue:
         return dataclasses.replace(
             base,
@@ -374,9 +389,8 @@ def passing_refusal(
             base,
             code=Code.NOT_YET,
             again=again,
-            words=f"{listed([job.id for job in later])} must run at least "
-            f"{durations.render(terms.minimum_run)} and one epoch before being asked to leave; "
-            f"the first has done so in {durations.render(max(1.0, math.ceil(again - now)))}.",
+            words=f"{listed([job.id for job in later])} may not be asked to leave yet, having just "
+            f"begun; the first may in {durations.render(max(1.0, math.ceil(again - now)))}.",
         )
     return None
 

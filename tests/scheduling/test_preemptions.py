@@ -21,8 +21,6 @@ from gpuwarden.scheduling.preemption_terms import (
     Terms,
     Told,
     earliest_notice,
-    held_until,
-    may_start_at,
 )
 from gpuwarden.scheduling.preemptions import choose, useless_notices
 
@@ -168,32 +166,45 @@ def test_nobody_is_told_before_its_minimum_run_and_an_epoch(
     assert bool(choice.victims) is able
     if not able:
         assert choice.code is Code.NOT_YET
-        assert choice.again == earliest_notice(victim, TERMS)
+        assert choice.again == earliest_notice(victim, TERMS, now=NOW)
         assert names(ask(victim, now=choice.again)) == ["a"]
 
 
-def test_a_job_is_preempted_so_often_at_most_and_held_the_last_time() -> None:
-    """Kueue #4406: the third notice within a day holds it, and there is no fourth."""
-    times = tuple(NOW - hours * HOUR for hours in (3, 8))
+def test_a_job_has_to_leave_so_often_at_most() -> None:
+    """Kueue #4406: after the third notice within a day there is none, and that is said."""
+    times = tuple(NOW - hours * HOUR for hours in (13, 8))
     (victim,) = ask(job("a", 2), history={"a": times}).victims
-    assert victim.then == "hold"
-    assert "the 3rd time within 1d, so the job is held afterwards" in victim.words
-    worn = (*times, NOW - HOUR)
+    assert victim.last
+    assert victim.words.endswith("the 3rd time within 1d, so nobody asks it again for a while")
+    worn = (*times, NOW - 6 * HOUR)
     assert ask(job("a", 2), history={"a": worn}).code is Code.NO_VICTIM
-    assert held_until(worn, TERMS, NOW) == times[1] + 24 * HOUR
-    assert held_until(worn, TERMS, times[1] + 24 * HOUR) is None
-    assert held_until(times, TERMS, NOW) is None
+    assert names(ask(job("a", 2), history={"a": worn}, now=NOW + 11 * HOUR)) == ["a"]
 
 
-def test_a_preempted_job_comes_back_later_each_time() -> None:
+def test_a_job_that_came_back_is_left_alone_longer_each_time() -> None:
     """Volcano #561: half an hour, an hour, two hours; forgotten after a day."""
-    assert may_start_at((), TERMS, NOW) == 0.0
     history = (NOW - 300, NOW - 200, NOW - 100)
-    waits = [may_start_at(history[:count], TERMS, NOW) - history[count - 1] for count in (1, 2, 3)]
-    assert waits == [1800.0, 3600.0, 7200.0]
-    assert may_start_at(history, TERMS, NOW + 25 * HOUR) == 0.0
+    back = job("a", 2, ran=60.0)
+    rests = [
+        earliest_notice(back, TERMS, history=history[:count], now=NOW) - back.started
+        for count in (0, 1, 2, 3)
+    ]
+    assert rests == [1800.0, 1800.0, 3600.0, 7200.0]
+    assert earliest_notice(back, TERMS, history=history, now=NOW + 25 * HOUR) == back.started + 1800
     often = tuple(NOW - number for number in range(1100))
-    assert may_start_at(often, TERMS, NOW) == NOW + TERMS.per
+    assert earliest_notice(back, TERMS, history=often, now=NOW) == back.started + TERMS.per
+
+
+def test_who_borrows_leaves_when_the_owners_come_back() -> None:
+    """A team within its own quota gets its cards back, from jobs of its class and lower."""
+    lent = job("lent", 2, priority="high", team="nlp", borrowed=True)
+    assert ask(lent).code is Code.NO_VICTIM
+    back = dataclasses.replace(HIGH, reclaims=True)
+    assert names(ask(lent, request=back)) == ["lent"]
+    assert ask(dataclasses.replace(lent, borrowed=False), request=back).code is Code.NO_VICTIM
+    assert ask(dataclasses.replace(lent, team="vision"), request=back).code is Code.NO_VICTIM
+    lower = dataclasses.replace(back, priority="normal")
+    assert ask(lent, request=lower).code is Code.NO_VICTIM
 
 
 def test_nobody_is_told_for_a_request_that_would_not_fit_then() -> None:
@@ -228,7 +239,7 @@ def test_a_booking_asks_whoever_is_there_and_waits_for_no_minimum_run() -> None:
     low = job("low", 4, ran=60)
     choice = ask(high, low, request=slot, history={"low": (NOW - 9, NOW - 8, NOW - 7)})
     assert names(choice) == ["low"]
-    assert choice.victims[0].then == "requeue"
+    assert not choice.victims[0].last
     assert choice.victims[0].words == "Booking slot needs 3 cards"
 
 
@@ -354,7 +365,7 @@ def test_whoever_is_told_is_allowed_needed_and_enough(
         assert victim.priority in {"low", "normal"}
         assert not victim.booked
         assert victim.told is None
-        assert earliest_notice(victim, TERMS) <= NOW
+        assert earliest_notice(victim, TERMS, history=history[victim.id], now=NOW) <= NOW
         assert len(history[victim.id]) < TERMS.times
     assert bool(victims) is (choice.code is None)
     coming = [by_id[name] for name in choice.coming]
@@ -376,7 +387,7 @@ def test_whoever_is_told_is_allowed_needed_and_enough(
             if each.priority in {"low", "normal"}
             and not each.booked
             and each.told is None
-            and earliest_notice(each, TERMS) <= NOW
+            and earliest_notice(each, TERMS, history=history[each.id], now=NOW) <= NOW
             and len(history[each.id]) < TERMS.times
         ]
         assert choice.code in {Code.FITS, Code.COMING} or not enough(able)
