@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 from starlette.responses import JSONResponse, Response
 
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine import api_engine_models as engine_shapes
 from gpuwarden.ruleengine import api_fleet_models as fleet_shapes
 from gpuwarden.ruleengine import api_models as shapes
@@ -30,7 +31,6 @@ from gpuwarden.ruleengine.fleet_documents import MAX_ROWS as MAX_FLEET_ROWS
 from gpuwarden.ruleengine.job_histories import history_document
 from gpuwarden.ruleengine.operations import Operation
 from gpuwarden.ruleengine.queries import moment, whole
-from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:

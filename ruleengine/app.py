@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from gpuwarden.refusals import Refusal, authorise, read_json, refused
 from gpuwarden.ruleengine import openapi
 from gpuwarden.ruleengine.access import Access, SignInNeeded
 from gpuwarden.ruleengine.api import Api
@@ -37,7 +38,6 @@ from gpuwarden.ruleengine.pages.forms import Forms
 from gpuwarden.ruleengine.pages.people import People
 from gpuwarden.ruleengine.pages.readings import Readings
 from gpuwarden.ruleengine.pages.rendering import Pages
-from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json, refused
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.sign_ins import SHARED, SignIns, Token
 from gpuwarden.ruleengine.texts.speeches import LANGUAGES

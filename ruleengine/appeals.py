@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine.model import Mode
-from gpuwarden.ruleengine.refusals import Refusal
 
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.engine import Engine

@@ -12,18 +12,12 @@ import click
 from rich.errors import ConsoleError
 from rich.table import Table
 
+from gpuwarden.consoles import open_console, printable
 from gpuwarden.errors import GpuwardenError, InvalidInput, RefusedAction
 from gpuwarden.option_values import output_option
 from gpuwarden.ruleengine import audit_checks
 from gpuwarden.ruleengine.audits import SCHEMA
-from gpuwarden.ruleengine.clients import (
-    ask,
-    open_console,
-    printable,
-    token_headers,
-    token_option,
-    url_option,
-)
+from gpuwarden.ruleengine.clients import ask, token_headers, token_option, url_option
 from gpuwarden.ruleengine.explain import cause_lines
 from gpuwarden.ruleengine.losses import loss_lines
 from gpuwarden.ruleengine.messages import about

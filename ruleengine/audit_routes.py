@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 from starlette.responses import JSONResponse, Response
 
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine import dossiers
 from gpuwarden.ruleengine.api_audit_models import ReclaimAudit
 from gpuwarden.ruleengine.audits import audit
 from gpuwarden.ruleengine.dossiers import LaterAttempt
 from gpuwarden.ruleengine.operations import Operation
-from gpuwarden.ruleengine.refusals import Refusal
 
 if TYPE_CHECKING:
     from starlette.requests import Request

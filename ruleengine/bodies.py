@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from gpuwarden import durations
-from gpuwarden.ruleengine.refusals import Refusal, read_body, read_json
+from gpuwarden.refusals import Refusal, read_body, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,17 +10,11 @@ import click
 from rich.table import Table
 
 from gpuwarden.checked_files import show_checked
+from gpuwarden.consoles import open_console, printable
 from gpuwarden.option_values import config_option, output_option
 from gpuwarden.ruleengine.budget_uses import standing_line
 from gpuwarden.ruleengine.budgets import check_budgets
-from gpuwarden.ruleengine.clients import (
-    ask,
-    open_console,
-    printable,
-    token_headers,
-    token_option,
-    url_option,
-)
+from gpuwarden.ruleengine.clients import ask, token_headers, token_option, url_option
 from gpuwarden.ruleengine.directory_checks import load_directory
 from gpuwarden.ruleengine.settings import load_settings
 

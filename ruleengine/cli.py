@@ -12,18 +12,11 @@ import click
 from rich.table import Table
 
 from gpuwarden import logs
+from gpuwarden.consoles import open_console, printable
 from gpuwarden.option_values import config_option, output_option
 from gpuwarden.ruleengine.alerting_cli import alerting
 from gpuwarden.ruleengine.audit_cli import audit
-from gpuwarden.ruleengine.clients import (
-    ask,
-    open_console,
-    printable,
-    read_token,
-    token_headers,
-    token_option,
-    url_option,
-)
+from gpuwarden.ruleengine.clients import ask, read_token, token_headers, token_option, url_option
 from gpuwarden.ruleengine.directory_cli import directory
 from gpuwarden.ruleengine.enforcement_cli import enforcement
 from gpuwarden.ruleengine.ledger_cli import ledger

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import httpx
-from rich.console import Console
 
+from gpuwarden.consoles import printable
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine.web_settings import DEFAULT_LISTEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rich.text import Text
 
 _TIMEOUT = httpx.Timeout(15.0, connect=5.0)
 _WHOLE_SECONDS: Final = 60.0
@@ -65,36 +63,6 @@ def read_token(path: Path) -> str:
     if not token.isascii() or not token.isprintable():
         raise InvalidInput(f"--token-file: {path} holds no token: one line of ASCII")
     return token
-
-
-def printable(text: str) -> str:
-    """A text without what a terminal would obey: names and reasons in it were chosen by users."""
-    return "".join(
-        "\N{REPLACEMENT CHARACTER}"
-        if unicodedata.category(mark) in ("Cc", "Cf", "Cs") and mark not in "\n\t"
-        else mark
-        for mark in text
-    )
-
-
-class _Screen(Console):
-    """Shows no character that the terminal would obey."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(printable(text), **options)
-
-
-def open_console(*, markup: bool = False) -> Console:
-    """Where tables go: the terminal, or a wide page for what is piped on.
-
-    Args:
-        markup: whether `[bold]` is a style, for who escapes what is none; without it every text is
-            shown as it is, also the `[a-z]` and `:key:` in it.
-    """
-    console = _Screen(highlight=False, markup=markup, emoji=False)
-    if not console.is_terminal:
-        console.width = 200  # what is piped on is not cut to the width of a terminal
-    return console
 
 
 def _answer(

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from gpuwarden.consoles import open_console, printable
 from gpuwarden.errors import InvalidInput
 from gpuwarden.option_values import config_option, prometheus_option, span_options
-from gpuwarden.ruleengine.clients import open_console, printable
 from gpuwarden.ruleengine.cost_sources import LONGEST_SECONDS, measured
 from gpuwarden.ruleengine.costs import LABELS, Level, Span
 from gpuwarden.ruleengine.prometheus import PrometheusClient

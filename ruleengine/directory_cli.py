@@ -10,10 +10,10 @@ import click
 
 from gpuwarden.checked_files import show_checked
 from gpuwarden.clock import SystemClock
+from gpuwarden.consoles import printable
 from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import RefusedAction
 from gpuwarden.option_values import output_option
-from gpuwarden.ruleengine.clients import printable
 from gpuwarden.ruleengine.directories import CHANNELS, Directory
 from gpuwarden.ruleengine.directory_checks import check_directory
 from gpuwarden.ruleengine.recipients import recipients

@@ -10,6 +10,7 @@ import click
 
 from gpuwarden.doctors import show_findings
 from gpuwarden.errors import InvalidInput
+from gpuwarden.files import read_secret
 from gpuwarden.findings import Check, Finding, hidden
 from gpuwarden.option_values import output_option, quiet_option
 from gpuwarden.ruleengine import doctor_findings as known
@@ -18,7 +19,6 @@ from gpuwarden.ruleengine.doctor_centres import Centre
 from gpuwarden.ruleengine.doctor_engine_checks import engine_checks
 from gpuwarden.ruleengine.doctor_prometheus_checks import prometheus_checks
 from gpuwarden.ruleengine.doctor_reach_checks import reach_checks
-from gpuwarden.ruleengine.files import read_secret
 from gpuwarden.ruleengine.settings import load_settings
 
 if TYPE_CHECKING:

@@ -13,16 +13,10 @@ import click
 from rich.table import Table
 
 from gpuwarden import durations
+from gpuwarden.consoles import open_console, printable
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.option_values import output_option, read_positive_seconds
-from gpuwarden.ruleengine.clients import (
-    ask,
-    open_console,
-    printable,
-    token_headers,
-    token_option,
-    url_option,
-)
+from gpuwarden.ruleengine.clients import ask, token_headers, token_option, url_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

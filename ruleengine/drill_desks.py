@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from gpuwarden.errors import RefusedAction
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine import drills
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.cases import GONE_AFTER_SECONDS
 from gpuwarden.ruleengine.drills import Result, Step
 from gpuwarden.ruleengine.model import TerminateLimits
 from gpuwarden.ruleengine.reclaim.node import host_of
-from gpuwarden.ruleengine.refusals import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 from starlette.responses import JSONResponse, Response
 
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine.api_engine_models import Drill, DrillRequest, Drills
 from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, read_object, word
 from gpuwarden.ruleengine.operations import Operation
-from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuwarden.consoles import printable
 from gpuwarden.option_values import output_option
-from gpuwarden.ruleengine.clients import ask, printable, token_headers, token_option, url_option
+from gpuwarden.ruleengine.clients import ask, token_headers, token_option, url_option
 
 if TYPE_CHECKING:
     from pathlib import Path

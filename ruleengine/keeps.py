@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine import notices
-from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:

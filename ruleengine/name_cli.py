@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
+from gpuwarden.consoles import open_console, printable
 from gpuwarden.option_values import output_option
-from gpuwarden.ruleengine.clients import (
-    ask,
-    open_console,
-    printable,
-    token_headers,
-    token_option,
-    url_option,
-)
+from gpuwarden.ruleengine.clients import ask, token_headers, token_option, url_option
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from gpuwarden.catalogue import CATALOGUE
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Person, Role
 from gpuwarden.ruleengine.texts.english import ENGLISH
 from gpuwarden.ruleengine.unknown_reasons import REASONS

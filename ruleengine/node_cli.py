@@ -10,15 +10,9 @@ import click
 from rich.table import Table
 
 from gpuwarden import node_api
+from gpuwarden.consoles import open_console
 from gpuwarden.option_values import output_option
-from gpuwarden.ruleengine.clients import (
-    ask,
-    open_console,
-    read_token,
-    token_headers,
-    token_option,
-    url_option,
-)
+from gpuwarden.ruleengine.clients import ask, read_token, token_headers, token_option, url_option
 
 __all__ = ["nodes"]
 

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from gpuwarden import node_api
 from gpuwarden.node_api import Goodbye, Registration, RegistrationRefused, Target
+from gpuwarden.refusals import Refusal, authorise, read_json
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.api_engine_models import (
     ForgetRequest,
@@ -19,7 +20,6 @@ from gpuwarden.ruleengine.api_engine_models import (
 )
 from gpuwarden.ruleengine.nodes import node_documents
 from gpuwarden.ruleengine.operations import Operation
-from gpuwarden.ruleengine.refusals import Refusal, authorise, read_json
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import click
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.clock import SystemClock
+from gpuwarden.consoles import printable
 from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import InvalidInput, RefusedAction
 from gpuwarden.fields import known_zone
@@ -18,7 +19,6 @@ from gpuwarden.option_values import config_option
 from gpuwarden.ruleengine.bot_settings import BotSettings
 from gpuwarden.ruleengine.bots import GROUP, KINDS
 from gpuwarden.ruleengine.channels import EmailChannel, Undelivered
-from gpuwarden.ruleengine.clients import printable
 from gpuwarden.ruleengine.layouts import Message, slack_blocks, slack_page, slack_text
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.model import Action, Target

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from gpuwarden.consoles import open_console
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.option_values import (
     config_option,
@@ -23,7 +24,6 @@ from gpuwarden.option_values import (
     read_positive_seconds,
     span_options,
 )
-from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.profile_comparisons import (
     amounts,

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.fields import Seconds, Strict, as_tuple
-from gpuwarden.ruleengine.files import read_secret
+from gpuwarden.files import read_secret
 from gpuwarden.ruleengine.web_settings import File
 
 if TYPE_CHECKING:

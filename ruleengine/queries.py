@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
-from gpuwarden.ruleengine.refusals import Refusal
+from gpuwarden.refusals import Refusal
 
 
 def page_number(text: str | None) -> int:

@@ -16,6 +16,7 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gpuwarden.consoles import open_console
 from gpuwarden.diagnostics import did_you_mean, render_json
 from gpuwarden.errors import InvalidInput
 from gpuwarden.option_values import (
@@ -25,7 +26,6 @@ from gpuwarden.option_values import (
     span_options,
 )
 from gpuwarden.ruleengine import made_up_weeks, replay_policies
-from gpuwarden.ruleengine.clients import open_console
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS
 from gpuwarden.ruleengine.facts import Expectation
 from gpuwarden.ruleengine.loading import check_rule_files

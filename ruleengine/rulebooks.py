@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import InvalidInput
+from gpuwarden.files import fingerprint
 from gpuwarden.ruleengine.budgets import load_budgets
 from gpuwarden.ruleengine.directories import EMPTY
 from gpuwarden.ruleengine.directory_checks import load_directory
-from gpuwarden.ruleengine.files import fingerprint
 from gpuwarden.ruleengine.loading import load_rule_files, rule_set_hash
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ import structlog
 import uvicorn
 
 from gpuwarden.clock import SystemClock
+from gpuwarden.connections import BoundedProtocol
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
+from gpuwarden.files import read_secret
 from gpuwarden.ruleengine import tickets
 from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
 from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.bots import KINDS
 from gpuwarden.ruleengine.channels import EmailChannel, SlackChannel
-from gpuwarden.ruleengine.connections import BoundedProtocol
 from gpuwarden.ruleengine.deliveries import LastHop
 from gpuwarden.ruleengine.engine import Engine
-from gpuwarden.ruleengine.files import read_secret
 from gpuwarden.ruleengine.job_histories import PrometheusSeries
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.names import Names

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from itsdangerous import BadData, URLSafeSerializer
 
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine.links import SIGNED
-from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import EVERYONE, Person, Role
 
 if TYPE_CHECKING:

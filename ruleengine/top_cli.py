@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import read_secret
 from gpuwarden.option_values import output_option, read_positive_seconds
 from gpuwarden.ruleengine.clients import token_headers, token_option, url_option
-from gpuwarden.ruleengine.files import read_secret
 from gpuwarden.ruleengine.fleet_documents import MAX_ROWS, SORTS
 from gpuwarden.ruleengine.top_fetches import Fetcher, Wanted
 from gpuwarden.ruleengine.top_frames import frame, page, rows_of, scrolled

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from gpuwarden.ruleengine.clients import printable
+from gpuwarden.consoles import printable
 from gpuwarden.ruleengine.top_layouts import (
     Line,
     Style,

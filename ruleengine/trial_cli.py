@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuwarden.ruleengine.clients import ask, printable, read_token, token_headers, url_option
+from gpuwarden.consoles import printable
+from gpuwarden.ruleengine.clients import ask, read_token, token_headers, url_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 from starlette.responses import JSONResponse, Response
 
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine import tickets
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.api_models import Seconds, Shape, Time
@@ -14,7 +15,6 @@ from gpuwarden.ruleengine.appeals import AppealDesk
 from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, read_object, word
 from gpuwarden.ruleengine.canaries import Objection
 from gpuwarden.ruleengine.operations import Operation
-from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:

@@ -10,16 +10,10 @@ from urllib.parse import quote
 import click
 from rich.table import Table
 
+from gpuwarden.consoles import open_console, printable
 from gpuwarden.errors import GpuwardenError, RefusedAction
 from gpuwarden.option_values import output_option
-from gpuwarden.ruleengine.clients import (
-    ask,
-    open_console,
-    printable,
-    token_headers,
-    token_option,
-    url_option,
-)
+from gpuwarden.ruleengine.clients import ask, token_headers, token_option, url_option
 from gpuwarden.ruleengine.explain import answer, cause_lines, proof_line
 from gpuwarden.ruleengine.losses import loss_lines, risk_line
 from gpuwarden.ruleengine.messages import about

@@ -15,6 +15,7 @@ from bench.fuzz.edges import JSON_WORDS, Attack, require
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.node_api import Goodbye, Registration, RegistrationRefused, Target, node_key
+from gpuwarden.refusals import Refusal, authorise
 from gpuwarden.ruleengine import bodies
 from gpuwarden.ruleengine.audit_cli import audit
 from gpuwarden.ruleengine.deliveries import LastHop, MalformedMessage
@@ -22,7 +23,6 @@ from gpuwarden.ruleengine.directories import Directory
 from gpuwarden.ruleengine.layouts import Message, slack_blocks
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.links import Links
-from gpuwarden.ruleengine.refusals import Refusal, authorise
 from gpuwarden.ruleengine.roles import Person, Role
 from gpuwarden.ruleengine.sign_ins import SignIns, Token
 from gpuwarden.ruleengine.web_settings import WebSettings

@@ -14,11 +14,11 @@ import structlog
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine.access import SignInNeeded
 from gpuwarden.ruleengine.appeals import APPEALED, AppealDesk
 from gpuwarden.ruleengine.bodies import optional_seconds, read_form, seconds, word
 from gpuwarden.ruleengine.pages.rendering import HEADERS
-from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine.access import SignInNeeded
 from gpuwarden.ruleengine.bodies import optional_seconds, read_form, word
 from gpuwarden.ruleengine.name_routes import names_document
 from gpuwarden.ruleengine.pages.rendering import HEADERS
-from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.shares import shares_document
 

@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 from starlette.routing import Route
 
 from gpuwarden import durations
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine import charts, documents, explain
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.appeals import APPEALED, AppealDesk
@@ -17,7 +18,6 @@ from gpuwarden.ruleengine.documents import JobFilter
 from gpuwarden.ruleengine.job_histories import HOURS
 from gpuwarden.ruleengine.keeps import MAX_KEEP_SECONDS
 from gpuwarden.ruleengine.queries import moment, page_number, whole
-from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:

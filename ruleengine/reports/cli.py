@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gpuwarden.clock import SystemClock
+from gpuwarden.consoles import open_console, printable
 from gpuwarden.errors import InvalidInput
 from gpuwarden.fields import known_zone
 from gpuwarden.option_values import (
@@ -27,7 +28,6 @@ from gpuwarden.option_values import (
     read_positive_seconds,
     read_url,
 )
-from gpuwarden.ruleengine.clients import open_console, printable
 from gpuwarden.ruleengine.prometheus_settings import client_of
 from gpuwarden.ruleengine.reports import plans, runs
 from gpuwarden.ruleengine.reports.pages import page

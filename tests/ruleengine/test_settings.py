@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.errors import InvalidInput
+from gpuwarden.files import fingerprint, read_secret
 from gpuwarden.ruleengine.directories import Directory
-from gpuwarden.ruleengine.files import fingerprint, read_secret
 from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.settings import load_settings
 from gpuwarden.yaml_files import load_file

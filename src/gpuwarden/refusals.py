@@ -1,4 +1,4 @@
-"""What the engine's handlers have in common: bodies that are bounded, tokens, and saying no."""
+"""What handlers of every HTTP server have in common: bounded bodies, tokens, and saying no."""
 
 from __future__ import annotations
 

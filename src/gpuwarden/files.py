@@ -1,4 +1,4 @@
-"""Files that the engine depends on: secrets, and what shows that a file has changed."""
+"""Files that the daemons depend on: secrets, and what shows that a file has changed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The engine's side of a connection: bounded in number, and in how long a request may take to come.
+"""A server's side of a connection: bounded in number, and in how long a request may take to come.
 
 uvicorn waits for ever for the rest of a request's head. Whoever opened many and sent nothing would
-use up the engine's files: it could then ask no Prometheus, and end nothing.
+use up the server's files: an engine could then ask no Prometheus, and end nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _half_of_the_files() -> int:
-    """Half of what the process may have open; the other half is for the engine's own work."""
+    """Half of what the process may have open; the other half is for its own work."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 65_536 if soft == resource.RLIM_INFINITY else max(32, soft // 2)
 

@@ -14,8 +14,8 @@ from starlette.routing import Route
 from tests.ruleengine.engines import eventually
 from tests.servers import free_port
 
-from gpuwarden.ruleengine.connections import BoundedProtocol
-from gpuwarden.ruleengine.refusals import Refusal, read_body, refused
+from gpuwarden.connections import BoundedProtocol
+from gpuwarden.refusals import Refusal, read_body, refused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
