@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from gpuwarden.budget_terms import GPU_HOURS
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.periods import period_of
 from gpuwarden.ruleengine.budget_uses import (
     BUCKET_SECONDS,
     BUCKETS,
@@ -15,14 +17,13 @@ from gpuwarden.ruleengine.budget_uses import (
     forecast,
     used_shares,
 )
-from gpuwarden.ruleengine.budgets import GPU_HOURS, period_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from gpuwarden.budget_terms import Budget
     from gpuwarden.clock import Clock
-    from gpuwarden.ruleengine.budgets import Budget, Period
-    from gpuwarden.ruleengine.costs import Span
+    from gpuwarden.periods import Period, Span
     from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.prometheus import Sample, Source
     from gpuwarden.ruleengine.rulebooks import RuleBook

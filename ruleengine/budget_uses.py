@@ -11,14 +11,14 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpuwarden.budget_terms import quantity
 from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.budgets import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpuwarden.ruleengine.budgets import Budget, Period
-    from gpuwarden.ruleengine.costs import Span
+    from gpuwarden.budget_terms import Budget
+    from gpuwarden.periods import Period, Span
 
 BUCKET_SECONDS: Mapping[Period, float] = {"day": 3600.0, "week": 86400.0, "month": 86400.0}
 """What the pace is counted in."""

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-CODES: dict[str, str] = {
-    "GW100": "The file cannot be read.",
-    "GW101": "The file is not YAML.",
-    "GW102": "A key is given twice in one mapping.",
-    "GW103": "The key is not known here.",
-    "GW104": "The word is none of those that are allowed here.",
-    "GW105": "A key is missing; the place is the start of its mapping.",
-    "GW106": "The value is of the wrong type.",
-    "GW107": "The value cannot be read: a unit, pattern, zone or moment is wrong or missing.",
-    "GW108": "A feature of YAML that is refused here: tags, deep nesting, unbounded aliases.",
-    "GW109": "The number is out of range.",
+from gpuwarden.form_codes import FORM_CODES
+
+_OWN: dict[str, str] = {
     "GW110": "The mapping is not exactly one kind of condition.",
-    "GW111": "Too few or too many of the keys of which one is needed, or an empty list.",
     "GW112": "The signal does not exist.",
     "GW113": "The window, `agg` and `share` of a signal do not go together.",
     "GW201": "A stage that takes cards lacks a field; none of them has a default.",
@@ -85,5 +76,7 @@ CODES: dict[str, str] = {
     "GW510": "Warning, routes: a receiver's address is in a file, and not known here.",
     "GW511": "Warning, routes: a budget's team, or the owner of an ended job, hears nothing of it.",
 }
+CODES: dict[str, str] = dict(sorted({**FORM_CODES, **_OWN}.items()))
 """Code -> meaning. GW1xx is about form, GW2xx about meaning, GW3xx are warnings, GW4xx about the
-directory, GW5xx about Alertmanager's routes."""
+directory, GW5xx about Alertmanager's routes; GW6xx, of the scheduler's policy, are in
+docs/policy-reference.md."""

@@ -11,12 +11,13 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine.costs import Costs, Extra, Span, Use, spans
+from gpuwarden.ruleengine.costs import Costs, Extra, Use, spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from gpuwarden.periods import Span
     from gpuwarden.ruleengine.prices import Prices
     from gpuwarden.ruleengine.prometheus import Sample, Source
 

@@ -14,6 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from gpuwarden.periods import Span
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.slices import share_of
 
@@ -34,18 +35,6 @@ LABELS: Mapping[Level, tuple[str, ...]] = {
 """What tells lines apart."""
 SCHEMA = "gpuwarden.costs/v1"
 DAY_SECONDS = 86400.0
-
-
-class Span(NamedTuple):
-    """A time from `begin` on until just before `end`, Unix seconds."""
-
-    begin: float
-    end: float
-
-    @property
-    def seconds(self) -> float:
-        """Its length."""
-        return self.end - self.begin
 
 
 def spans(prices: Prices | None, whole: Span, *, longest: float = DAY_SECONDS) -> tuple[Span, ...]:

@@ -19,8 +19,9 @@ from rich.table import Table
 from gpuwarden.consoles import open_console, printable
 from gpuwarden.errors import InvalidInput
 from gpuwarden.option_values import config_option, prometheus_option, span_options
+from gpuwarden.periods import Span
 from gpuwarden.ruleengine.cost_sources import LONGEST_SECONDS, measured
-from gpuwarden.ruleengine.costs import LABELS, Level, Span
+from gpuwarden.ruleengine.costs import LABELS, Level
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.prometheus_settings import client_of
 from gpuwarden.ruleengine.replicas import AnyReplica

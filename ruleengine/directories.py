@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.fields import Strict, as_tuple, known_zone, some_tuple
+from gpuwarden.fields import Strict, TeamName, UserName, as_tuple, known_zone, some_tuple
 from gpuwarden.ruleengine.texts.speeches import Language
 
 CHANNELS = ("email", "slack")
@@ -67,13 +67,6 @@ FeishuTarget = Annotated[str, StringConstraints(pattern=r"^(ou_|on_)?[A-Za-z0-9]
 """An open id (ou_...) or user id of the person in Feishu or Lark."""
 Zone = Annotated[str, AfterValidator(known_zone)]
 """IANA name of a time zone."""
-UserName = Annotated[
-    str, StringConstraints(pattern=r"^[\w.](?:[\w.@+\\-]*[\w.@+-])?\$?$", max_length=255)
-]
-"""User name on the nodes, also as directories of organisations have them: `EXAMPLE\\ana`,
-`ana@example.org`."""
-TeamName = Annotated[str, StringConstraints(min_length=1, max_length=63)]
-"""Name of a team; a text without rules of its own."""
 
 
 def _day(value: object) -> dt.date:

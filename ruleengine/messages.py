@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
+from gpuwarden.budget_terms import quantity
 from gpuwarden.quantities import Unit
-from gpuwarden.ruleengine.budgets import quantity
 from gpuwarden.ruleengine.cases import next_stage
 from gpuwarden.ruleengine.causes import DATA_LOADING, HYPERPARAMETERS, MODEL, UNKNOWN
 from gpuwarden.ruleengine.conditions import ProfileCondition, leaves

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.fields import Seconds, Strict, as_tuple
+from gpuwarden.fields import Seconds, Strict, TeamName, as_tuple
 from gpuwarden.hours import DAYS, Clock, Day
-from gpuwarden.ruleengine.directories import Directory, TeamName, Zone
+from gpuwarden.ruleengine.directories import Directory, Zone
 
 
 class ReportSettings(Strict):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from bench.fuzz.edges import JSON_WORDS, SPLIT, YAML_WORDS, Attack, require
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
 from gpuwarden.exporter import doctor_services
+from gpuwarden.periods import period_of
 from gpuwarden.ruleengine import top_exporters
-from gpuwarden.ruleengine.budgets import check_budgets, period_of
+from gpuwarden.ruleengine.budgets import check_budgets
 from gpuwarden.ruleengine.doctor_prometheus_checks import written
 from gpuwarden.ruleengine.prices import Prices
 from gpuwarden.ruleengine.reports.tables import safe

@@ -7,7 +7,15 @@ import re
 import zoneinfo
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from gpuwarden import quantities
@@ -188,3 +196,10 @@ ExecutablePath = Annotated[
 """Absolute path of a file."""
 Words = Annotated[str, Field(min_length=1, max_length=500)]
 """Text for people; not empty."""
+UserName = Annotated[
+    str, StringConstraints(pattern=r"^[\w.](?:[\w.@+\\-]*[\w.@+-])?\$?$", max_length=255)
+]
+"""User name on the nodes, also as directories of organisations have them: `EXAMPLE\\ana`,
+`ana@example.org`."""
+TeamName = Annotated[str, StringConstraints(min_length=1, max_length=63)]
+"""Name of a team; a text without rules of its own."""

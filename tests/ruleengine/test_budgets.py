@@ -12,17 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.ruleengine.fleets import a_rule
 
+from gpuwarden.budget_terms import Budget, Limit
 from gpuwarden.errors import InvalidInput
+from gpuwarden.periods import Period, Span, period_of
 from gpuwarden.ruleengine.budget_uses import Standing, forecast, standing_line, used_shares
-from gpuwarden.ruleengine.budgets import (
-    Budget,
-    Limit,
-    Period,
-    check_budgets,
-    load_budgets,
-    period_of,
-)
-from gpuwarden.ruleengine.costs import Span
+from gpuwarden.ruleengine.budgets import check_budgets, load_budgets
 from gpuwarden.ruleengine.directories import Directory
 from gpuwarden.ruleengine.linting import lint_rule
 from gpuwarden.ruleengine.model import RuleSet

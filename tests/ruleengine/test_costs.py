@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.hours import Hours
-from gpuwarden.ruleengine.costs import LABELS, Costs, Extra, Level, Line, Span, Use, spans, switches
+from gpuwarden.periods import Span
+from gpuwarden.ruleengine.costs import LABELS, Costs, Extra, Level, Line, Use, spans, switches
 from gpuwarden.ruleengine.prices import Prices
 
 A100, MIG = "A100", "A100 MIG 1g.5gb"

@@ -1,0 +1,105 @@
+"""The parts of a policy file that only one engine needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from gpuwarden.fields import Seconds, Strict
+
+FilePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f]{0,4000}[^/\x00-\x1f]$")]
+"""Absolute path of a file or folder."""
+DnsLabel = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+"""A name as Kubernetes has them: lower-case letters, digits, `-`; at most 63."""
+SlurmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$")]
+"""A name that Slurm's commands and files take without quotes."""
+_PREFIX = r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?"
+LabelKey = Annotated[
+    str, StringConstraints(pattern=rf"^{_PREFIX}[A-Za-z0-9]([A-Za-z0-9_.-]{{0,61}}[A-Za-z0-9])?$")
+]
+"""Key of a label of Kubernetes."""
+LabelValue = Annotated[
+    str, StringConstraints(pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")
+]
+"""Value of a label of Kubernetes."""
+
+
+def _some(labels: Mapping[str, str]) -> Mapping[str, str]:
+    if not labels:
+        raise PydanticCustomError("GW111", "must not be empty: it would be every node", {})
+    return labels
+
+
+# -- of a kind of cards
+
+
+class SlurmCard(Strict):
+    """How Slurm knows a kind of cards."""
+
+    gres: SlurmName
+    """Its type in gres.conf, the `a100` of `gres/gpu:a100`."""
+    partition: SlurmName | None = None
+    """Where such cards are asked for; the cluster's default partition by default."""
+
+
+class KueueCard(Strict):
+    """How Kubernetes knows a kind of cards."""
+
+    node_labels: Annotated[Mapping[LabelKey, LabelValue], AfterValidator(_some)]
+    """Labels of the nodes that have them, such as nvidia.com/gpu.product."""
+    resource: LabelKey = "nvidia.com/gpu"
+    """What pods ask for; with MIG strategy mixed such as nvidia.com/mig-1g.5gb."""
+
+
+# -- of a team
+
+
+class SlurmTeam(Strict):
+    """How Slurm knows a team."""
+
+    account: SlurmName
+    """Its account; by default it is called as the team is."""
+
+
+class KueueTeam(Strict):
+    """How Kubernetes knows a team."""
+
+    namespace: DnsLabel
+    """Where its jobs and its LocalQueue are; by default it is called as the team is."""
+
+
+# -- of all
+
+
+class SlurmTerms(Strict):
+    """Of the Slurm cluster."""
+
+    preempt: Literal["qos", "partitions"] = "qos"
+    """By what Slurm tells priorities apart: `qos` needs accounting (slurmdbd); `partitions` makes a
+    partition for each priority, and does without."""
+    account: SlurmName = "gpuwarden"
+    """The account below which the teams' are made; what teams borrow is shared through it."""
+    programs: FilePath = "/usr/bin"
+    """Folder of sacctmgr, scontrol, squeue, sacct, sbatch and scancel."""
+    config: FilePath | None = None
+    """slurm.conf; Slurm's own default by default."""
+    timeout: Annotated[Seconds, Field(gt=0, le=600)] = 30.0
+    """For one command."""
+
+
+class KueueTerms(Strict):
+    """Of the Kubernetes cluster."""
+
+    cohort: DnsLabel = "gpuwarden"
+    """The cohort in which the teams' ClusterQueues lend to one another."""
+    namespace: DnsLabel = "gpuwarden"
+    """Where gpuwarden's own controller runs."""
+    kubeconfig: FilePath | None = None
+    """In whose name the API server is asked; the pod's own service account by default."""
+    context: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
+    """Of the kubeconfig; its current one by default."""
+    timeout: Annotated[Seconds, Field(gt=0, le=600)] = 30.0
+    """For one request."""

@@ -1,0 +1,389 @@
+"""What is wrong with a policy, and what is likely not meant: all findings of a file in one pass."""
+
+from __future__ import annotations
+
+import datetime as dt
+import zoneinfo
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from gpuwarden import durations
+from gpuwarden.budget_terms import GPU_HOURS
+from gpuwarden.checked_files import CheckedFile
+from gpuwarden.diagnostics import Diagnostic, Severity
+from gpuwarden.hours import DAYS
+from gpuwarden.scheduling.policies import Policy
+from gpuwarden.scheduling.policy_names import check_names
+from gpuwarden.scheduling.windows import oddity
+from gpuwarden.yaml_files import load_located, path_text, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from gpuwarden.scheduling.policies import Engine
+    from gpuwarden.yaml_files import Document, Node, Step
+
+_HOUR = 3600.0
+_LONGEST_PERIOD = {"day": 25.0, "week": 7 * 24.0 + 1, "month": 31 * 24.0 + 1}
+"""Hours, where clocks are put back in it."""
+_ORDER = {"day": 0, "week": 1, "month": 2}
+_SHORT_NOTICE = 60.0
+_SHORT_EPOCH = 300.0
+_DAYS_AHEAD = 400
+"""Of days on which clocks are changed: more than a year."""
+
+
+def check_policy(path: Path, *, now: float, engine: Engine | None = None) -> CheckedFile[Policy]:
+    """Say everything that is wrong with a policy file.
+
+    Args:
+        path: the file.
+        now: Unix time, from which on days are named on which clocks are changed.
+        engine: for which it must be complete; by default the one that it names.
+    """
+    return check_document(path, load_located(path), now=now, engine=engine)
+
+
+def check_document(
+    path: Path, document: Document, *, now: float, engine: Engine | None = None
+) -> CheckedFile[Policy]:
+    """Like `check_policy`, of a file that was read already."""
+    found, policy = list(document.diagnostics), None
+    if document.root is not None:
+        policy, complaints = validate(Policy, document.root)
+        said = {item.span for item in complaints}
+        found += complaints
+        # What has a wrong form is not told a second time as a name that nobody knows.
+        found += [item for item in check_names(document.root) if item.span not in said]
+        if policy is not None:
+            found += _Look(policy, document.root).findings(now, engine or policy.engine)
+    if any(item.severity is Severity.ERROR for item in found):
+        policy = None
+    return CheckedFile(path, policy, tuple(found), document.text)
+
+
+def load_policy(path: Path, *, now: float, engine: Engine | None = None) -> Policy:
+    """Read a policy that can be used.
+
+    Args:
+        path: the file.
+        now: Unix time.
+        engine: for which it must be complete; by default the one that it names.
+
+    Raises:
+        InvalidInput: its text shows every mistake with its line.
+    """
+    return check_policy(path, now=now, engine=engine).usable()
+
+
+class _Look:
+    """One look at a policy whose form is right."""
+
+    def __init__(self, policy: Policy, root: Node) -> None:
+        self._policy = policy
+        self._root = root
+
+    def findings(self, now: float, engine: Engine) -> Iterator[Diagnostic]:
+        yield from self._cards(engine)
+        yield from self._quotas()
+        yield from self._lending()
+        yield from self._people()
+        yield from self._priorities()
+        yield from self._leaving()
+        yield from self._budgets()
+        yield from self._windows(now)
+        yield from self._preemption()
+        yield from self._bookings()
+        yield from self._images(engine)
+
+    def _error(self, code: str, path: tuple[Step, ...], text: str, hint: str = "") -> Diagnostic:
+        return self._finding(code, Severity.ERROR, path, text, hint)
+
+    def _warning(self, code: str, path: tuple[Step, ...], text: str, hint: str = "") -> Diagnostic:
+        return self._finding(code, Severity.WARNING, path, text, hint)
+
+    def _finding(
+        self, code: str, severity: Severity, path: tuple[Step, ...], text: str, hint: str
+    ) -> Diagnostic:
+        # A key of a mapping is where its value is missing or wrong; an item of a list is itself.
+        key = self._root.at(path[:-1]).keys.get(str(path[-1]))
+        place = key or self._root.at(path).span
+        return Diagnostic(code, severity, place, f"{path_text(path)}: {text}", hint or None)
+
+    # -- cards and teams
+
+    def _cards(self, engine: Engine) -> Iterator[Diagnostic]:
+        policy = self._policy
+        if engine != "local":
+            for index, card in enumerate(policy.cards):
+                if getattr(card, engine) is None:
+                    example = (
+                        "slurm: {gres: a100}"
+                        if engine == "slurm"
+                        else "kueue: {node_labels: {nvidia.com/gpu.product: NVIDIA-A100}}"
+                    )
+                    text = f"{engine} has to know these cards by something"
+                    yield self._error("GW605", ("cards", index), text, f"write {example}")
+        marks: dict[Engine, Sequence[object]] = {
+            "local": [card.model for card in policy.cards],
+            "slurm": [c.slurm and (c.slurm.gres, c.slurm.partition) for c in policy.cards],
+            "kueue": [
+                c.kueue and (c.kueue.resource, *sorted(c.kueue.node_labels.items()))
+                for c in policy.cards
+            ],
+        }
+        words = {"local": "model", "slurm": "gres and partition", "kueue": "labels and resource"}
+        yield from self._same("cards", marks[engine], words[engine])
+        if engine == "slurm":
+            yield from self._same("teams", [team.account for team in policy.teams], "account")
+
+    def _same(self, kind: str, marks: Sequence[object], words: str) -> Iterator[Diagnostic]:
+        for index, mark in enumerate(marks):
+            first = marks.index(mark)
+            if mark is not None and first != index:
+                text = f"has the same {words} as {kind}[{first}]: the engine cannot tell them apart"
+                yield self._error("GW607", (kind, index), text)
+
+    def _quotas(self) -> Iterator[Diagnostic]:
+        for card in self._policy.cards:
+            teams = enumerate(self._policy.teams)
+            promised = [(index, team) for index, team in teams if team.own(card.name)]
+            total = sum(team.own(card.name) for _, team in promised)
+            if total > card.count:
+                parts = " + ".join(f"{team.own(card.name)} {team.name}" for _, team in promised)
+                text = f"{total} {card.name} are promised ({parts}), and there are {card.count}"
+                path = ("teams", promised[-1][0], "quota", card.name)
+                yield self._error("GW604", path, text, "lower a quota, or let teams borrow")
+
+    def _lending(self) -> Iterator[Diagnostic]:
+        policy = self._policy
+        for index, team in enumerate(policy.teams):
+            for name, wanted in team.borrow.items():
+                lent = policy.lendable(name, team.name)
+                path: tuple[Step, ...] = ("teams", index, "borrow", name)
+                if policy.card(name) is None or not wanted:
+                    continue
+                if lent == 0:
+                    text = f"nobody lends {name}: all of them are quotas of teams that keep theirs"
+                    yield self._warning("GW650", path, text, "let a team `lend` some")
+                elif wanted > lent:
+                    text = f"at most {lent} {name} can ever be borrowed, not {wanted}"
+                    yield self._warning("GW650", path, text)
+            for name, offered in (team.lend or {}).items():
+                path = ("teams", index, "lend", name)
+                if policy.card(name) is None or not offered:
+                    continue
+                if offered > team.own(name):
+                    text = f"{team.name} has {team.own(name)} {name} of its own, and cannot lend "
+                    yield self._warning("GW650", path, f"{text}{offered}")
+                elif not any(e.borrow.get(name) for e in policy.teams if e.name != team.name):
+                    yield self._warning("GW650", path, f"no other team borrows {name}")
+
+    def _people(self) -> Iterator[Diagnostic]:
+        first: dict[str, str] = {}
+        for index, team in enumerate(self._policy.teams):
+            if not team.users:
+                path: tuple[Step, ...] = ("teams", index, "users")
+                text = "without users nobody can submit for this team"
+                yield self._warning("GW655", path, text)
+            for place, user in enumerate(team.users):
+                other = first.setdefault(user, team.name)
+                if other != team.name:
+                    text = f"{user} is in {other} too: `gpuwarden submit` asks for --team"
+                    yield self._warning("GW654", ("teams", index, "users", place), text)
+            if not any(team.most(card.name) for card in self._policy.cards):
+                text = f"{team.name} may use no card: it has no quota, and borrows none"
+                yield self._warning("GW655", ("teams", index), text)
+
+    # -- priorities, and whatever asks jobs to leave
+
+    def _priorities(self) -> Iterator[Diagnostic]:
+        policy = self._policy
+        defaults = [i for i, each in enumerate(policy.priorities) if each.default]
+        for index in defaults[1:]:
+            name = policy.priorities[defaults[0]].name
+            text = f"{name} is the default already"
+            yield self._error("GW609", ("priorities", index, "default"), text)
+        for index, high in enumerate(policy.priorities):
+            yield from self._preempted(index)
+            same = [e.name for e in policy.priorities[:index] if e.value == high.value]
+            if same:
+                text = f"{same[0]} has the value {high.value} too: neither goes first"
+                yield self._warning("GW657", ("priorities", index, "value"), text)
+            yield from self._inherited(index)
+            if not any(team.may_choose(high.name) for team in policy.teams):
+                text = f"no team may choose {high.name}"
+                yield self._warning("GW655", ("priorities", index), text)
+
+    def _preempted(self, index: int) -> Iterator[Diagnostic]:
+        policy, high = self._policy, self._policy.priorities[index]
+        for place, name in enumerate(high.preempts):
+            low = policy.priority(name)
+            path: tuple[Step, ...] = ("priorities", index, "preempts", place)
+            if name == high.name:
+                text = f"{name} cannot preempt itself: equals wait for one another"
+                yield self._error("GW602", path, text)
+            elif low is not None and low.value >= high.value:
+                text = f"{name} has value {low.value}, which is not lower than {high.value} of "
+                text += high.name
+                if policy.preempts(name, high.name):
+                    text += ", and preempts it in turn: they would end each other for ever"
+                yield self._error("GW602", path, text, "a priority preempts lower ones only")
+
+    def _inherited(self, index: int) -> Iterator[Diagnostic]:
+        """Preempting who preempts somebody, and not that somebody."""
+        policy, high = self._policy, self._policy.priorities[index]
+        for name in high.preempts:
+            middle = policy.priority(name)
+            for below in () if middle is None or name == high.name else middle.preempts:
+                if below not in high.preempts and below != high.name:
+                    text = f"{high.name} preempts {name}, which preempts {below}, but not {below}"
+                    hint = f"add {below}, unless its jobs are to be safe from {high.name}"
+                    path = ("priorities", index, "preempts")
+                    yield self._warning("GW657", path, text, hint)
+
+    def _leaving(self) -> Iterator[Diagnostic]:
+        policy = self._policy
+        if policy.preemption is not None:
+            return
+        asking: list[tuple[Step, ...]] = [
+            ("priorities", index, "preempts")
+            for index, each in enumerate(policy.priorities)
+            if each.preempts
+        ]
+        asking += [
+            ("windows", index, "running")
+            for index, each in enumerate(policy.windows)
+            if each.running == "leave"
+        ]
+        asking += [
+            ("budgets", index, "running")
+            for index, each in enumerate(policy.budgets)
+            if each.running == "leave"
+        ]
+        for path in asking:
+            text = "jobs are asked to leave here, and the file has no `preemption` that says how"
+            hint = "write preemption: {minimum_run: 30m, notice: epoch, deadline: 20m, ...}"
+            yield self._error("GW603", path, text, hint)
+
+    # -- budgets, windows
+
+    def _budgets(self) -> Iterator[Diagnostic]:
+        policy, seen = self._policy, set[tuple[str, str, str]]()
+        for index, each in enumerate(policy.budgets):
+            path: tuple[Step, ...] = ("budgets", index, "limit")
+            if each.unit != GPU_HOURS:
+                text = f"{each.limit} is money, and a policy knows no prices"
+                yield self._error("GW608", path, text, "write it like 500 GPU-hours")
+                continue
+            if each.key in seen:
+                text = f"there is another budget of {each.team} per {each.per}"
+                yield self._error("GW600", ("budgets", index), text, "remove one of them")
+            seen.add(each.key)
+            for other in policy.budgets_of(each.team):
+                if other.unit != GPU_HOURS or _ORDER[other.per] <= _ORDER[each.per]:
+                    continue
+                if each.limit.amount >= other.limit.amount:
+                    text = f"{each.limit} per {each.per} are never reached: the budget per "
+                    yield self._warning("GW651", path, f"{text}{other.per} is {other.limit}")
+            team = policy.team(each.team)
+            most = 0 if team is None else sum(team.most(card.name) for card in policy.cards)
+            possible = most * _LONGEST_PERIOD[each.per]
+            if team is not None and each.limit.amount > possible:
+                text = f"{each.team} may use {most} cards, at most {possible:,.0f} GPU-hours per "
+                text += f"{each.per}: {each.limit} are never reached"
+                yield self._warning("GW651", path, text)
+
+    def _windows(self, now: float) -> Iterator[Diagnostic]:
+        zone = self._policy.timezone
+        changes = clock_changes(zone, now)
+        for index, window in enumerate(self._policy.windows):
+            next_day = window.to <= window.from_
+            for key, minutes, opens in (("from", window.from_, True), ("to", window.to, False)):
+                said: set[str] = set()
+                for day in changes:
+                    opened = day - dt.timedelta(days=1) if next_day and not opens else day
+                    kind = oddity(day, minutes, zone)
+                    if kind is None or kind in said or DAYS[opened.weekday()] not in window.days:
+                        continue
+                    said.add(kind)
+                    text = _change_words(day, minutes, zone, kind=kind, opens=opens)
+                    yield self._warning("GW652", ("windows", index, key), text)
+
+    # -- leaving in time
+
+    def _preemption(self) -> Iterator[Diagnostic]:
+        terms = self._policy.preemption
+        if terms is None:
+            return
+        deadline = durations.render(terms.deadline)
+        if terms.deadline < _SHORT_NOTICE:
+            text = f"{deadline} are hardly enough to save: what is not saved by then is lost"
+            yield self._warning("GW653", ("preemption", "deadline"), text)
+        elif terms.notice == "epoch" and terms.deadline < _SHORT_EPOCH:
+            text = f"an epoch that takes longer than {deadline} is not finished: its job saves in "
+            text += "the middle of it shortly before"
+            hint = "give it an epoch and a save, or write notice: step"
+            yield self._warning("GW653", ("preemption", "deadline"), text, hint)
+        fastest = terms.minimum_run + terms.back_off
+        reached = fastest * terms.at_most.times
+        if reached > terms.at_most.per:
+            text = f"a job has to leave once in {durations.render(fastest)} at most (minimum_run "
+            text += f"and back_off), never more than {terms.at_most.times} times in "
+            text += durations.render(terms.at_most.per)
+            yield self._warning("GW658", ("preemption", "at_most"), text)
+        if fastest == 0:
+            text = "with minimum_run and back_off of 0s a job may be asked again as soon as it is "
+            yield self._warning("GW653", ("preemption", "back_off"), f"{text}back")
+
+    def _bookings(self) -> Iterator[Diagnostic]:
+        policy = self._policy
+        terms = policy.bookings
+        if terms is None:
+            return
+        if policy.preemption is None:
+            text = "without `preemption` nobody is asked to leave for a slot"
+            yield self._warning("GW656", ("bookings",), text)
+        elif terms.lead_time < policy.preemption.deadline:
+            text = f"who is told {durations.render(terms.lead_time)} before a slot may stay for "
+            text += f"{durations.render(policy.preemption.deadline)} (preemption.deadline)"
+            hint = f"write at least {durations.render(policy.preemption.deadline)}"
+            yield self._warning("GW656", ("bookings", "lead_time"), text, hint)
+        if terms.no_show_after >= terms.longest:
+            text = "no slot is longer than that: none is ever released"
+            yield self._warning("GW658", ("bookings", "no_show_after"), text)
+        if all(int(card.count * terms.at_most_share) == 0 for card in policy.cards):
+            text = "of no kind of cards is that a whole one: nothing can be booked"
+            yield self._warning("GW658", ("bookings", "at_most_share"), text)
+
+    def _images(self, engine: Engine) -> Iterator[Diagnostic]:
+        if engine == "kueue" and not self._policy.images:
+            text = "pods need an image, and jobs may use only those that are named here"
+            yield self._error("GW605", ("images",), text, "write images: [{name: ..., ...}]")
+
+
+def clock_changes(zone: str, now: float) -> list[dt.date]:
+    """Days of the next 400 on which the clocks of a zone are changed.
+
+    Args:
+        zone: an IANA name.
+        now: Unix time.
+    """
+    known = zoneinfo.ZoneInfo(zone)
+    today = dt.datetime.fromtimestamp(now, known).date()
+    days = [today + dt.timedelta(days=ahead) for ahead in range(_DAYS_AHEAD + 1)]
+    offsets = [dt.datetime.combine(day, dt.time(), known).utcoffset() for day in days]
+    changed = zip(days, pairwise(offsets), strict=False)
+    return [day for day, (one, other) in changed if one != other]
+
+
+def _change_words(day: dt.date, minutes: int, zone: str, *, kind: str, opens: bool) -> str:
+    clock = f"{minutes // 60:02d}:{minutes % 60:02d}"
+    does = "opens" if opens else "closes"
+    if kind == "skipped":
+        text = f"on {day:%a %Y-%m-%d} the clocks of {zone} skip {clock}: the window then {does} at "
+        return f"{text}the moment at which they do"
+    which = "first" if opens else "second"
+    text = f"on {day:%a %Y-%m-%d} the clocks of {zone} show {clock} twice: the window then {does} "
+    return f"{text}at the {which} of the two"

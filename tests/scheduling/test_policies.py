@@ -1,0 +1,195 @@
+"""Policy files: what they mean, and what is said of each mistake in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.scheduling.policy_files import DIGEST, NOW, TEXT, a_policy, findings
+
+from gpuwarden.diagnostics import Severity
+from gpuwarden.errors import InvalidInput
+from gpuwarden.scheduling.policies import policy_hash
+from gpuwarden.scheduling.policy_checks import load_policy
+from gpuwarden.scheduling.policy_codes import CODES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpuwarden.scheduling.policies import Engine
+
+
+@pytest.mark.parametrize("engine", ["slurm", "kueue", "local"])
+def test_a_policy_in_order_has_no_findings(tmp_path: Path, engine: Engine) -> None:
+    """One file serves every engine."""
+    assert findings(tmp_path, TEXT, engine=engine) == ()
+
+
+def test_a_policy_answers_what_others_ask() -> None:
+    """Who may use how much, whose jobs leave for whose, and what a team's objects are called."""
+    policy = a_policy()
+    vision, speech = policy.teams
+    assert (vision.own("a100-40"), vision.most("a100-40"), vision.own("x")) == (16, 24, 0)
+    assert (vision.lends("h100-80"), speech.lends("a100-40"), speech.lends("h100-80")) == (4, 6, 0)
+    assert policy.unassigned("a100-40") == 4
+    assert policy.lendable("a100-40", "vision") == 10
+    assert policy.lendable("h100-80", "speech") == 8
+    assert policy.preempts("high", "low")
+    assert not policy.preempts("high", "normal")
+    assert policy.usual_priority.name == "normal"
+    assert (policy.team_of("ana"), policy.team_of("nobody")) == ("vision", "")
+    assert (vision.account, vision.namespace) == ("vision", "vision")
+    image = policy.image("yolo:m-cu124")
+    assert image is not None
+    assert (image.serves("yolov8m-seg"), image.serves("yolov8n")) == (True, False)
+
+
+def test_without_a_default_the_lowest_priority_is_the_usual_one() -> None:
+    """So that whoever says nothing pushes nobody aside."""
+    priorities = [{"name": "high", "value": 9}, {"name": "low", "value": 1}]
+    assert a_policy(priorities=priorities).usual_priority.name == "low"
+
+
+def test_the_hash_is_of_what_is_said_and_not_of_its_layout(tmp_path: Path) -> None:
+    """Comments and quotes change nothing; a number does."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(f"# ours\n{TEXT}")
+    read = policy_hash(load_policy(path, now=NOW))
+    assert read == policy_hash(a_policy())
+    path.write_text(TEXT.replace("count: 8", "count: 9"))
+    assert policy_hash(load_policy(path, now=NOW)) != read
+
+
+VISION_QUOTA = "quota: {a100-40: 16, h100-80: 4}"
+WRONG = (
+    ("quota: {a100-40: 12}", "quota: {a100-44: 12}", "GW601", 'did you mean "a100-40"?'),
+    ("borrow: {h100-80: 4}", "borrow: {h100: 4}", "GW601", 'there is no card "h100"'),
+    ("preempts: [low]", "preempts: [lo]", "GW601", 'did you mean "low"?'),
+    ("team: vision, per: day", "team: vison, per: day", "GW601", 'did you mean "vision"?'),
+    ("share: 3", "priorities: [hihg]", "GW601", 'did you mean "high"?'),
+    ("name: speech", "name: vision", "GW600", "another team"),
+    ("users: [ana, bo]", "users: [ana, ana]", "GW600", "named twice"),
+    ("preempts: [low]", "preempts: [high]", "GW602", "cannot preempt itself"),
+    ("value: 10}", "value: 10, preempts: [high]}", "GW602", "preempts it in turn"),
+    ("a100-40: 12", "a100-40: 17", "GW604", "33 a100-40 are promised (16 vision + 17 speech)"),
+    ("limit: 300 GPU-hours", "limit: 300 EUR", "GW608", "knows no prices"),
+    ("limit: 300 GPU-hours", "limit: 300", "GW107", "is not a limit"),
+    ("kind: hard, running: finish", "kind: hard", "GW105", "running: finish"),
+    ("kind: soft", "kind: soft, running: leave", "GW111", "touches no job"),
+    ("per: day", "per: month", "GW600", "another budget of vision per month"),
+    (f"@{DIGEST}", ":latest", "GW606", "not pinned by its digest"),
+    ('to: "07:00"', 'to: "20:00"', "GW107", "has no length"),
+    ('to: "07:00"', "to: 7:00", "GW107", "is not a time of day"),
+    ("deadline: 20m", "deadline: 20", "GW107", "lacks a unit"),
+    ("memory: 40GiB", "memory: 40", "GW107", "lacks a unit"),
+    ("value: 10}", "value: 10, default: true}", "GW609", "the default already"),
+    ("notice: epoch", "notice: batch", "GW104", "step"),
+    ("timezone: Europe/Berlin", "timezone: CET", "GW107", "time zone"),
+    ("slurm: {gres: h100, partition: gpu}", "", "GW605", "write slurm: {gres: a100}"),
+    ("gres: h100", "gres: a100", "GW607", "same gres and partition as cards[0]"),
+    ("share: 3", "shares: 3", "GW103", 'did you mean "share"?'),
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "words"), WRONG, ids=[f"{o}{c}" for _, o, c, _ in WRONG]
+)
+def test_a_mistake_is_told_with_its_place_and_remedy(
+    tmp_path: Path, old: str, new: str, *, code: str, words: str
+) -> None:
+    """And makes the whole file unusable."""
+    assert old in TEXT
+    found = findings(tmp_path, TEXT.replace(old, new, 1))
+    mine = [item for item in found if item.code == code]
+    assert mine
+    assert all(item.severity is Severity.ERROR for item in mine)
+    assert any(words in f"{item.message}; {item.hint}" for item in mine)
+    assert all(item.span.line > 1 for item in mine)
+    with pytest.raises(InvalidInput, match=code):
+        load_policy(tmp_path / "policy.yaml", now=NOW)
+
+
+DOUBTFUL = (
+    ("lend: {a100-40: 6}", "lend: {a100-40: 6, h100-80: 1}", "GW650", "cannot lend 1"),
+    ("borrow: {a100-40: 8}", "borrow: {a100-40: 11}", "GW650", "at most 10"),
+    ("borrow: {h100-80: 4}", "borrow: {}", "", ""),
+    ("limit: 5000 GPU-hours", "limit: 250 GPU-hours", "GW651", "budget per month is 250.0"),
+    ("limit: 5000", "limit: 50000", "GW651", "at most 20,860 GPU-hours per month"),
+    ('from: "20:00"', 'from: "02:30"', "", ""),
+    ("days: [mon, tue, wed, thu, fri]", "days: [sat]", "", ""),
+    ("deadline: 20m", "deadline: 30s", "GW653", "hardly enough"),
+    ("deadline: 20m", "deadline: 2m", "GW653", "an epoch that takes longer than 2m"),
+    ("lead_time: 20m", "lead_time: 5m", "GW656", "may stay for 20m"),
+    ("users: [cy]", "users: [cy, ana]", "GW654", "ana is in vision too"),
+    ("users: [cy]", "users: []", "GW655", "nobody can submit"),
+    ("value: 100,", "value: 1000,", "GW657", "neither goes first"),
+    ("value: 100,", "value: 100, preempts: [low],", "", ""),
+    ("per: 24h", "per: 2h", "GW658", "never more than 3 times in 2h"),
+    ("no_show_after: 30m", "no_show_after: 7d", "GW658", "none is ever released"),
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "words"), DOUBTFUL, ids=[f"{new}-{code}" for _, new, code, _ in DOUBTFUL]
+)
+def test_what_is_hardly_meant_is_a_warning(
+    tmp_path: Path, old: str, new: str, *, code: str, words: str
+) -> None:
+    """The file stays usable; where nothing is doubtful nothing is said."""
+    assert old in TEXT
+    found = findings(tmp_path, TEXT.replace(old, new, 1))
+    assert all(item.severity is Severity.WARNING for item in found)
+    assert [item.code for item in found] == ([code] if code else [])
+    assert all(words in item.message for item in found)
+
+
+def test_preempting_who_preempts_is_said(tmp_path: Path) -> None:
+    """High takes from normal, normal from low, and high not from low: hardly meant."""
+    text = TEXT.replace("value: 100,", "value: 100, preempts: [low],")
+    text = text.replace("value: 1000, preempts: [low]", "value: 1000, preempts: [normal]")
+    (found,) = findings(tmp_path, text)
+    assert (found.code, found.severity) == ("GW657", Severity.WARNING)
+
+
+def test_whatever_asks_jobs_to_leave_needs_terms_for_it(tmp_path: Path) -> None:
+    """Priorities, windows and budgets alike; nothing that ends a job has a default."""
+    begin, end = TEXT.index("preemption:"), TEXT.index("images:")
+    text = TEXT[:begin] + TEXT[end:].replace("running: finish", "running: leave")
+    text = text.replace("running: finish", "running: leave")
+    found = findings(tmp_path, text)
+    assert [item.code for item in found if item.severity is Severity.ERROR] == ["GW603"] * 3
+    assert [item.code for item in found if item.severity is Severity.WARNING] == ["GW656"]
+
+
+def test_a_wrong_form_does_not_hide_a_wrong_name(tmp_path: Path) -> None:
+    """Everything is told in one pass."""
+    text = TEXT.replace("deadline: 20m", "deadline: 20").replace("preempts: [low]", "preempts: [x]")
+    assert {item.code for item in findings(tmp_path, text)} == {"GW107", "GW601"}
+
+
+def test_what_has_a_wrong_name_itself_makes_no_others_unknown(tmp_path: Path) -> None:
+    """A card without a readable name is one mistake, and not one for each quota of it."""
+    found = findings(tmp_path, TEXT.replace("- name: a100-40", "- name: [a100-40]"))
+    assert [item.code for item in found] == ["GW106"]
+
+
+def test_a_kueue_policy_needs_images_and_labels(tmp_path: Path) -> None:
+    """Pods have to be of something, and go somewhere."""
+    begin, end = TEXT.index("images:"), TEXT.index("bookings:")
+    text = (TEXT[:begin] + TEXT[end:]).replace("NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-40GB")
+    found = findings(tmp_path, text, engine="kueue")
+    assert [item.code for item in found] == ["GW607", "GW605"]
+
+
+def test_every_code_is_documented(tmp_path: Path) -> None:
+    """None is used that the reference does not explain."""
+    for old, new, *_ in (*WRONG, *DOUBTFUL):
+        assert {item.code for item in findings(tmp_path, TEXT.replace(old, new, 1))} <= set(CODES)
+
+
+@pytest.mark.parametrize("part", ["notice", "deadline", "minimum_run", "back_off", "at_most"])
+def test_nothing_by_which_a_job_has_to_leave_has_a_default(tmp_path: Path, part: str) -> None:
+    """What is left out of `preemption` is missing."""
+    begin = TEXT.index(f"  {part}:")
+    text = TEXT[:begin] + TEXT[TEXT.index("\n", begin) + 1 :]
+    assert [item.code for item in findings(tmp_path, text)] == ["GW105"]
