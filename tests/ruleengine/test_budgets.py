@@ -81,6 +81,31 @@ def test_a_mistake_makes_the_whole_file_unusable(
     assert f"{path}:" in str(caught.value)
 
 
+POLICY = """
+version: 1
+timezone: Europe/Berlin
+engine: slurm
+teams: [{name: vision}]
+budgets:
+- {team: vision, per: month, limit: 500 GPU-hours, kind: hard, running: leave}
+"""
+
+
+def test_the_schedulers_policy_serves_as_a_file_of_budgets(tmp_path: Path) -> None:
+    """Of it the zone and the budgets count here, and a mistake elsewhere in it is not ours."""
+    found = load_budgets(written(tmp_path, POLICY), DIRECTORY, currencies=frozenset())
+    assert (found.zone, [each.key for each in found.budgets]) == (
+        "Europe/Berlin",
+        [("vision", "month", "GPU-hours")],
+    )
+    with pytest.raises(InvalidInput, match="running: finish"):
+        load_budgets(
+            written(tmp_path, POLICY.replace(", running: leave", "")),
+            DIRECTORY,
+            currencies=frozenset(),
+        )
+
+
 def test_a_team_that_nobody_is_in_is_warned_of(tmp_path: Path) -> None:
     """So is one whose contact nobody knows; both can be used."""
     path = written(

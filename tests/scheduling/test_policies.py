@@ -92,7 +92,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "code", "words"), WRONG, ids=[f"{o}{c}" for _, o, c, _ in WRONG]
+    ("old", "new", "code", "words"), WRONG, ids=[f"{new}-{code}" for _, new, code, _ in WRONG]
 )
 def test_a_mistake_is_told_with_its_place_and_remedy(
     tmp_path: Path, old: str, new: str, *, code: str, words: str
