@@ -1,0 +1,583 @@
+"""Who starts now, who is asked to leave, and why the others wait: one pure function.
+
+In this order: what bookings need; jobs that run outside their window or past a hard budget; then
+every job that waits, the higher class first, in a class the team that has least for its share.
+A job that cannot start and has somebody leaving for it keeps the cards that are free already. One
+for which nobody leaves lets others pass that are expected to be done before it could start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpuwarden.schedule_api import Cause
+from gpuwarden.scheduling.local.gates import gate
+from gpuwarden.scheduling.local.scenes import Notice, Plan, Start, Wait, terms_of
+from gpuwarden.scheduling.preemption_terms import Code, Request, Room, Terms
+from gpuwarden.scheduling.preemptions import choose, counted_cards, listed, useless_notices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpuwarden.scheduling.local.scenes import Scene, Waiting, Working
+    from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.preemption_terms import Choice, Pool, Running
+    from gpuwarden.scheduling.slots import Slot
+
+DRAIN_SECONDS = 3600.0
+"""A job that has waited so long at the front, where nobody knows when others end, is not passed any
+more: cards that become free are kept for it. Else small jobs could pass a large one for ever."""
+_NOBODY = Terms({}, {}, 0.0, "epoch", 0.0, 0.0, 1, 1.0)
+"""Of a policy without preemption: no class may ask another."""
+_FINAL = frozenset({"behind", Code.NO_VICTIM, Code.QUOTA, Code.TOO_LARGE})
+"""Answers that hold for every later job of the same kind in the same plan."""
+_CLAIMING = frozenset({Code.COMING, Code.NOT_YET, Code.OVERDUE})
+
+
+def plan(scene: Scene, policy: Policy, now: float) -> Plan:
+    """Say what is to be done.
+
+    Args:
+        scene: as it is now.
+        policy: in force.
+        now: Unix time.
+    """
+    return _Planner(scene, policy, now).run()
+
+
+@dataclass(slots=True)
+class _Shadow:
+    """When the first job that cannot start could, and what is left beside it then.
+
+    Attributes:
+        job: its id.
+        pools: where.
+        at: Unix time; infinite where nobody can tell.
+        extra: cards that are free then besides.
+    """
+
+    job: str
+    pools: tuple[Pool, ...]
+    at: float
+    extra: int
+
+
+@dataclass(slots=True)
+class _Planner:
+    """One plan in the making; the fields grow while it is made."""
+
+    scene: Scene
+    policy: Policy
+    now: float
+    terms: Terms | None = None
+    free: dict[Pool, int] = field(default_factory=dict)
+    running: list[Running] = field(default_factory=list)
+    adopted: dict[str, list[str]] = field(default_factory=dict)
+    """Slot -> jobs of its team that use it."""
+    kept: dict[str, dict[Pool, int]] = field(default_factory=dict)
+    """Slot -> free cards that are kept for it."""
+    held: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(team, kind) -> cards, those that this plan gives or promises included."""
+    started: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(team, kind) -> cards that this plan gives, or has promised."""
+    told: set[str] = field(default_factory=set)
+    starts: list[Start] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    withdrawn: set[str] = field(default_factory=set)
+    waits: dict[str, Wait] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    overdue: set[str] = field(default_factory=set)
+    shadows: list[_Shadow] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def run(self) -> Plan:
+        """Make it."""
+        self.terms = terms_of(self.policy)
+        self.free = dict(self.scene.free)
+        for job in self.scene.working:
+            for pool, count in job.holds.items():
+                key = (job.team, pool.kind)
+                self.held[key] = self.held.get(key, 0) + count
+        slots = sorted(self.scene.slots, key=lambda slot: (slot.start, slot.id))
+        self._adopt(slots)
+        self._read_running()
+        self._keep(slots)
+        self._close()
+        self._serve()
+        self._take_back()
+        return Plan(
+            starts=tuple(self.starts),
+            notices=tuple(self.notices),
+            withdrawn=tuple(sorted(self.withdrawn)),
+            waits=self.waits,
+            order=tuple(self.order),
+            kept={slot: self._slot_cards(slot) for slot in self.kept},
+            overdue=tuple(sorted(self.overdue)),
+            again=min((time for time in self.times if time > self.now), default=None),
+        )
+
+    # -- bookings
+
+    def _is_kept(self, slot: Slot) -> bool:
+        """From lead time on, until its end."""
+        return slot.start - slot.lead_seconds <= self.now < slot.end
+
+    def _adopt(self, slots: Iterable[Slot]) -> None:
+        """Let a slot's team use it with jobs that run: higher classes first, then older ones."""
+        used: set[str] = set()
+        for slot in slots:
+            if not self._is_kept(slot):
+                continue
+            rest, adopted = slot.gpus, []
+            for job in sorted(self.scene.working, key=self._seniority):
+                own = job.team == slot.team and job.id not in used and job.told is None
+                if own and 0 < job.cards(slot.card) == job.gpus <= rest:
+                    adopted.append(job.id)
+                    rest -= job.gpus
+            used.update(adopted)
+            self.adopted[slot.id] = adopted
+
+    def _seniority(self, job: Working) -> tuple[int, float, str]:
+        return (-self._value(job.priority), job.since, job.id)
+
+    def _value(self, priority: str) -> int:
+        known = self.policy.priority(priority)
+        return 0 if known is None else known.value
+
+    def _read_running(self) -> None:
+        booked = {job for jobs in self.adopted.values() for job in jobs}
+        borrowed = self._borrowed(booked)
+        self.running = [
+            job.running(booked=job.id in booked, borrowed=job.id in borrowed)
+            for job in self.scene.working
+        ]
+
+    def _borrowed(self, booked: set[str]) -> set[str]:
+        """Jobs with which their teams hold more than their own: the youngest of them."""
+        found: set[str] = set()
+        for (name, kind), held in self.held.items():
+            team = self.policy.team(name)
+            own = 0 if team is None else team.own(kind)
+            jobs = [
+                job
+                for job in self.scene.working
+                if job.team == name and job.cards(kind) and job.id not in booked
+            ]
+            over = held - own - self._booked_cards(name, kind)
+            for job in sorted(jobs, key=self._seniority, reverse=True):
+                if over <= 0:
+                    break
+                found.add(job.id)
+                over -= job.cards(kind)
+        return found
+
+    def _booked_cards(self, team: str, kind: str) -> int:
+        by_id = {job.id: job for job in self.scene.working}
+        return sum(
+            by_id[name].cards(kind)
+            for jobs in self.adopted.values()
+            for name in jobs
+            if by_id[name].team == team
+        )
+
+    def _keep(self, slots: list[Slot]) -> None:
+        """Keep cards for slots whose time is near, and ask whoever holds them."""
+        by_id = {job.id: job for job in self.scene.working}
+        for slot in slots:
+            self.times += [slot.start - slot.lead_seconds, slot.start, slot.end]
+            if not self._is_kept(slot):
+                continue
+            wanted = slot.gpus - sum(by_id[name].gpus for name in self.adopted[slot.id])
+            request = Request(slot.id, wanted, frozenset({slot.card}), spread=True)
+            if wanted and self.terms is not None:
+                choice = self._choose(request, self.free, {})
+                patience = min(self.terms.deadline, slot.lead_seconds)
+                self._tell(choice, Cause.BOOKING, slot.id, max(slot.start, self.now + patience))
+                self._spare(request, choice, self.free, {})
+            self.kept[slot.id] = _take(self.free, slot.card, wanted)
+
+    def _slot_cards(self, slot: str) -> int:
+        by_id = {job.id: job for job in self.scene.working}
+        used = sum(by_id[name].gpus for name in self.adopted.get(slot, ()) if name in by_id)
+        return used + sum(self.kept[slot].values())
+
+    # -- windows and budgets
+
+    def _close(self) -> None:
+        """Ask jobs to leave whose window has closed, or whose team's budget is spent."""
+        for job in sorted(self.scene.working, key=lambda each: each.id):
+            window = None if job.window is None else self.policy.window(job.window)
+            closed = (
+                window is not None
+                and window.running == "leave"
+                and not window.is_open(self.policy.timezone, self.now)
+            )
+            spent = job.team in self.scene.leaving
+            if job.told is not None:
+                if (job.cause is Cause.WINDOW and not closed) or (
+                    job.cause is Cause.BUDGET and not spent
+                ):
+                    self._withdraw(job.id)
+                continue
+            if job.deaf or job.id in self.told or self.terms is None:
+                continue
+            if closed:
+                self._ask(job.id, Cause.WINDOW, str(job.window), f"Window {job.window} has closed")
+            elif spent:
+                words = self.scene.spent.get(job.team, "The team's budget is spent").rstrip(".")
+                self._ask(job.id, Cause.BUDGET, job.team, words)
+
+    def _ask(self, victim: str, cause: Cause, successor: str, words: str) -> None:
+        if self.terms is None:
+            return
+        self.told.add(victim)
+        deadline = self.now + self.terms.deadline
+        self.notices.append(Notice(victim, cause, successor, self.terms.at, deadline, words))
+
+    def _withdraw(self, victim: str) -> None:
+        if any(job.id == victim and not job.final for job in self.scene.working):
+            self.withdrawn.add(victim)
+
+    # -- jobs that wait
+
+    def _serve(self) -> None:
+        groups: dict[tuple[str, str], list[Waiting]] = {}
+        for job in sorted(self.scene.waiting, key=lambda each: (each.submitted, each.id)):
+            wait = gate(job, self.scene, self.policy, self.now)
+            if wait is None:
+                groups.setdefault((job.priority, job.team), []).append(job)
+            else:
+                self.waits[job.id] = wait
+                if wait.again is not None:
+                    self.times.append(wait.again)
+        for jobs in groups.values():
+            jobs.reverse()  # the next one is taken from the end
+        refused: dict[object, Wait] = {}
+        while groups:
+            key = min(groups, key=lambda each: self._turn(groups[each][-1]))
+            job = groups[key].pop()
+            if not groups[key]:
+                del groups[key]
+            kind = (job.priority, job.team, job.gpus, job.kind, job.spread, job.seconds)
+            if kind in refused and not self._has_told(job.id):
+                # A job like it was refused a moment ago, and cards have not become more since.
+                self.waits[job.id] = refused[kind]
+                self.order.append(job.id)
+                continue
+            if not self._start(job):
+                self._refuse(job)
+                self.order.append(job.id)
+                if self.waits[job.id].code in _FINAL:
+                    refused[kind] = self.waits[job.id]
+
+    def _has_told(self, successor: str) -> bool:
+        return any(
+            job.told is not None and job.told.successor == successor for job in self.scene.working
+        )
+
+    def _turn(self, job: Waiting) -> tuple[float, ...]:
+        """What is smallest goes first."""
+        team = self.policy.team(job.team)
+        held = sum(count for (name, _kind), count in self.held.items() if name == job.team)
+        share = 1 if team is None else team.share
+        return (-self._value(job.priority), held / share, job.submitted)
+
+    def _kinds(self, job: Waiting) -> list[str]:
+        """Names of the kinds that will do, the cheapest first."""
+        return [job.kind] if job.kind is not None else [card.name for card in self.policy.cards]
+
+    def _start(self, job: Waiting) -> bool:
+        """Give a job its cards if it may have them."""
+        for kind in self._kinds(job):
+            view = self._view(job, kind)
+            room = self._quota(job.team, kind) - self.held.get((job.team, kind), 0)
+            if job.gpus > room + self._open_slot_cards(job.team, kind):
+                continue
+            holds = _placed(job, kind, view)
+            if holds is None or self._delays_somebody(job, holds):
+                continue
+            self.starts.append(Start(job.id, holds))
+            self._count(job, kind)
+            self._use(job, holds)
+            return True
+        return False
+
+    def _count(self, job: Waiting, kind: str) -> None:
+        key = (job.team, kind)
+        self.held[key] = self.held.get(key, 0) + job.gpus
+        self.started[key] = self.started.get(key, 0) + job.gpus
+
+    def _use(self, job: Waiting, holds: Mapping[Pool, int]) -> None:
+        """Take cards that are free: first those that are kept for its own team's slots."""
+        for pool, count in holds.items():
+            rest = count
+            for slot in self.scene.slots:
+                mine = self.kept.get(slot.id, {}) if slot.team == job.team else {}
+                taken = min(rest, mine.get(pool, 0))
+                if taken:
+                    mine[pool] -= taken
+                    rest -= taken
+            from_free = min(rest, self.free.get(pool, 0))
+            self.free[pool] = self.free.get(pool, 0) - from_free
+            rest -= from_free
+            # What is left was lent from a slot in front of which it is expected to end.
+            for slot in self.scene.slots:
+                theirs = self.kept.get(slot.id, {})
+                taken = min(rest, theirs.get(pool, 0))
+                if taken:
+                    theirs[pool] -= taken
+                    rest -= taken
+
+    def _quota(self, team: str, kind: str) -> int:
+        known = self.policy.team(team)
+        return 0 if known is None else known.most(kind) + self._booked_cards(team, kind)
+
+    def _open_slot_cards(self, team: str, kind: str) -> int:
+        """Cards that are kept for a team's slots whose time has come: no quota binds there."""
+        return sum(
+            sum(self.kept[slot.id].values())
+            for slot in self.scene.slots
+            if slot.id in self.kept
+            and (slot.team, slot.card) == (team, kind)
+            and slot.start <= self.now
+        )
+
+    def _view(self, job: Waiting, kind: str) -> dict[Pool, int]:
+        """Free cards of a kind, as one job may see them."""
+        view = {pool: count for pool, count in self.free.items() if pool.kind == kind}
+        for slot in self.scene.slots:
+            if slot.card != kind or self.now >= slot.end:
+                continue
+            before = job.seconds is not None and self.now + job.seconds <= slot.start
+            if slot.id in self.kept:
+                if slot.team == job.team or before:
+                    for pool, count in self.kept[slot.id].items():
+                        view[pool] = view.get(pool, 0) + count
+            elif slot.team != job.team and not before and self._is_soon(slot):
+                _take(view, kind, slot.gpus)
+        lent = self.held.get((job.team, kind), 0) + job.gpus - self._own(job.team, kind)
+        if lent > 0:
+            _take(view, kind, self._not_lent(job.team, kind))
+        return view
+
+    def _is_soon(self, slot: Slot) -> bool:
+        """Whether a job that starts now would be asked to leave before it got anywhere."""
+        least = 0.0 if self.terms is None else self.terms.minimum_run
+        return slot.start - slot.lead_seconds - self.now < least
+
+    def _own(self, team: str, kind: str) -> int:
+        known = self.policy.team(team)
+        return 0 if known is None else known.own(kind)
+
+    def _not_lent(self, borrower: str, kind: str) -> int:
+        """Cards that other teams do not use, and do not lend."""
+        return sum(
+            max(0, team.own(kind) - team.lends(kind) - self.held.get((team.name, kind), 0))
+            for team in self.policy.teams
+            if team.name != borrower
+        )
+
+    def _delays_somebody(self, job: Waiting, holds: Mapping[Pool, int]) -> bool:
+        """Whether a start would put off a job that comes before; those with room beside pass."""
+        for shadow in self.shadows:
+            here = sum(count for pool, count in holds.items() if pool in shadow.pools)
+            if not here or (job.seconds is not None and self.now + job.seconds <= shadow.at):
+                continue
+            if math.isinf(shadow.at):
+                continue
+            if here > shadow.extra:
+                return True
+            shadow.extra -= here
+        return False
+
+    # -- jobs that cannot start
+
+    def _refuse(self, job: Waiting) -> None:
+        kinds = self._kinds(job)
+        view = {pool: count for kind in kinds for pool, count in self._view(job, kind).items()}
+        quota = {
+            (job.team, kind): self._quota(job.team, kind)
+            + self._open_slot_cards(job.team, kind)
+            - self.started.get((job.team, kind), 0)
+            for kind in kinds
+        }
+        reclaims = self.terms is not None and all(
+            self.held.get((job.team, kind), 0) + job.gpus <= self._own(job.team, kind)
+            for kind in kinds
+        )
+        request = Request(
+            job.id, job.gpus, frozenset(kinds), job.priority, job.team, job.spread, reclaims
+        )
+        choice = self._choose(request, view, quota)
+        if self.terms is not None:
+            self._tell(choice, Cause.PRIORITY, job.id, self.now + self.terms.deadline)
+            self._spare(request, choice, view, quota)
+        if choice.again is not None:
+            self.times.append(choice.again)
+        self._reserve(job, choice, view)
+        self.waits[job.id] = self._wait(request, choice, view, quota)
+
+    def _choose(
+        self, request: Request, free: Mapping[Pool, int], quota: Mapping[tuple[str, str], int]
+    ) -> Choice:
+        terms = self.terms or _NOBODY
+        # Those that were told a moment ago for another are there, but cannot be told again.
+        running = [
+            dataclasses.replace(job, deaf=True) if job.id in self.told else job
+            for job in self.running
+        ]
+        room = Room(self.scene.total, free, quota)
+        return choose(request, running, self.scene.history, terms=terms, room=room, now=self.now)
+
+    def _tell(self, choice: Choice, cause: Cause, successor: str, deadline: float) -> None:
+        self.overdue.update(choice.overdue)
+        for victim in choice.victims:
+            self.told.add(victim.id)
+            self.notices.append(
+                Notice(victim.id, cause, successor, victim.at, deadline, victim.words)
+            )
+
+    def _spare(
+        self,
+        request: Request,
+        choice: Choice,
+        free: Mapping[Pool, int],
+        quota: Mapping[tuple[str, str], int],
+    ) -> None:
+        """Take back notices for a request that it does not need any more."""
+        if self.terms is None or choice.victims or choice.overdue:
+            return
+        room = Room(self.scene.total, free, quota)
+        spared = useless_notices([request], self.running, terms=self.terms, room=room, now=self.now)
+        for name in set(spared) & set(choice.coming):
+            self._withdraw(name)
+
+    def _reserve(self, job: Waiting, choice: Choice, view: Mapping[Pool, int]) -> None:
+        """Keep for a job what is free, or let those pass that do not put it off."""
+        if choice.code in (Code.TOO_LARGE, Code.QUOTA):
+            return
+        kinds = self._kinds(job)
+        places = choice.pools or tuple(pool for pool in sorted(view) if pool.kind in kinds)
+        if not job.spread and len(places) > 1:
+            places = (max(places, key=lambda pool: (self._within_reach(pool, view), pool)),)
+        if choice.victims or choice.code is Code.COMING:
+            # It will have its cards: no other request of its team counts on the same quota.
+            self._count(job, places[0].kind)
+        if choice.victims or choice.code in _CLAIMING:
+            self._claim(job, places)
+            return
+        if any(set(shadow.pools) & set(places) for shadow in self.shadows):
+            return
+        at, extra = self._fits_at(job, places, view)
+        if math.isinf(at) and self.now - job.submitted > DRAIN_SECONDS:
+            self._claim(job, places)
+        else:
+            self.shadows.append(_Shadow(job.id, places, at, extra))
+
+    def _within_reach(self, pool: Pool, view: Mapping[Pool, int]) -> int:
+        return min(self.scene.total.get(pool, 0), view.get(pool, 0))
+
+    def _claim(self, job: Waiting, places: tuple[Pool, ...]) -> None:
+        rest = job.gpus
+        for pool in places:
+            taken = min(rest, self.free.get(pool, 0))
+            self.free[pool] = self.free.get(pool, 0) - taken
+            rest -= taken
+
+    def _fits_at(
+        self, job: Waiting, places: tuple[Pool, ...], view: Mapping[Pool, int]
+    ) -> tuple[float, int]:
+        """When enough jobs are expected to have ended, and the cards free besides then."""
+        cards = sum(view.get(pool, 0) for pool in places)
+        if cards >= job.gpus:
+            # What it lacks is no card: those that are free are not kept from others.
+            return math.inf, cards
+        ends = sorted(
+            (each.ends, sum(each.holds.get(pool, 0) for pool in places))
+            for each in self.scene.working
+            if each.ends is not None
+        )
+        for end, count in ends:
+            cards += count
+            if cards >= job.gpus:
+                return max(end, self.now), cards - job.gpus
+        return math.inf, 0
+
+    def _wait(
+        self,
+        request: Request,
+        choice: Choice,
+        view: Mapping[Pool, int],
+        quota: Mapping[tuple[str, str], int],
+    ) -> Wait:
+        told = tuple(sorted((*(victim.id for victim in choice.victims), *choice.coming)))
+        if choice.code is Code.FITS:
+            ahead = ", ".join(shadow.job for shadow in self.shadows) or "another job"
+            return Wait("behind", f"Cards are free, but {ahead} comes first and needs them.")
+        if choice.victims or choice.code is Code.COMING:
+            leaving = "is" if len(told) == 1 else "are"
+            return Wait("preempting", f"{listed(told)} {leaving} leaving for it.", must_end=told)
+        code = str(choice.code)
+        must_end = told
+        if choice.code in (Code.NO_VICTIM, Code.NOT_YET, Code.OVERDUE):
+            firm = Request(
+                request.id,
+                request.gpus,
+                request.kinds,
+                team=request.team,
+                spread=request.spread,
+            )
+            would = self._choose(firm, view, quota)
+            must_end = tuple(victim.id for victim in would.victims) or told
+        words = choice.words
+        if self.terms is None and choice.code is Code.NO_VICTIM:
+            words = f"All cards are in use; it needs {counted_cards(request.gpus)}."
+        return Wait(code, words, must_end=must_end, again=choice.again)
+
+    def _take_back(self) -> None:
+        """Take back notices whose successor waits no more."""
+        waiting = {job.id for job in self.scene.waiting} - {start.id for start in self.starts}
+        slots = {slot.id for slot in self.scene.slots if self._is_kept(slot)}
+        for job in self.scene.working:
+            if job.told is None or job.cause not in (Cause.PRIORITY, Cause.BOOKING):
+                continue
+            successor = job.told.successor
+            if successor not in waiting | slots or (
+                successor in self.waits and self.waits[successor].held
+            ):
+                self._withdraw(job.id)
+
+
+def _take(free: dict[Pool, int], kind: str, count: int) -> dict[Pool, int]:
+    """Take free cards of a kind, from where most are free; returns how many from where."""
+    taken: dict[Pool, int] = {}
+    pools = sorted(
+        (pool for pool in free if pool.kind == kind), key=lambda pool: (-free[pool], pool)
+    )
+    for pool in pools:
+        number = min(count, free[pool])
+        if number > 0:
+            free[pool] -= number
+            taken[pool] = number
+            count -= number
+    return taken
+
+
+def _placed(job: Waiting, kind: str, view: Mapping[Pool, int]) -> dict[Pool, int] | None:
+    """Where a job's cards would be: in the fullest host that has enough, or over several."""
+    pools = sorted((count, pool) for pool, count in view.items() if pool.kind == kind and count > 0)
+    for count, pool in pools:
+        if count >= job.gpus:
+            return {pool: job.gpus}
+    if not job.spread or sum(count for count, _pool in pools) < job.gpus:
+        return None
+    holds, rest = {}, job.gpus
+    for count, pool in reversed(pools):
+        number = min(rest, count)
+        if number:
+            holds[pool] = number
+            rest -= number
+    return holds
