@@ -7,13 +7,14 @@ limits of the policy. What is wrong is told in one pass, with the nearest times 
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gpuwarden import durations
+from gpuwarden.budget_terms import GPU_HOURS, quantity
+from gpuwarden.periods import Span, period_of
 from gpuwarden.scheduling.moments import show_moment
 from gpuwarden.scheduling.recurrences import MAX_SLOTS, Repeat, starts
 from gpuwarden.scheduling.slots import Slot
@@ -21,6 +22,8 @@ from gpuwarden.scheduling.slots import Slot
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from zoneinfo import ZoneInfo
+
+    from gpuwarden.periods import Period
 
 MAX_PROPOSALS = 3
 MAX_CANDIDATES = 400
@@ -37,16 +40,24 @@ class BudgetTerms:
     """A budget of a team.
 
     Attributes:
-        per: day or month, by the calendar of the policy's zone.
-        limit: GPU-hours.
+        per: by the calendar of the policy's zone.
+        limit: how much there is of its unit.
         hard: whether a booking beyond it is refused; else it is only told.
-        used: GPU-hours in the period that runs now, or None where nobody can tell.
+        used: of its unit in the period that runs now, or None where nobody can tell.
+        unit: GPU-hours, or a currency.
+        rates: kind of cards -> what a card-hour costs in this unit; None is 1 for every kind.
     """
 
-    per: Literal["day", "week", "month"]
+    per: Period
     limit: float
     hard: bool
     used: float | None = None
+    unit: str = GPU_HOURS
+    rates: Mapping[str, float] | None = None
+
+    def of(self, card: str, hours: float) -> float:
+        """What hours of a kind of cards take of it."""
+        return hours if self.rates is None else hours * self.rates.get(card, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,21 +223,6 @@ def peak(slots: Iterable[Slot], begin: float, end: float) -> int:
     return most
 
 
-def period(per: str, zone: ZoneInfo, at: float) -> tuple[float, float]:
-    """The calendar's day, week or month that a moment lies in, as Unix times."""
-    today = dt.datetime.fromtimestamp(at, zone).date()
-    if per == "day":
-        first, after = today, today + dt.timedelta(days=1)
-    elif per == "week":
-        first = today - dt.timedelta(days=today.weekday())
-        after = first + dt.timedelta(days=7)
-    else:
-        first = today.replace(day=1)
-        after = (first + dt.timedelta(days=32)).replace(day=1)
-    begin, end = (dt.datetime.combine(day, dt.time(), zone).timestamp() for day in (first, after))
-    return begin, end
-
-
 # -- parts
 
 
@@ -354,42 +350,42 @@ def _over_budget(
     team = slots[0].team
     own = [slot for slot in taken if slot.team == team]
     for budget in terms.budgets.get(team, ()):
-        current = period(budget.per, terms.zone, now)
-        for span in _periods(slots, budget.per, terms.zone):
-            wanted = sum(_hours_in(slot, *span, now) for slot in slots)
-            booked = sum(_hours_in(slot, *span, now) for slot in own)
+        current = period_of(budget.per, terms.zone.key, now)
+        for span in _periods(slots, budget.per, terms.zone.key):
+            wanted = sum(budget.of(slot.card, _hours_in(slot, span, now)) for slot in slots)
+            booked = sum(budget.of(slot.card, _hours_in(slot, span, now)) for slot in own)
             used = (budget.used or 0.0) if span == current else 0.0
             if wanted + booked + used <= budget.limit + 1e-6:
                 continue
-            begin = show_moment(span[0], terms.zone)
             text = (
-                f"in the {budget.per} from {begin} {team} has {budget.limit:g} GPU-hours: "
-                f"{used:.1f} are used, {booked:.1f} booked, and this would be {wanted:.1f} more"
+                f"in the {budget.per} from {show_moment(span.begin, terms.zone)} {team} has "
+                f"{quantity(budget.limit, budget.unit)}: {used:.1f} are used, {booked:.1f} booked, "
+                f"and this would be {wanted:.1f} more"
             )
             if budget.hard:
                 objections.append(Objection("budget", text))
             else:
                 warnings.append(f"{text} (a soft budget)")
             break
-        if budget.used is None and budget.hard and not objections:
+        if budget.used is None and budget.hard:
             warnings.append(f"what {team} has used of its budget per {budget.per} is not known")
     return objections, warnings
 
 
-def _periods(slots: Sequence[Slot], per: str, zone: ZoneInfo) -> list[tuple[float, float]]:
-    found: dict[tuple[float, float], None] = {}
+def _periods(slots: Sequence[Slot], per: Period, zone: str) -> list[Span]:
+    found: dict[Span, None] = {}
     for slot in slots:
         at = slot.start
         while at < slot.end:
-            span = period(per, zone, at)
+            span = period_of(per, zone, at)
             found[span] = None
-            at = span[1]
+            at = span.end
     return list(found)
 
 
-def _hours_in(slot: Slot, begin: float, end: float, now: float) -> float:
+def _hours_in(slot: Slot, span: Span, now: float) -> float:
     """GPU-hours of a slot in a period that are still to come; what is past is in `used`."""
-    seconds = min(slot.end, end) - max(slot.start, begin, now)
+    seconds = min(slot.end, span.end) - max(slot.start, span.begin, now)
     return slot.gpus * max(0.0, seconds) / 3600.0
 
 

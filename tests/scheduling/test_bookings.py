@@ -20,7 +20,6 @@ from gpuwarden.scheduling.bookings import (
     consider,
     lengthened,
     peak,
-    period,
 )
 from gpuwarden.scheduling.recurrences import Repeat
 from gpuwarden.scheduling.slots import Slot
@@ -226,15 +225,13 @@ def test_a_budget_whose_use_is_not_known_is_told_to_be_so() -> None:
     assert "not known" in answer.warnings[0]
 
 
-def test_periods_are_the_calendars() -> None:
-    """The day in which clocks are put back has 25 hours, the month in which it lies one more."""
-    sunday = dt.datetime(2026, 10, 25, 12, tzinfo=BERLIN).timestamp()
-    begin, end = period("day", BERLIN, sunday)
-    assert end - begin == 25 * HOUR
-    begin, end = period("month", BERLIN, sunday)
-    assert end - begin == 31 * DAY + HOUR
-    begin, end = period("week", BERLIN, sunday)
-    assert end - begin == 7 * DAY + HOUR
+def test_a_budget_of_money_counts_by_the_price_of_the_cards() -> None:
+    """16 card-hours at 2 EUR are 32 EUR; a kind without a price in this currency costs none."""
+    for limit, refused in ((32.0, False), (31.9, True)):
+        terms = budgeted(
+            BudgetTerms("month", limit, hard=True, used=0.0, unit="EUR", rates={"a100": 2.0})
+        )
+        assert codes(consider(WISH, (), terms, now=NOW)) == (["budget"] if refused else [])
 
 
 # -- lengthening

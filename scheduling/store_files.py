@@ -1,0 +1,194 @@
+"""The scheduler's file: one daemon at a time, its tables, and copies of it.
+
+Migrations are only ever added: the number of those that were applied is the file's `user_version`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from typing import TYPE_CHECKING
+
+from gpuwarden.errors import PermanentError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIGRATIONS = (
+    """
+    CREATE TABLE bookings (
+        id TEXT PRIMARY KEY,
+        key TEXT UNIQUE,
+        wish TEXT NOT NULL,
+        team TEXT NOT NULL,
+        who TEXT NOT NULL,
+        repeat TEXT NOT NULL,
+        words TEXT NOT NULL,
+        made REAL NOT NULL
+    ) STRICT;
+    CREATE TABLE slots (
+        id TEXT PRIMARY KEY,
+        booking TEXT NOT NULL REFERENCES bookings (id),
+        gpus INTEGER NOT NULL CHECK (gpus > 0),
+        card TEXT NOT NULL,
+        start REAL NOT NULL,
+        end REAL NOT NULL CHECK (end > start),
+        lead REAL NOT NULL,
+        entered REAL,
+        released REAL,
+        released_by TEXT NOT NULL DEFAULT '',
+        idle_since REAL,
+        first_used REAL,
+        used_gpu_seconds REAL
+    ) STRICT;
+    CREATE INDEX slots_end ON slots (end);
+    CREATE INDEX slots_booking ON slots (booking);
+    CREATE TABLE preemptions (
+        id TEXT PRIMARY KEY,
+        body TEXT NOT NULL,
+        cause TEXT NOT NULL,
+        outcome TEXT NOT NULL,
+        lost REAL,
+        begun REAL NOT NULL,
+        seen REAL NOT NULL
+    ) STRICT;
+    CREATE INDEX preemptions_seen ON preemptions (seen);
+    CREATE TABLE holdings (
+        entry TEXT NOT NULL,
+        start REAL NOT NULL,
+        end REAL,
+        user TEXT NOT NULL,
+        team TEXT NOT NULL,
+        gpus INTEGER NOT NULL,
+        card TEXT NOT NULL,
+        run_id TEXT,
+        project TEXT NOT NULL,
+        suspended REAL NOT NULL,
+        PRIMARY KEY (entry, start)
+    ) STRICT;
+    CREATE INDEX holdings_end ON holdings (end);
+    CREATE TABLE waits (
+        entry TEXT NOT NULL,
+        started REAL NOT NULL,
+        team TEXT NOT NULL,
+        priority TEXT NOT NULL,
+        seconds REAL NOT NULL,
+        PRIMARY KEY (entry, started)
+    ) STRICT;
+    CREATE TABLE requeues (
+        entry TEXT PRIMARY KEY,
+        team TEXT NOT NULL,
+        count INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE predictions (
+        entry TEXT NOT NULL,
+        kind TEXT NOT NULL CHECK (kind IN ('start', 'finish')),
+        attempt REAL NOT NULL,
+        made REAL NOT NULL,
+        earliest REAL NOT NULL,
+        latest REAL NOT NULL,
+        samples INTEGER NOT NULL,
+        actual REAL,
+        void TEXT NOT NULL DEFAULT '',
+        PRIMARY KEY (entry, kind, attempt)
+    ) STRICT;
+    CREATE INDEX predictions_open ON predictions (kind) WHERE actual IS NULL AND void = '';
+    CREATE TABLE runs (
+        entry TEXT PRIMARY KEY,
+        features TEXT NOT NULL,
+        epochs REAL,
+        seconds REAL NOT NULL,
+        ended REAL NOT NULL
+    ) STRICT;
+    CREATE INDEX runs_features ON runs (features);
+    """,
+)
+
+
+class StoreUnusable(PermanentError):
+    """The store cannot be opened: another daemon has it, it is newer, or damaged."""
+
+    exit_code = 3
+
+
+def exclusive(folder: Path) -> int:
+    """Keep every other scheduler from a folder until this descriptor is closed.
+
+    Raises:
+        StoreUnusable: one has it already, or the lock cannot be made.
+    """
+    lock = folder / "scheduler.lock"
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreUnusable(
+            f"{lock} cannot be opened ({error.strerror}): create {folder} and give it to the "
+            "scheduler's user"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise StoreUnusable(
+            f"{folder} is in use by another scheduler: one runs per cluster; stop the other one"
+        ) from error
+    return handle
+
+
+def opened(path: Path) -> sqlite3.Connection:
+    """A connection to the file, of today's version, made for its owner's eyes only.
+
+    Raises:
+        StoreUnusable: it is of a newer gpuwarden, or no usable file.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        db = sqlite3.connect(path, isolation_level=None, timeout=5, check_same_thread=False)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnusable(f"{path} is not usable: {error}") from error
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        _migrate(db, path)
+    except sqlite3.Error as error:
+        db.close()
+        raise StoreUnusable(
+            f"{path} is damaged ({error}): put the newest copy of it back, or move it away; "
+            "bookings and receipts are in it, jobs are not"
+        ) from error
+    except StoreUnusable:
+        db.close()
+        raise
+    return db
+
+
+def _migrate(db: sqlite3.Connection, path: Path) -> None:
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(MIGRATIONS):
+        raise StoreUnusable(
+            f"{path} is of version {version}, and this gpuwarden knows {len(MIGRATIONS)}: start "
+            "the newer one again"
+        )
+    for number, script in enumerate(MIGRATIONS[version:], version + 1):
+        # One transaction each: an end in the middle leaves the version that was there.
+        db.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
+
+
+def copy_to(db: sqlite3.Connection, target: Path) -> None:
+    """Write a whole copy while the daemon runs; the target is replaced only by a whole one.
+
+    Raises:
+        StoreUnusable: it cannot be written.
+    """
+    part = target.with_name(f"{target.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with contextlib.closing(sqlite3.connect(part)) as copy:
+            db.backup(copy, pages=1000)
+        part.replace(target)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnusable(f"{target} cannot be written: {error}") from error

@@ -1,0 +1,389 @@
+"""What the scheduler remembers: bookings, receipts, who held what, and what it foretold.
+
+Every method is one transaction; `changing` makes one of several. May be called from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpuwarden.schedule_api import Cause, Outcome, Preemption
+from gpuwarden.scheduling.holdings import Holding
+from gpuwarden.scheduling.slots import Slot
+from gpuwarden.scheduling.store_files import StoreUnusable, copy_to, exclusive, opened
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from gpuwarden.scheduling.slots import SlotUse
+
+__all__ = ["Booked", "Reservation", "Store", "StoreUnusable"]
+
+_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
+"""Without those that are read for one another."""
+_SLOT = (
+    "SELECT s.id, b.team, b.who, s.gpus, s.card, s.start, s.end, s.lead, b.id AS booking, "
+    "b.repeat, b.words, b.made, s.entered, s.released, s.released_by, s.idle_since, s.first_used, "
+    "s.used_gpu_seconds FROM slots s JOIN bookings b ON b.id = s.booking"
+)
+_HOLDINGS = (
+    "SELECT entry, start, end, user, team, gpus, card, run_id, project, suspended FROM holdings "
+    "WHERE start < ? AND (end IS NULL OR end > ?) ORDER BY start, entry"
+)
+_KEEP_HOLDING = (
+    "INSERT INTO holdings (entry, start, end, user, team, gpus, card, run_id, project, suspended) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (entry, start) DO UPDATE SET end = excluded.end, gpus = excluded.gpus, "
+    "suspended = excluded.suspended, run_id = coalesce(excluded.run_id, run_id), "
+    "project = CASE excluded.project WHEN '' THEN project ELSE excluded.project END"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A slot, and what has become of it.
+
+    Attributes:
+        slot: as the engine is told.
+        booking: id of its booking.
+        repeat: how the booking comes again.
+        words: what it is for.
+        made: Unix time at which it was booked.
+        entered: Unix time at which the engine had it, or None.
+        released: Unix time at which it was given back, or None.
+        released_by: who, or `no-show`.
+        idle_since: Unix time since which it is seen without use, or None.
+        first_used: Unix time at which its team first held a card of it, or None.
+        used_gpu_seconds: of its cards so far, or None.
+    """
+
+    slot: Slot
+    booking: str
+    repeat: str
+    words: str
+    made: float
+    entered: float | None = None
+    released: float | None = None
+    released_by: str = ""
+    idle_since: float | None = None
+    first_used: float | None = None
+    used_gpu_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A booking that was made.
+
+    Attributes:
+        id: of the booking.
+        slots: its slots.
+        wish: what was asked for, as JSON: by it a second try is told from another wish.
+    """
+
+    id: str
+    slots: tuple[Booked, ...]
+    wish: str
+
+
+class Store:
+    """The scheduler's file.
+
+    Args:
+        folder: of the daemon, which exists; nobody else may read what is in it.
+
+    Raises:
+        StoreUnusable: another daemon has it, it is newer, or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = threading.RLock()
+        self._handle = exclusive(folder)
+        try:
+            self._db = opened(folder / "scheduler.sqlite")
+        except StoreUnusable:
+            os.close(self._handle)
+            raise
+
+    def close(self) -> None:
+        """Release the file."""
+        with self._lock:
+            self._db.close()
+            os.close(self._handle)
+
+    def copy(self, target: Path) -> None:
+        """Write a whole copy of the file.
+
+        Raises:
+            StoreUnusable: it cannot be written.
+        """
+        with self._lock:
+            copy_to(self._db, target)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it, or nothing where an error leaves it."""
+        with self._lock:
+            if self._db.in_transaction:
+                yield self._db
+                return
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
+        with self._lock:
+            cursor = self._db.execute(query, values)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    # -- bookings
+
+    def reserve(
+        self,
+        slots: Sequence[Slot],
+        *,
+        wish: str,
+        repeat: str,
+        words: str,
+        key: str | None,
+        now: float,
+    ) -> Reservation:
+        """Write down a booking.
+
+        Args:
+            slots: its slots, in order; their ids are made here.
+            wish: what was asked for, as JSON.
+            repeat: how it comes again.
+            words: what it is for.
+            key: of who asks, by which a second try is known; or None.
+            now: Unix time.
+        """
+        first = slots[0]
+        with self.changing() as db:
+            name = self._new_id()
+            db.execute(
+                "INSERT INTO bookings VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (name, key, wish, first.team, first.who, repeat, words, now),
+            )
+            for number, slot in enumerate(slots, 1):
+                own = name if len(slots) == 1 else f"{name}.{number}"
+                db.execute(
+                    "INSERT INTO slots (id, booking, gpus, card, start, end, lead) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (own, name, slot.gpus, slot.card, slot.start, slot.end, slot.lead_seconds),
+                )
+            return Reservation(name, self.slots_of(name), wish)
+
+    def _new_id(self) -> str:
+        while True:
+            name = "b" + "".join(secrets.choice(_LETTERS) for _ in range(6))
+            if not self._rows("SELECT 1 FROM bookings WHERE id = ?", name):
+                return name
+
+    def reservation_by(self, key: str) -> Reservation | None:
+        """The booking that was made with a key."""
+        rows = self._rows("SELECT id, wish FROM bookings WHERE key = ?", key)
+        if not rows:
+            return None
+        return Reservation(rows[0]["id"], self.slots_of(rows[0]["id"]), rows[0]["wish"])
+
+    def slots_of(self, name: str) -> tuple[Booked, ...]:
+        """Slots of a booking, or the one slot of this id, in order of time."""
+        rows = self._rows(f"{_SLOT} WHERE b.id = ? OR s.id = ? ORDER BY s.start", name, name)
+        return tuple(_booked(row) for row in rows)
+
+    def standing(self, now: float) -> tuple[Slot, ...]:
+        """Every slot that is booked or active."""
+        rows = self._rows(
+            f"{_SLOT} WHERE s.released IS NULL AND s.end > ? ORDER BY s.start, s.id", now
+        )
+        return tuple(_booked(row).slot for row in rows)
+
+    def slots_between(self, begin: float, end: float) -> tuple[Booked, ...]:
+        """Every slot of a stretch of time, released ones too, in order."""
+        rows = self._rows(
+            f"{_SLOT} WHERE s.end > ? AND s.start < ? ORDER BY s.start, s.id", begin, end
+        )
+        return tuple(_booked(row) for row in rows)
+
+    def enter(self, slots: Iterable[str], *, now: float) -> None:
+        """Write down that the engine has these slots."""
+        with self.changing() as db:
+            db.executemany(
+                "UPDATE slots SET entered = ? WHERE id = ? AND entered IS NULL",
+                [(now, name) for name in slots],
+            )
+
+    def release(self, slots: Iterable[str], *, by: str, now: float) -> None:
+        """Give slots back."""
+        with self.changing() as db:
+            db.executemany(
+                "UPDATE slots SET released = ?, released_by = ? WHERE id = ? AND released IS NULL",
+                [(now, by, name) for name in slots],
+            )
+
+    def lengthen(self, slot: str, end: float) -> None:
+        """Have a slot last until another moment."""
+        with self.changing() as db:
+            db.execute("UPDATE slots SET end = ? WHERE id = ?", (end, slot))
+
+    def note_use(self, uses: Iterable[SlotUse], *, now: float) -> None:
+        """Write down what is seen of active slots."""
+        with self.changing() as db:
+            for use in uses:
+                idle = use.first_used is None and use.gpus == 0
+                db.execute(
+                    "UPDATE slots SET "
+                    "first_used = coalesce(first_used, ?), "
+                    "used_gpu_seconds = coalesce(?, used_gpu_seconds), "
+                    "idle_since = CASE WHEN ? THEN coalesce(idle_since, max(?, start)) END "
+                    "WHERE id = ?",
+                    (use.first_used, use.used_gpu_seconds, idle, now, use.slot),
+                )
+
+    # -- receipts
+
+    def keep_preemptions(self, seen: Iterable[Preemption], *, now: float) -> None:
+        """Take what an engine tells; a step that was once seen stays, with its first time."""
+        with self.changing() as db:
+            for item in seen:
+                rows = self._rows("SELECT body FROM preemptions WHERE id = ?", item.id)
+                before = _preemption(rows[0]["body"]).steps if rows else {}
+                merged = replace(item, steps={**item.steps, **before})
+                begun = min(merged.steps.values(), default=now)
+                db.execute(
+                    "INSERT INTO preemptions VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) "
+                    "DO UPDATE SET body = excluded.body, outcome = excluded.outcome, "
+                    "lost = coalesce(excluded.lost, lost), seen = excluded.seen",
+                    (
+                        item.id,
+                        _body(merged),
+                        item.cause,
+                        item.outcome,
+                        item.lost_seconds,
+                        begun,
+                        now,
+                    ),
+                )
+
+    def preemptions(self, since: float) -> tuple[Preemption, ...]:
+        """Open ones, and those that were last seen since a moment; the newest first."""
+        rows = self._rows(
+            "SELECT body FROM preemptions WHERE outcome = 'open' OR seen >= ? "
+            "ORDER BY begun DESC, id LIMIT 5000",
+            since,
+        )
+        return tuple(_preemption(row["body"]) for row in rows)
+
+    def preemption_sums(self) -> list[tuple[str, str, int, float]]:
+        """Cause, outcome, how many, and GPU-seconds of work that they lost."""
+        rows = self._rows(
+            "SELECT cause, outcome, count(*) AS n, coalesce(sum(lost), 0.0) AS lost "
+            "FROM preemptions GROUP BY cause, outcome"
+        )
+        return [(row["cause"], row["outcome"], row["n"], row["lost"]) for row in rows]
+
+    def all_steps(self) -> list[dict[str, float]]:
+        """The steps of every preemption, for the durations between them."""
+        rows = self._rows("SELECT body FROM preemptions")
+        return [_preemption(row["body"]).steps for row in rows]
+
+    # -- accounts
+
+    def keep_holdings(self, seen: Iterable[Holding]) -> None:
+        """Take what an engine tells of who held what; each attempt is kept once."""
+        with self.changing() as db:
+            db.executemany(
+                _KEEP_HOLDING,
+                [
+                    (
+                        item.entry,
+                        item.start,
+                        item.end,
+                        item.user,
+                        item.team,
+                        item.gpus,
+                        item.card,
+                        item.run_id,
+                        item.project,
+                        item.suspended_seconds,
+                    )
+                    for item in seen
+                ],
+            )
+
+    def holdings(self, engine: str, begin: float, end: float) -> tuple[Holding, ...]:
+        """Every attempt that held cards in a stretch of time."""
+        rows = self._rows(_HOLDINGS, end, begin)
+        return tuple(
+            Holding(
+                engine,
+                row["entry"],
+                row["user"],
+                row["team"],
+                row["gpus"],
+                row["start"],
+                row["end"],
+                row["card"],
+                row["run_id"],
+                row["project"],
+                row["suspended"],
+            )
+            for row in rows
+        )
+
+
+def _booked(row: dict[str, Any]) -> Booked:
+    slot = Slot(
+        row["id"],
+        row["team"],
+        row["who"],
+        row["gpus"],
+        row["card"],
+        row["start"],
+        row["end"],
+        row["lead"],
+    )
+    names = (
+        "booking", "repeat", "words", "made", "entered", "released", "released_by", "idle_since",
+        "first_used", "used_gpu_seconds",
+    )  # fmt: skip
+    return Booked(slot, **{name: row[name] for name in names})
+
+
+def _body(item: Preemption) -> str:
+    return json.dumps(
+        {
+            "id": item.id,
+            "victim": item.victim,
+            "successor": item.successor,
+            "cause": item.cause,
+            "at": item.at,
+            "deadline": item.deadline,
+            "run_id": item.run_id,
+            "steps": item.steps,
+            "outcome": item.outcome,
+            "lost_seconds": item.lost_seconds,
+            "words": item.words,
+        }
+    )
+
+
+def _preemption(body: str) -> Preemption:
+    data = json.loads(body)
+    return Preemption(
+        **{**data, "cause": Cause(data["cause"]), "outcome": Outcome(data["outcome"])}
+    )
