@@ -241,11 +241,11 @@ def train(
     nproc: int | None,
     **options: Any,
 ) -> int:
-    r"""Train as `yolo train` does, and never lose work.
+    """Train as `yolo train` does, and never lose work.
 
     Takes the words of `yolo train` after its own options, so that only one word changes:
 
-    \b
+    \u0008
       gpuwarden train model=yolov8n.yaml data=coco.yaml epochs=3 batch=16
       gpuwarden train --run-id exp1 --checkpoint-every 2m model=... data=...
       gpuwarden train model=... data=... resume=auto

@@ -38,9 +38,9 @@ How far off estimates are, and what they rest on: docs/estimates.md.
 )
 @click.argument("words", nargs=-1, metavar="KEY=VALUE...")
 def estimate(words: tuple[str, ...], *, as_json: bool, probe: bool) -> int:
-    r"""Say what a training will need: memory, speed, time, and the largest batch that fits.
+    """Say what a training will need: memory, speed, time, and the largest batch that fits.
 
-    \b
+    \u0008
       gpuwarden estimate model=yolov8m batch=64 imgsz=640 gpu="A100 40GB"
       gpuwarden estimate model=yolo11s gpu=T4 data=coco.yaml epochs=100 cores=4
       gpuwarden estimate model=my/model.yaml batch=32 gpu="rtx 4090" --json

@@ -40,11 +40,11 @@ PLAIN_SECONDS = 30.0
 )
 @click.option("--once", is_flag=True, help="Say how it stands, and end.")
 def follow(run_id: str | None, jobs_directory: Path, *, engine_url: str | None, once: bool) -> None:
-    r"""Follow the training RUN until this attempt of it ends: progress, pace, states, time left.
+    """Follow the training RUN until this attempt of it ends: progress, pace, states, time left.
 
     Without RUN the one that moved last. Only reads, and may be ended and started at any time.
 
-    \b
+    \u0008
       gpuwarden follow exp1 --engine.url http://engine:9837
       gpuwarden train --follow exp1
     """

@@ -137,6 +137,12 @@ _COMPONENTS = {
     "ledger": _Component(
         "gpuwarden.ruleengine.cli", "ledger", "ruleengine", "Back up what the engine knows."
     ),
+    "submit": _Component(
+        "gpuwarden.scheduling.submit_cli",
+        "submit",
+        "scheduling",
+        "Estimate a training, check it against the policy, and hand it to the engine.",
+    ),
     "report": _Component(
         "gpuwarden.ruleengine.reports.cli",
         "report",

@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gpuwarden import named_files
 from gpuwarden.diagnostics import did_you_mean
@@ -33,6 +33,33 @@ KNOWN = {
     "visdrone": 6471,
     "voc": 16551,
 }
+KNOWN_VALIDATION = {
+    "argoverse": 15062,
+    "coco": 5000,
+    "coco-pose": 2346,
+    "coco128": 128,
+    "coco128-seg": 128,
+    "coco8": 4,
+    "coco8-pose": 4,
+    "coco8-seg": 4,
+    "dotav1": 458,
+    "dotav1.5": 458,
+    "globalwheat2020": 748,
+    "imagenet": 50000,
+    "lvis": 19809,
+    "objects365": 80000,
+    "open-images-v7": 41620,
+    "sku-110k": 588,
+    "visdrone": 548,
+    "voc": 4952,
+}
+"""Likewise, of the images that each epoch is validated by."""
+Split = Literal["train", "val"]
+_FOLDERS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("val", "validation", "valid", "test"),
+}
+"""Of a data set to classify, in the order in which ultralytics looks for them."""
 _SUFFIXES = frozenset(
     f".{name}"
     for name in (
@@ -41,16 +68,19 @@ _SUFFIXES = frozenset(
     )
 )
 """What ultralytics takes for an image."""
+_DESCRIPTIONS = (".yaml", ".yml")
 MAX_FILES = 20_000_000
 _MAX_DESCRIPTION = 4 * 1024 * 1024
 
 
-def count_images(data: str) -> int:
-    """Images of a training set.
+def count_images(data: str, *, split: Split = "train") -> int:
+    """Images of a data set.
 
     Args:
         data: a number, a folder, a list of files (`.txt`), a YAML of ultralytics' kind, or the
             name of one of ultralytics' own data sets.
+        split: those to train with, or those that each epoch is validated by: only YAMLs, folders of
+            a data set to classify, and ultralytics' own data sets tell them apart.
 
     Raises:
         InvalidInput: there is none, it has no images, or it cannot be read.
@@ -61,13 +91,14 @@ def count_images(data: str) -> int:
     else:
         path = named_files.named(data)
         if not path.exists():
-            known = KNOWN.get(re.sub(r"\.ya?ml$", "", data.lower()))
+            table = KNOWN if split == "train" else KNOWN_VALIDATION
+            known = table.get(re.sub(r"\.ya?ml$", "", data.lower()))
             if known is not None:
                 return known
             hint = did_you_mean(data, [f"{name}.yaml" for name in KNOWN])
             raise InvalidInput(f"data={data}: there is no such file{f'; {hint}' if hint else ''}")
         try:
-            images = _count(path)
+            images = _count(path, split)
         except OSError as error:
             raise InvalidInput(f"data={data}: {error.strerror or error}") from error
     if images < 1:
@@ -75,11 +106,35 @@ def count_images(data: str) -> int:
     return images
 
 
-def _count(path: Path) -> int:
+def count_classes(data: str) -> int | None:
+    """Classes that a data set's YAML names; None where it names none, or data is no such file.
+
+    Raises:
+        InvalidInput: it cannot be read.
+        MissingExtra: PyYAML is not installed.
+    """
+    path = named_files.named(data)
+    if path.suffix.lower() not in _DESCRIPTIONS or not path.is_file():
+        return None
+    content = _description(path)
+    number, names = content.get("nc"), content.get("names")
+    if isinstance(names, (list, dict)) and names:
+        return len(names)
+    return number if isinstance(number, int) and number > 0 else None
+
+
+def _count(path: Path, split: Split) -> int:
     if path.is_dir():
-        return _in_folder(path)
-    if path.suffix.lower() in (".yaml", ".yml"):
-        return _described(path)
+        inner = next((path / name for name in _FOLDERS[split] if (path / name).is_dir()), None)
+        if inner is None and split == "val":
+            raise InvalidInput(f"data={path}: it has no folder of images to validate by")
+        return _in_folder(inner or path)
+    if path.suffix.lower() in _DESCRIPTIONS:
+        return _described(path, split)
+    return _in_list(path)
+
+
+def _in_list(path: Path) -> int:
     with path.open("rb") as lines:
         return sum(1 for line in lines if line.strip())
 
@@ -94,7 +149,7 @@ def _in_folder(folder: Path) -> int:
     return images
 
 
-def _described(file: Path) -> int:
+def _description(file: Path) -> dict[str, Any]:
     try:
         yaml: Any = importlib.import_module("yaml")
     except ModuleNotFoundError as error:
@@ -103,19 +158,24 @@ def _described(file: Path) -> int:
         raise InvalidInput(f"data={file}: it is no description of a data set")
     try:
         content = yaml.safe_load(file.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"data={file}: it is no YAML: {error}") from error
-    train = content.get("train") if isinstance(content, dict) else None
-    listed = train if isinstance(train, list) else [train]
+    return content if isinstance(content, dict) else {}
+
+
+def _described(file: Path, split: Split) -> int:
+    content = _description(file)
+    said = content.get(split)
+    listed = said if isinstance(said, list) else [said]
     parts = [part for part in listed if isinstance(part, str) and part]
     if not parts or len(parts) < len(listed):
-        raise InvalidInput(f"data={file}: it does not say where its `train` images are")
+        raise InvalidInput(f"data={file}: it does not say where its `{split}` images are")
     root = Path(str(content.get("path") or "."))
     total = 0
     for part in parts:
         candidates = [file.parent / root / part, root / part, file.parent / part]
         found = next((item for item in candidates if item.exists()), None)
-        if found is None or found.suffix.lower() in (".yaml", ".yml"):
+        if found is None or found.suffix.lower() in _DESCRIPTIONS:
             raise InvalidInput(f"data={file}: its images {root / part} are not there; say a number")
-        total += _count(found)
+        total += _in_folder(found) if found.is_dir() else _in_list(found)
     return total

@@ -5,12 +5,16 @@ The engine compares jobs with them, the scheduler estimates by them: docs/profil
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, StrictBool, StrictInt, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, StrictInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.fields import Bytes, ImagesPerSecond, Ratio, Strict, Words
+from gpuwarden.checked_files import check_file
+from gpuwarden.fields import Bytes, ImagesPerSecond, Ratio, Strict, Words, as_tuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Profile(Strict):
@@ -56,3 +60,21 @@ class Profile(Strict):
             "gpu_utilization": self.gpu_utilization,
         }
         return {name: value for name, value in given.items() if value is not None}
+
+
+class ProfileFile(Strict):
+    """A file of profiles alone, as `gpuwarden profiles learn` writes it."""
+
+    version: Literal[1]
+    """Of the format."""
+    profiles: Annotated[tuple[Profile, ...], BeforeValidator(as_tuple)]
+    """What trainings need here."""
+
+
+def load_profiles(path: Path) -> tuple[Profile, ...]:
+    """Read a file of profiles.
+
+    Raises:
+        InvalidInput: it cannot be read, or is none; its text shows every mistake with its line.
+    """
+    return check_file(path, ProfileFile, lambda _content, _root: ()).usable().profiles

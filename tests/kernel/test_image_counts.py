@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuwarden.errors import InvalidInput
-from gpuwarden.image_counts import KNOWN, count_images
+from gpuwarden.image_counts import KNOWN, KNOWN_VALIDATION, count_classes, count_images
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,3 +84,41 @@ def test_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
         count_images("0")
     with pytest.raises(InvalidInput, match=r'did you mean "coco\.yaml"'):
         count_images("cocoo.yaml")
+
+
+def test_images_to_validate_by_are_counted_apart(images: Path) -> None:
+    """A YAML says where they are; a folder that only holds images does not."""
+    file = images / "data.yaml"
+    file.write_text(
+        f"path: {images}\ntrain: a\nval: [b/deep]\nnames: {{0: cat, 1: dog}}\n", "utf-8"
+    )
+    assert count_images(str(file)) == 2
+    assert count_images(str(file), split="val") == 1
+    assert count_images("coco.yaml", split="val") == 5000
+    assert count_classes(str(file)) == 2
+    assert count_classes(str(images)) is None
+    assert count_classes("coco.yaml") is None
+    with pytest.raises(InvalidInput, match="no folder of images to validate by"):
+        count_images(str(images), split="val")
+
+
+def test_a_folder_to_classify_is_trained_by_its_part_alone(images: Path) -> None:
+    """Ultralytics reads the classes of `train`, and validates by `val` or what else it finds."""
+    (images / "a").rename(images / "train")
+    (images / "b").rename(images / "valid")
+    assert count_images(str(images)) == 2
+    assert count_images(str(images), split="val") == 3
+
+
+def test_a_number_of_classes_is_enough(tmp_path: Path) -> None:
+    """Older data sets say nc without names."""
+    file = tmp_path / "data.yml"
+    file.write_text("nc: 7\ntrain: x\n", "utf-8")
+    assert count_classes(str(file)) == 7
+    file.write_text("- a list\n", "utf-8")
+    assert count_classes(str(file)) is None
+
+
+def test_every_known_data_set_is_known_with_its_validation() -> None:
+    """The two tables are of the same files."""
+    assert KNOWN.keys() == KNOWN_VALIDATION.keys()

@@ -1,0 +1,462 @@
+"""From what somebody asks for to a task, and why not: the decision behind `gpuwarden submit`. Pure.
+
+Everything that is wrong with a request is said at once. What a policy forbids and what has no room
+on any card is a no; an unknown model or card is no reason to refuse, but then nothing is guessed:
+the card and the time have to be said.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gpuwarden.diagnostics import did_you_mean
+from gpuwarden.errors import InvalidInput, RefusedAction
+from gpuwarden.estimates import GIB, ModelCosts, Range, Unknown
+from gpuwarden.scheduling import images, recommendations
+from gpuwarden.scheduling.estimations import CardEstimate, Fit, Kind, estimate, save_seconds
+from gpuwarden.scheduling.recommendations import span
+from gpuwarden.scheduling.tasks import Task, option_problem, run_id_of, word_problem
+from gpuwarden.scheduling.trainings import read_training
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpuwarden.scheduling.policies import Image, Policy, Priority, Team, Window
+    from gpuwarden.scheduling.trainings import Training
+    from gpuwarden.training_profiles import Profile
+
+MOST_GPUS: Final = 64
+"""Cards of one node at most; the trainer starts a process for each."""
+_SHORT_LIMIT: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was said on the command line.
+
+    Attributes:
+        words: of `yolo train`.
+        options: of `gpuwarden train`.
+        user: who asks.
+        operator: whether they may submit for teams that they are not in.
+        directory: where the training starts.
+        team, priority, card, window, image: by the policy's names, or None where not said.
+        gpus: cards.
+        after: ids of jobs to wait for.
+        name: of the task, or None.
+        time_limit: seconds, or None.
+        deadline: Unix time by which it should be done, or None.
+        images: of one epoch, where the data set is out of sight.
+        program: `gpuwarden`, or its absolute path in the training's environment.
+    """
+
+    words: tuple[str, ...]
+    user: str
+    directory: str
+    operator: bool = False
+    options: tuple[str, ...] = ()
+    team: str | None = None
+    priority: str | None = None
+    card: str | None = None
+    window: str | None = None
+    image: str | None = None
+    gpus: int = 1
+    after: tuple[str, ...] = ()
+    name: str | None = None
+    time_limit: float | None = None
+    deadline: float | None = None
+    images: int | None = None
+    program: str = "gpuwarden"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A task that can be submitted, and what is to be said of it.
+
+    Attributes:
+        task: for an engine.
+        training: what it trains.
+        estimates: on every kind of cards, in the policy's order.
+        chosen: the card that it takes.
+        why_card: one sentence.
+        image: of the catalogue, or None.
+        warnings: what may go wrong.
+        advice: what could be chosen otherwise.
+        sizes: smaller models of the family on the chosen card.
+    """
+
+    task: Task
+    training: Training
+    estimates: tuple[CardEstimate, ...]
+    chosen: CardEstimate
+    why_card: str
+    image: Image | None
+    warnings: tuple[str, ...]
+    advice: tuple[str, ...]
+    sizes: tuple[tuple[str, CardEstimate], ...]
+
+
+def plan(
+    asked: Asked, training: Training, policy: Policy, *, profiles: Sequence[Profile], now: float
+) -> Plan:
+    """Make a task of what was asked for.
+
+    Args:
+        asked: on the command line.
+        training: what its words say, by `read`.
+        policy: of this cluster.
+        profiles: of what is trained here.
+        now: Unix time.
+
+    Raises:
+        InvalidInput: what was said cannot be meant; every problem, one a line.
+        RefusedAction: the policy forbids it (`team`, `priority`, `card`, `image`), nothing has room
+            for it (`memory`), it cannot be done in time (`deadline`), or it is not known how long
+            it takes (`unknown`); the text says what would be possible.
+    """
+    team = _team(policy, asked)
+    priority = _priority(policy, team, asked.priority)
+    window = _window(policy, asked.window)
+    kinds = [
+        Kind(
+            name=card.name,
+            model=card.model,
+            memory=card.memory,
+            count=card.count,
+            allowed=min(card.count, team.most(card.name)),
+            price=card.price,
+        )
+        for card in policy.cards
+    ]
+    everywhere = estimate(training, kinds, gpus=asked.gpus, profiles=profiles)
+    chosen, why = _card(asked, training, everywhere, team=team, profiles=profiles, now=now)
+    picked = images.choose(policy.images, training.model_name, wanted=asked.image, gpu=chosen.gpu)
+    limit = _limit(asked, training, chosen)
+    name = asked.name if asked.name is not None else usual_name(training, now)
+    task = Task(
+        name=name,
+        run_id=run_id_of(name),
+        words=_words(asked.words, training, chosen),
+        options=asked.options,
+        user=asked.user,
+        team=team.name,
+        priority=priority.name,
+        gpus=asked.gpus,
+        gpu_type=chosen.kind.name,
+        memory_bytes=chosen.memory.high if isinstance(chosen.memory, Range) else None,
+        image=None if picked.image is None else picked.image.image,
+        window=None if window is None else window.name,
+        after=asked.after,
+        deadline=asked.deadline,
+        time_limit_seconds=limit,
+        epoch_seconds=_high(chosen.epoch_seconds),
+        save_seconds=save_seconds(training.model),
+        estimate=chosen.as_document(asked.gpus),
+        directory=asked.directory,
+        program=asked.program,
+    )
+    return Plan(
+        task=task,
+        training=training,
+        estimates=everywhere,
+        chosen=chosen,
+        why_card=why,
+        image=picked.image,
+        warnings=(*_doubts(asked, training, chosen, limit), *picked.warnings),
+        advice=recommendations.recommendations(
+            training, chosen, everywhere, gpus=asked.gpus, profiles=profiles
+        ),
+        sizes=recommendations.sizes(training, chosen, gpus=asked.gpus, profiles=profiles),
+    )
+
+
+def usual_name(training: Training, now: float) -> str:
+    """A name for a task that was given none: model, data set, and the second of its submission."""
+    data = re.sub(r"\.[a-z]+$", "", training.data.rstrip("/").rpartition("/")[2].lower())
+    moment = dt.datetime.fromtimestamp(now, dt.UTC).strftime("%m%d-%H%M%S")
+    parts = [re.sub(r"[^a-z0-9-]+", "-", part).strip("-") for part in (training.model_name, data)]
+    return "-".join([*(part[:20] for part in parts if part), moment])
+
+
+def read(asked: Asked) -> Training:
+    """Look up what the words name: the model in the tables, the data set on this machine.
+
+    Raises:
+        InvalidInput: words that cannot be meant, or a data set that is not there; every problem,
+            one a line.
+    """
+    problems = [problem for word in asked.words if (problem := word_problem(word))]
+    problems += [problem for option in asked.options if (problem := option_problem(option))]
+    if not any(word.startswith("model=") for word in asked.words):
+        problems.append("which model? Say model=yolov8m, for example")
+    if not 1 <= asked.gpus <= MOST_GPUS:
+        problems.append(f"--gpus {asked.gpus}: from 1 to {MOST_GPUS}, all of one node")
+    if asked.time_limit is not None and asked.time_limit < _SHORT_LIMIT:
+        problems.append(f"--time {span(asked.time_limit)}: a minute at least")
+    if problems:
+        raise InvalidInput("\n".join(problems))
+    return read_training(asked.words, gpus=asked.gpus, images=asked.images)
+
+
+# ---------------------------------------------------------------------------------------------
+# What the policy says
+
+
+def _team(policy: Policy, asked: Asked) -> Team:
+    user, wanted = asked.user, asked.team
+    mine = policy.teams_of(user)
+    if wanted is not None:
+        team = policy.team(wanted)
+        if team is None:
+            raise InvalidInput(
+                f"--team {wanted}: {_none_of(wanted, [each.name for each in policy.teams])}"
+            )
+        if team not in mine and not asked.operator:
+            theirs = ", ".join(each.name for each in mine) or "none"
+            raise RefusedAction(
+                "team", f"{user} is not in team {wanted} by the policy; in: {theirs}"
+            )
+        return team
+    if len(mine) == 1:
+        return mine[0]
+    if mine:
+        names = " or ".join(f"--team {each.name}" for each in mine)
+        raise InvalidInput(f"{user} is in several teams: say {names}")
+    raise RefusedAction(
+        "team", f"{user} is in no team of the policy: an operator adds people to `teams`"
+    )
+
+
+def _priority(policy: Policy, team: Team, wanted: str | None) -> Priority:
+    allowed = [each for each in policy.priorities if team.may_choose(each.name)]
+    if wanted is None:
+        usual = policy.usual_priority
+        return usual if usual in allowed else min(allowed, key=lambda each: each.value)
+    found = policy.priority(wanted)
+    if found is None:
+        raise InvalidInput(
+            f"--priority {wanted}: {_none_of(wanted, [each.name for each in policy.priorities])}"
+        )
+    if found not in allowed:
+        names = ", ".join(each.name for each in allowed)
+        raise RefusedAction(
+            "priority", f"team {team.name} may not choose priority {wanted}: it may {names}"
+        )
+    return found
+
+
+def _window(policy: Policy, wanted: str | None) -> Window | None:
+    if wanted is None:
+        return None
+    found = policy.window(wanted)
+    if found is None:
+        names = [each.name for each in policy.windows]
+        raise InvalidInput(f"--window {wanted}: {_none_of(wanted, names)}")
+    return found
+
+
+def _none_of(word: str, known: Sequence[str]) -> str:
+    if not known:
+        return "the policy has none"
+    hint = did_you_mean(word, known)
+    return f"the policy knows {', '.join(known)}" + (f"; {hint}" if hint else "")
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+
+def _card(
+    asked: Asked,
+    training: Training,
+    everywhere: Sequence[CardEstimate],
+    *,
+    team: Team,
+    profiles: Sequence[Profile],
+    now: float,
+) -> tuple[CardEstimate, str]:
+    """The card that it takes: the one that was said, or the cheapest that will do."""
+    if asked.card is not None:
+        found = next((each for each in everywhere if each.kind.name == asked.card), None)
+        if found is None:
+            names = [each.kind.name for each in everywhere]
+            raise InvalidInput(f"--card {asked.card}: {_none_of(asked.card, names)}")
+        if (why := _forbidden(found, asked.gpus, team)) is not None:
+            raise RefusedAction("card", why)
+        if found.fit is Fit.NO:
+            raise RefusedAction("memory", _no_room(training, [found], everywhere, asked, profiles))
+        return found, "as was said"
+    allowed = [each for each in everywhere if _forbidden(each, asked.gpus, team) is None]
+    if not allowed:
+        reasons = [_forbidden(each, asked.gpus, team) or "" for each in everywhere]
+        raise RefusedAction("card", "\n".join(reasons))
+    if all(each.fit is Fit.UNKNOWN for each in allowed):
+        raise RefusedAction("unknown", _unknown_card(allowed))
+    roomy = [each for each in allowed if each.fit is Fit.YES]
+    roomy = roomy or [each for each in allowed if each.fit is Fit.TIGHT]
+    if not roomy:
+        raise RefusedAction("memory", _no_room(training, allowed, everywhere, asked, profiles))
+    timely = [each for each in roomy if _in_time(each, asked.deadline, now)]
+    if not timely:
+        raise RefusedAction("deadline", _too_late(roomy, asked.deadline or now, now))
+    chosen = timely[0]
+    return chosen, _why(allowed[: allowed.index(chosen)])
+
+
+def _forbidden(each: CardEstimate, gpus: int, team: Team) -> str | None:
+    kind = each.kind
+    if gpus > kind.count:
+        return f"{kind.name}: there are {kind.count}, fewer than {gpus}"
+    if gpus > kind.allowed:
+        return (
+            f"{kind.name}: team {team.name} may hold {kind.allowed} at once by its quota and what "
+            f"it may borrow, fewer than {gpus}"
+        )
+    return None
+
+
+def _in_time(each: CardEstimate, deadline: float | None, now: float) -> bool:
+    if deadline is None:
+        return True
+    return isinstance(each.training_seconds, Range) and now + each.training_seconds.high <= deadline
+
+
+def _why(passed: Iterable[CardEstimate]) -> str:
+    reasons = [
+        f"{each.kind.name} has no room"
+        if each.fit in (Fit.NO, Fit.TIGHT)
+        else f"nothing is known of {each.kind.name}"
+        if each.fit is Fit.UNKNOWN
+        else f"{each.kind.name} takes too long"
+        for each in passed
+    ]
+    if not reasons:
+        return "the cheapest"
+    return "the cheapest that will do: " + ", ".join(reasons)
+
+
+def _no_room(
+    training: Training,
+    tried: Sequence[CardEstimate],
+    everywhere: Sequence[CardEstimate],
+    asked: Asked,
+    profiles: Sequence[Profile],
+) -> str:
+    needs = next((each.memory for each in tried if isinstance(each.memory, Range)), None)
+    amount = (
+        ""
+        if needs is None
+        else f" needs {needs.expected / GIB:.1f} GiB ({needs.low / GIB:.1f} to "
+        f"{needs.high / GIB:.1f}) on each card and"
+    )
+    cards = " or ".join(each.kind.name for each in tried)
+    lines = [f"{training.words}{amount} has no room on {cards}"]
+    if fitting := recommendations.batches_that_fit(tried):
+        lines += ["what would have room:", *(f"  {line}" for line in fitting)]
+    others = [
+        each.kind.name
+        for each in everywhere
+        if each not in tried and each.fit is Fit.YES and each.kind.allowed >= asked.gpus
+    ]
+    if others:
+        lines.append(f"  --card {others[0]}")
+    smaller = recommendations.smaller_models(
+        training, tried[-1], gpus=asked.gpus, profiles=profiles
+    )
+    if smaller is not None:
+        lines.append(f"  {smaller}")
+    return "\n".join(lines)
+
+
+def _unknown_card(allowed: Sequence[CardEstimate]) -> str:
+    reasons = dict.fromkeys(reason for each in allowed for reason in each.reasons())
+    return (
+        "UNKNOWN: "
+        + "; ".join(reasons).removesuffix("?")
+        + ". Nothing is guessed: say which cards and how long, with --card and --time"
+    )
+
+
+def _too_late(roomy: Sequence[CardEstimate], deadline: float, now: float) -> str:
+    left = span(max(1.0, deadline - now))
+    lines = [f"it cannot be done within {left}, by the upper end of what is expected:"]
+    for each in roomy:
+        high = _high(each.training_seconds)
+        lines.append(f"  {each.kind.name}: {'UNKNOWN' if high is None else span(high)}")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------
+# Time, words, doubts
+
+
+def _limit(asked: Asked, training: Training, chosen: CardEstimate) -> float | None:
+    if asked.time_limit is not None:
+        return asked.time_limit
+    limit = chosen.time_limit_seconds
+    if limit is None:
+        reasons = "; ".join(chosen.reasons()).removesuffix("?")
+        raise RefusedAction(
+            "unknown",
+            f"UNKNOWN: how long {training.model_name} takes on {chosen.kind.name}: {reasons}. "
+            "Nothing is guessed: say --time"
+            + (" and --card" if isinstance(training.model, Unknown) and not asked.card else ""),
+        )
+    return limit
+
+
+def _words(words: tuple[str, ...], training: Training, chosen: CardEstimate) -> tuple[str, ...]:
+    """The words, with a batch of its own choice made a fixed one.
+
+    Ultralytics would choose it anew by the card that an attempt runs on: a resumed run would then
+    be another training.
+    """
+    if training.batch is not None or chosen.batch is None:
+        return words
+    return (*(word for word in words if not word.startswith("batch=")), f"batch={chosen.batch}")
+
+
+def _doubts(
+    asked: Asked, training: Training, chosen: CardEstimate, limit: float | None
+) -> Iterable[str]:
+    if chosen.fit is Fit.UNKNOWN:
+        yield "UNKNOWN whether it has room: " + "; ".join(chosen.reasons())
+    elif isinstance(chosen.training_seconds, Unknown):
+        yield f"UNKNOWN how long it takes: {chosen.training_seconds}"
+    if isinstance(chosen.memory, Range) and chosen.fit is Fit.TIGHT:
+        yield (
+            f"it may have no room: up to {chosen.memory.high / GIB:.1f} GiB of "
+            f"{chosen.offered / GIB:.1f}"
+        )
+    expected = chosen.training_seconds
+    if isinstance(expected, Range) and limit is not None and limit < expected.high:
+        yield (
+            f"--time {span(limit)} is less than what it may take ({span(expected.low)} to "
+            f"{span(expected.high)}): the engine ends an attempt there; the next continues it"
+        )
+    if training.batch is None and chosen.batch is not None:
+        yield (
+            f"batch={chosen.batch} is fixed now, from the estimate: a batch that is chosen anew "
+            "with each attempt would make another training of it"
+        )
+    if training.absent and "--online" not in asked.options:
+        yield (
+            f"not in sight from {asked.directory}: {', '.join(training.absent)}; a training "
+            "downloads nothing, unless its options say --online: see that they are where it runs"
+            + (
+                f", or say model={training.model_name}.yaml to begin from random weights"
+                if training.absent[0].endswith(".pt") and isinstance(training.model, ModelCosts)
+                else ""
+            )
+        )
+    if asked.name is None:
+        return
+    if run_id_of(asked.name) != asked.name:
+        yield f"its run is called {run_id_of(asked.name)}"
+
+
+def _high(value: Range | Unknown) -> float | None:
+    return value.high if isinstance(value, Range) else None

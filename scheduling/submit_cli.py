@@ -1,0 +1,236 @@
+"""`gpuwarden submit`: a training is estimated, checked, and handed to the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import importlib
+import json
+import os
+import pwd
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from gpuwarden import option_values
+from gpuwarden.errors import InvalidInput, ServiceUnavailable
+from gpuwarden.option_values import output_option
+from gpuwarden.scheduling import submission_texts
+from gpuwarden.scheduling.policy_checks import load_policy
+from gpuwarden.scheduling.submissions import Asked, plan, read
+from gpuwarden.scheduling.tasks import Foreseen
+from gpuwarden.training_profiles import load_profiles
+
+if TYPE_CHECKING:
+    from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.submissions import Plan
+    from gpuwarden.scheduling.tasks import Submitter
+
+DEFAULT_POLICY: Final = Path("/etc/gpuwarden/policy.yaml")
+ENGINES: Final = ("slurm", "kueue", "local")
+
+_EPILOG = """
+\b
+The job is an ordinary training: `gpuwarden train --run-id NAME ...`. Started anew by the engine,
+it goes on where it was; nothing of gpuwarden has to run for that. Options of gpuwarden train go
+behind the words, each as --option=value:
+  gpuwarden submit model=yolov8m data=coco.yaml -- --checkpoint-every=2m
+
+\b
+Exit status:
+  0   submitted; with --dry-run: it could be
+  1   the answer is no: no room on any card, or the policy forbids it
+  2   wrong usage or input
+  3   the engine does not answer: nothing was submitted
+
+What the estimate rests on, and how cards, batches and images are chosen: docs/submit.md.
+"""
+
+
+@click.command(
+    "submit",
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--policy",
+    "policy_file",
+    envvar="GPUWARDEN_POLICY",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=DEFAULT_POLICY,
+    show_default=True,
+    help="The cluster's policy.",
+)
+@click.option("--team", help="Whose quota and budget count. Default: the only team you are in.")
+@click.option("--priority", help="Class of the task. Default: the policy's.")
+@click.option("--gpus", type=int, default=1, show_default=True, help="Cards, all of one node.")
+@click.option(
+    "--card", help="Kind of cards, by the policy's name. Default: the cheapest that will do."
+)
+@click.option("--window", help="Run only in this window of the policy, such as off-peak.")
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="JOB",
+    help="Wait until this job has succeeded; its id as `gpuwarden queue` shows it. May be "
+    "repeated.",
+)
+@click.option(
+    "--name",
+    help="Of the task and its run. The same name again continues an unfinished run. Default: from "
+    "the model, the data set and the time.",
+)
+@click.option("--image", help="One of the policy's images. Default: that for the model.")
+@click.option(
+    "--time",
+    "time_limit",
+    metavar="DURATION",
+    callback=option_values.read_positive_seconds,
+    help="Time limit of an attempt, such as 4h. Default: the upper end of what is expected, and a "
+    "margin. Needed where nothing is known of the model or the card.",
+)
+@click.option(
+    "--deadline",
+    metavar="WHEN",
+    help="Be done by then: 2026-12-24T08:00, by the policy's time zone. Cards that are too slow "
+    "are passed over.",
+)
+@click.option(
+    "--images",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Images of the training set, where the data are not in sight of this machine.",
+)
+@click.option(
+    "--profiles",
+    "profile_files",
+    multiple=True,
+    envvar="GPUWARDEN_PROFILES",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="What is trained here, as `gpuwarden profiles learn` writes it; goes before the formula. "
+    "May be repeated.",
+)
+@click.option(
+    "--program",
+    default="gpuwarden",
+    show_default=True,
+    help="gpuwarden in the training's environment: an absolute path, where it is not in the PATH.",
+)
+@click.option(
+    "--chdir",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Where the training starts. Default: here.",
+)
+@click.option("--engine", type=click.Choice(ENGINES), help="Default: the policy's.")
+@click.option("--dry-run", is_flag=True, help="Show everything, and what would be sent.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask. Only a terminal is asked.")
+@output_option
+@click.argument("words", nargs=-1, required=True, metavar="KEY=VALUE... [-- --OPTION=VALUE...]")
+def submit(words: tuple[str, ...], **said: Any) -> None:
+    """Estimate a training, check it, and hand it to the engine.
+
+    \u0008
+      gpuwarden submit model=yolov8m data=coco.yaml batch=64 epochs=100 --team vision
+      gpuwarden submit model=yolo11x data=/data/my.yaml --gpus 2 --priority high --dry-run
+      gpuwarden submit model=yolov8s data=my.yaml --window off-peak --after 4711
+      gpuwarden submit model=mine.yaml data=my.yaml --card a100-40 --time 6h
+
+    Says for each kind of cards what the training needs there, how long it takes and what it costs,
+    and when it would start. What fits no card is refused, with the batch that would; so is a data
+    set that is not there, and an image that the policy does not list.
+    """
+    now = time.time()
+    policy = load_policy(said["policy_file"], now=now, engine=said["engine"])
+    profiles = tuple(each for file in said["profile_files"] for each in load_profiles(file))
+    if said["chdir"] is not None:
+        os.chdir(said["chdir"])  # words name files from there on
+    asked = _asked(words, said, policy, now)
+    found = plan(asked, read(asked), policy, profiles=profiles, now=now)
+    submitter = open_submitter(said["engine"] or policy.engine, policy)
+    foreseen = _foreseen(submitter, found)
+    as_json = said["output"] == "json"
+    if not as_json:
+        click.echo(submission_texts.as_text(found, foreseen, zone=policy.zone))
+    if said["dry_run"]:
+        rendered = submitter.render(found.task)
+        if as_json:
+            _show(submission_texts.as_document(found, foreseen, rendered=rendered))
+        else:
+            click.echo(f"\nnothing is submitted; this would be sent to {submitter.engine}:\n")
+            click.echo(rendered)
+        return
+    if not (as_json or said["yes"]) and sys.stdin.isatty():
+        click.confirm("\nSubmit?", default=True, abort=True)
+    job = submitter.submit(found.task, token=secrets.token_hex(8))
+    if as_json:
+        _show(submission_texts.as_document(found, foreseen, job=job))
+    else:
+        for warning in job.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        click.echo(f"\n{job.engine} {job.id}: {job.words}")
+
+
+def open_submitter(engine: str, policy: Policy) -> Submitter:
+    """The engine's port for tasks; its modules are loaded only where it is the one."""
+    module: Any = importlib.import_module(f"gpuwarden.scheduling.{engine}.submitters")
+    submitter: Submitter = module.submitter(policy)
+    return submitter
+
+
+def _asked(words: tuple[str, ...], said: dict[str, Any], policy: Policy, now: float) -> Asked:
+    options = tuple(word for word in words if word.startswith("-"))
+    deadline = said["deadline"]
+    try:
+        moment = (
+            None
+            if deadline is None
+            else option_values.parse_moment(deadline, now=now, zone=policy.zone)
+        )
+    except ValueError as error:
+        raise InvalidInput(f"--deadline: {error}") from error
+    if moment is not None and moment <= now:
+        raise InvalidInput(f"--deadline {deadline} is past")
+    return Asked(
+        words=tuple(word for word in words if not word.startswith("-")),
+        options=options,
+        user=user_name(),
+        operator=_is_operator(policy),
+        directory=str(Path.cwd()),
+        deadline=moment,
+        **{key: said[key] for key in ("team", "priority", "gpus", "card", "window", "after")},
+        **{key: said[key] for key in ("name", "image", "time_limit", "images", "program")},
+    )
+
+
+def user_name() -> str:
+    """Who runs this process, by the system's list of users and not by the environment."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _is_operator(policy: Policy) -> bool:
+    if os.getuid() == 0 or user_name() in policy.operators.users:
+        return True
+    groups = set()
+    for gid in {os.getgid(), *os.getgroups()}:
+        with contextlib.suppress(KeyError):  # a group without a name is nobody's
+            groups.add(grp.getgrgid(gid).gr_name)
+    return not groups.isdisjoint(policy.operators.groups)
+
+
+def _foreseen(submitter: Submitter, found: Plan) -> Foreseen:
+    """When it would start; that an engine cannot tell is no reason not to say the rest."""
+    try:
+        return submitter.foresee(found.task)
+    except ServiceUnavailable as error:
+        return Foreseen(words=f"UNKNOWN when it starts: {error}")
+
+
+def _show(document: dict[str, Any]) -> None:
+    click.echo(json.dumps(document, indent=2))

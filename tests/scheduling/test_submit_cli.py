@@ -1,0 +1,94 @@
+"""`gpuwarden submit` as a process: what it prints, and with which exit status it ends."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from tests.scheduling.policy_files import TEXT
+
+from gpuwarden.scheduling.submit_cli import submit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """A policy by which whoever runs the tests is in team vision."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(TEXT.replace("users: [ana, bo]", f"users: [{ME}]"), "utf-8")
+    return path
+
+
+def run(*words: str, policy: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in the policy's folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "gpuwarden", "submit", "--policy", str(policy), *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=policy.parent,
+    )
+
+
+def test_a_no_is_status_1_and_says_what_would_do(policy: Path) -> None:
+    """Nothing is asked of the engine for that."""
+    done = run("model=yolov8x", "data=coco.yaml", "batch=256", "--yes", policy=policy)
+    assert done.returncode == 1
+    assert "what would have room:" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["model=yolov8m", "data=nowhere.yaml"], "say --images N"),
+        (["model=yolov8m", "data=9", "--card", "a100"], 'did you mean "a100-40"'),
+        (["model=yolov8m", "data=9", "--deadline", "tomorrow"], "is no moment"),
+        (["model=yolov8m", "data=9", "--deadline", "2020-01-01"], "is past"),
+        (["model=yolov8m", "data=9", "--", "--run-id=x"], "made from --name"),
+        (["model=yolov8m", "data=9", "--time", "4"], "lacks a unit"),
+        (["yolov8m"], "is no KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(words: list[str], told: str, policy: Path) -> None:
+    """Before anything is estimated or sent."""
+    result = CliRunner().invoke(submit, ["--policy", str(policy), *words], standalone_mode=True)
+    text = result.output + str(result.exception)
+    assert result.exit_code != 0
+    assert told in text
+
+
+def test_a_policy_with_a_mistake_is_shown_with_its_line(policy: Path) -> None:
+    """Exit status 2; so is one that is not there."""
+    policy.write_text(TEXT.replace("quota:", "qouta:"), "utf-8")
+    done = run("model=yolov8m", "data=9", policy=policy)
+    assert done.returncode == 2
+    assert 'did you mean "quota"' in done.stderr
+    assert run("model=yolov8m", policy=policy.parent / "none.yaml").returncode == 2
+
+
+def test_profiles_must_be_profiles(policy: Path) -> None:
+    """A mistake in them is told at its line; what is learnt is used."""
+    profiles = policy.parent / "profiles.yaml"
+    profiles.write_text("version: 1\nprofiles:\n- {model: yolov8m, batch: 64}\n", "utf-8")
+    words = ["model=yolov8m", "data=9", "--profiles", str(profiles)]
+    done = run(*words, policy=policy)
+    assert done.returncode == 2
+    assert "profiles.yaml:3:" in done.stderr
+
+
+def test_the_help_shows_examples_on_lines_of_their_own() -> None:
+    """And every exit status."""
+    text = CliRunner().invoke(submit, ["--help"]).output
+    assert "\n    gpuwarden submit model=yolov8m data=coco.yaml batch=64" in text
+    assert "0   submitted" in text
