@@ -87,7 +87,8 @@ def _wrong(words: list[str]) -> str:
     """The word of a command line that there is not; empty where there is none."""
     command: click.Command = gpuwarden
     context = click.Context(command)
-    rest = iter(words)
+    # Behind a bare -- stand words that are handed on to another program.
+    rest = iter(words[: words.index("--")] if "--" in words else words)
     for word in rest:
         options = {
             name: item.to_info_dict().get("is_flag", True) or item.to_info_dict().get("count")
