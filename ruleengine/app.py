@@ -27,6 +27,7 @@ from gpuwarden.ruleengine.enforcement_routes import EnforcementRoutes
 from gpuwarden.ruleengine.fleet_figures import FleetFigures
 from gpuwarden.ruleengine.job_histories import JobHistories
 from gpuwarden.ruleengine.keeps import KeepDesk
+from gpuwarden.ruleengine.leave_routes import LeaveRoutes
 from gpuwarden.ruleengine.ledger_handles import LedgerUnusable
 from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.metrics import EngineCollector, render
@@ -143,6 +144,7 @@ class EngineApp:
             *AuditRoutes(engine, access).operations(),
             *enforcement.operations(),
             *DrillRoutes(engine, access).operations(),
+            *LeaveRoutes(engine, access).operations(),
             *self._budgets.operations(),
             *TrialRoutes(engine, access, ticket_key=ticket_key).operations(),
             *nodes.operations(),

@@ -11,7 +11,6 @@ from starlette.routing import Route
 from gpuwarden.ruleengine.api_models import Shape, Time
 from gpuwarden.ruleengine.budget_uses import standing_line
 from gpuwarden.ruleengine.operations import Operation
-from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -106,7 +105,7 @@ class BudgetRoutes:
 
 def budgets_document(engine: Engine, person: Person) -> dict[str, Any]:
     """The budgets that a person may see, fullest first; what is not known stands at the end."""
-    every = person.role is not Role.OWNER
+    every = person.sees_all
     standings = engine.budgets.standings()
     seen = [each for each in standings if every or each.budget.team in person.teams]
     seen.sort(key=lambda each: -1.0 if each.share is None else each.share, reverse=True)

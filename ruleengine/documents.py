@@ -12,7 +12,6 @@ from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.decision_steps import steps_of
 from gpuwarden.ruleengine.enforcement_routes import enforcement_document
-from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def rules_document(engine: Engine, person: Person) -> dict[str, Any]:
         explanation["protected"] = [
             entry
             for entry in explanation["protected"]
-            if person.role is not Role.OWNER or entry["match"].get("user") == person.name
+            if person.sees_all or entry["match"].get("user") == person.name
         ]
         found.append(
             {
@@ -154,7 +153,7 @@ def protections_document(engine: Engine, person: Person) -> dict[str, Any]:
         "whitelist": [
             _entry(entry, now)
             for entry in engine.rulebook.rules.whitelist
-            if person.role is not Role.OWNER or entry.match.user == person.name
+            if person.sees_all or entry.match.user == person.name
         ],
         "keeps": [
             {

@@ -12,7 +12,7 @@ import asyncio
 import dataclasses
 import json
 import sqlite3
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.leave_records import Leave
     from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.model import Rule, Stage
     from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
@@ -61,6 +62,16 @@ _RESULTS = {
 }
 
 log = structlog.get_logger(__name__)
+
+
+class Leaves(Protocol):
+    """What a scheduler has asked running jobs for."""
+
+    def standing(self, job_id: str) -> Leave | None:
+        """The leave that an attempt is asked for now, or None."""
+
+    def overtake(self, job_id: str, why: str) -> None:
+        """A rule is about to act on a job."""
 
 
 class CaseTable:
@@ -116,6 +127,7 @@ class Reclaimer:
         saved_at: Unix time of the newest saved state of a job, or None where that is not known.
         comeback: work that is started again within this after it was ended came back; seconds.
         poll: seconds between two questions to an agent or a platform.
+        leaves: what a scheduler has asked jobs for, or None: there is no scheduler.
 
     Attributes:
         superseded: what the agent that was asked last said of another engine, or an empty string;
@@ -136,6 +148,7 @@ class Reclaimer:
         saved_at: Callable[[str], float | None] = lambda _job_id: None,
         comeback: float = 600.0,
         poll: float = POLL_SECONDS,
+        leaves: Leaves | None = None,
     ) -> None:
         self._ledger = ledger
         self._table = table
@@ -144,6 +157,7 @@ class Reclaimer:
         self._returns = Returns(ledger, comeback)
         self._clock = clock
         self._poll = poll
+        self._leaves = leaves
         self._questions: Questions | None = None
         self._desk: Desk | None = None
         self._tools: Tools | None = None
@@ -231,6 +245,10 @@ class Reclaimer:
         if self._desk is None:
             return Blocked("no_agents", "engine.yaml has no agents")
         now = self._clock.wall()
+        leave = None if self._leaves is None else self._leaves.standing(job.job_id)
+        if leave is not None and not stage.do.ends:
+            # A trainer has one request at a time, and this one asks for as much or more.
+            return Blocked("leaving", f"{leave.id}: {leave.by} has asked it to leave already")
         draft = self._desk.draft(
             stored,
             rule,
@@ -272,6 +290,8 @@ class Reclaimer:
         except sqlite3.IntegrityError:
             return Blocked("already_ended", "this attempt already has a decision that stands")
         self._table.replace(stored, case)
+        if leave is not None and self._leaves is not None:
+            self._leaves.overtake(job.job_id, f"decision {decision.id} of the rule {rule.id}")
         log.warning(
             "authorised",
             decision=decision.id,

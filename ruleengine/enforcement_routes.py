@@ -11,8 +11,8 @@ from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.api_engine_models import Enforcement, PauseRequest, ResumeRequest
 from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, optional_seconds, read_object, word
-from gpuwarden.ruleengine.engine import switched_on
 from gpuwarden.ruleengine.operations import Operation
+from gpuwarden.ruleengine.pauses import switched_on
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:

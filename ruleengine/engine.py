@@ -26,10 +26,11 @@ from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
 from gpuwarden.ruleengine.holds import Holds
 from gpuwarden.ruleengine.judgements import Judgements
+from gpuwarden.ruleengine.leaves import LeaveDesk, Sight
 from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.loss_records import LossRecords
 from gpuwarden.ruleengine.model import Mode
-from gpuwarden.ruleengine.pauses import Pauses
+from gpuwarden.ruleengine.pauses import Pauses, switched_on
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.replicas import Replica, Servers
 from gpuwarden.ruleengine.telling import Teller
@@ -39,7 +40,7 @@ from gpuwarden.ruleengine.trials import Trials
 from gpuwarden.ruleengine.unproven_cards import UnprovenCards
 from gpuwarden.ruleengine.usages import Usage
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth
-from gpuwarden.ruleengine.views import View, pair_of
+from gpuwarden.ruleengine.views import View, pair_of, waiting_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,6 +117,20 @@ class Engine:
         self.superseded = ""
         self.epoch = ledger.next_epoch(clock.wall())
         self.cases = CaseTable(ledger)
+        self.leaves = LeaveDesk(
+            settings.leaves,
+            ledger,
+            rulebook,
+            sight=Sight(
+                lambda: (self.view.facts, self.superseded),
+                *(self._gather, self._situation, self._withheld),
+            ),
+            agents=agents,
+            signer=signer,
+            clock=clock,
+            epoch=self.epoch,
+            poll=poll,
+        )
         self.reclaimer = Reclaimer(
             ledger,
             self.cases,
@@ -128,6 +143,7 @@ class Engine:
             saved_at=self._saved_at,
             comeback=settings.comeback,
             poll=poll,
+            leaves=self.leaves,
         )
         self.kill_switch = kill_switch
         self._demands = dict(demands or {})
@@ -188,12 +204,11 @@ class Engine:
             while not self._stopped:
                 begun = self.clock.monotonic()
                 await self._tick_or_end()
-                spent = self.clock.monotonic() - begun
-                self.ticks.last_seconds = spent
+                self.ticks.last_seconds = spent = self.clock.monotonic() - begun
                 # Late ticks are skipped, never made up for.
                 await self._pause(max(0.0, self.settings.tick - spent))
         finally:
-            await self.reclaimer.aclose()
+            await asyncio.gather(self.reclaimer.aclose(), self.leaves.aclose())
 
     async def _tick_or_end(self) -> None:
         try:
@@ -246,6 +261,7 @@ class Engine:
         await self.budgets.refresh(self.servers.each())
         await self.teller.tell(self.view, self.budgets.warnings())
         await self.losses.count(self.servers.current)
+        await self.leaves.follow(self.servers.each())
 
     def _discard(self, error: GpuwardenError) -> None:
         """Nothing changes in this tick, and everybody who asks is told why nothing is ended."""
@@ -338,7 +354,7 @@ class Engine:
         self._halted(situation)
         await self._requests.ask(facts, situation)
         free: list[tuple[StoredCase, JobFacts, str, Stage]] = []
-        for stored in sorted(self._due(), key=_waiting_order):
+        for stored in sorted(self._due(), key=waiting_order):
             rule, job = self.trials.rule_for(stored.case), facts.jobs.get(stored.case.job_id)
             blocks = [_NO_RULE] if rule is None else self.objections(stored, rule, facts)
             following = None if rule is None else cases.next_stage(stored.case, rule)
@@ -376,9 +392,8 @@ class Engine:
 
     def _withheld(self) -> str:
         """Why nothing may be ended at this very moment, whatever was decided before; read again."""
-        blocks = guards.standing_blocks(
-            killed=switched_on(self.kill_switch), paused=self.pauses.sentence, bad_files=""
-        )
+        killed = switched_on(self.kill_switch)
+        blocks = guards.standing_blocks(killed=killed, paused=self.pauses.sentence, bad_files="")
         return "; ".join(block.sentence for block in blocks)
 
     def _saved_at(self, job_id: str) -> float | None:
@@ -583,18 +598,3 @@ class Engine:
     def problems(self) -> list[str]:
         """Why the engine is not ready, in words; empty if it is."""
         return health.problems(self)
-
-
-def switched_on(path: Path) -> bool | None:
-    """Whether the kill switch is on, or None if that cannot be read."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
-def _waiting_order(stored: StoredCase) -> tuple[float, float, str]:
-    return (-stored.case.due_for, stored.case.opened_at, stored.case.job_id)

@@ -115,11 +115,11 @@ class Situation:
 
 def fleet_blocks(situation: Situation) -> list[Blocked]:
     """Reasons that hold for every job: nothing at all may be taken."""
-    return [*_doubts(situation), *_share(situation)]
+    return [*doubts(situation), *_share(situation)]
 
 
-def _doubts(situation: Situation) -> list[Blocked]:
-    """Of those reasons all but the limits."""
+def doubts(situation: Situation) -> list[Blocked]:
+    """Of those reasons all but the limits: whether enough is known, and nobody has said stop."""
     facts, found = situation.facts, []
     age = situation.now - facts.time
     limit = DATA_AGE_SCRAPES * situation.scrape_interval
@@ -372,7 +372,7 @@ def case_blocks(
         return [*found, Blocked("job_gone", "the job is no longer there")]
     return [
         *found,
-        *_light(job),
+        *light(job),
         *_judgement(verdict, truth),
         *_far_enough(case, rule, verdict, key=key, stage=stage),
         *_waiting(situation, rule, job),
@@ -399,7 +399,7 @@ def request_blocks(
     That takes nothing from it, so that it needs no notice and counts for no limit. The arguments
     are those of `case_blocks`.
     """
-    found = _doubts(situation)
+    found = doubts(situation)
     if rule.mode != "enforce":
         found.append(Blocked("mode", f"the rule's mode is {rule.mode}"))
     if case.over or case.leaving:
@@ -408,14 +408,14 @@ def request_blocks(
         return [*found, Blocked("job_gone", "the job is no longer there")]
     return [
         *found,
-        *_light(job),
+        *light(job),
         *_judgement(verdict, truth),
         *_far_enough(case, rule, verdict, key=key, stage=stage),
         *_kept(situation.now, kept_until),
     ]
 
 
-def _light(job: JobFacts) -> list[Blocked]:
+def light(job: JobFacts) -> list[Blocked]:
     """Whether it is known what runs there now."""
     if job.fresh:
         return []

@@ -81,7 +81,7 @@ class KeepDesk:
             earlier = self._earlier(stored, by=by, reason=reason, seconds=seconds)
             if earlier is not None:
                 return earlier
-        if role is Role.OWNER:
+        if not role.includes(Role.OPERATOR):
             self._owner_may(stored, rule, seconds)
         elif seconds > MAX_KEEP_SECONDS:
             raise Refusal(
@@ -90,7 +90,7 @@ class KeepDesk:
                 f"at most {durations.render(MAX_KEEP_SECONDS)}; put what must "
                 "stay longer on the whitelist",
             )
-        kind = Role.OWNER if role is Role.OWNER else Role.OPERATOR
+        kind = Role.OPERATOR if role.includes(Role.OPERATOR) else Role.OWNER
         return self._engine.keep(
             stored, rule, role=kind.value, by=by, reason=reason, seconds=seconds
         )

@@ -427,5 +427,64 @@ MIGRATIONS = (
         PRIMARY KEY (team, period, unit, begins, share)
     ) STRICT;
     """,
+    # Leave requests of a scheduler: whom it asked, what became of it, and by which step when.
+    """
+    CREATE TABLE leaves (
+        id TEXT PRIMARY KEY,
+        key TEXT NOT NULL,
+        by TEXT NOT NULL,
+        job_id TEXT NOT NULL,
+        run_id TEXT NOT NULL,
+        user TEXT NOT NULL,
+        at TEXT NOT NULL,
+        after TEXT NOT NULL,
+        deadline REAL NOT NULL CHECK (deadline > 0),
+        cause TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        successor TEXT NOT NULL,
+        hosts TEXT NOT NULL,
+        epoch INTEGER NOT NULL,
+        expires REAL NOT NULL,
+        created_at REAL NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('asked', 'waiting', 'left', 'unheeded',
+            'undeliverable', 'refused', 'lapsed', 'withdrawn', 'overtaken')),
+        why TEXT NOT NULL,
+        finished_at REAL,
+        act TEXT NOT NULL,
+        receipts TEXT NOT NULL,
+        changed_at REAL NOT NULL
+    ) STRICT;
+    CREATE UNIQUE INDEX leaves_key ON leaves (by, key);
+    CREATE UNIQUE INDEX one_leave_per_attempt ON leaves (job_id)
+        WHERE state NOT IN ('refused', 'undeliverable', 'lapsed', 'withdrawn');
+    CREATE INDEX leaves_time ON leaves (created_at);
+    CREATE INDEX leaves_open ON leaves (id) WHERE finished_at IS NULL;
+    CREATE TABLE leave_parts (
+        leave_id TEXT NOT NULL REFERENCES leaves (id) ON DELETE CASCADE,
+        host TEXT NOT NULL,
+        node TEXT NOT NULL,
+        boot_id TEXT NOT NULL,
+        action TEXT NOT NULL,
+        agent_id TEXT NOT NULL,
+        body BLOB NOT NULL,
+        signature TEXT NOT NULL,
+        expires REAL NOT NULL,
+        state TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        report TEXT,
+        PRIMARY KEY (leave_id, host, action)
+    ) STRICT;
+    CREATE TABLE leave_counts (
+        cause TEXT NOT NULL,
+        state TEXT NOT NULL,
+        count INTEGER NOT NULL,
+        PRIMARY KEY (cause, state)
+    ) STRICT;
+    CREATE TRIGGER leaves_are_counted AFTER UPDATE OF finished_at ON leaves
+        WHEN OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL BEGIN
+        INSERT INTO leave_counts VALUES (NEW.cause, NEW.state, 1)
+            ON CONFLICT (cause, state) DO UPDATE SET count = count + 1;
+    END;
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""

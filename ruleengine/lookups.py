@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.ruleengine.roles import Role
-
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.roles import Person
@@ -23,7 +21,7 @@ def matches_document(engine: Engine, person: Person, word: str) -> dict[str, Any
     """
     facts, everybody = engine.view.facts, engine.rulebook.directory.users
     users = None
-    if person.role is Role.OWNER:
+    if not person.sees_all:
         users = {name for name, user in everybody.items() if person.sees(name, user.team)}
         users.add(person.name)
     found: dict[str, str | None] = {

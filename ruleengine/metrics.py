@@ -233,7 +233,19 @@ class EngineCollector(Collector):
             report = decision.decoded_report
             for step, moment in {} if report is None else report.steps.items():
                 steps[decision.job_id, step] = moment
+        yield from self._leaves(steps)
+
+    def _leaves(
+        self, steps: dict[tuple[str, ...], float]
+    ) -> Iterator[tuple[str, Iterable[Row]]]:
+        """What a scheduler has asked for, its receipts beside those of rules' decisions."""
+        desk = self._engine.leaves
+        for leave in desk.store.since(self._engine.clock.wall() - RECEIPT_SECONDS):
+            for step, moment in desk.steps(leave).items():
+                steps[leave.job_id, step] = moment
         yield "gpuwarden_receipt_timestamp_seconds", list(steps.items())
+        yield "gpuwarden_leaves_total", _counted(desk.store.counts().items())
+        yield "gpuwarden_leaves_open", [((), float(len(desk.store.open())))]
 
     def _waits(self) -> HistogramMetricFamily:
         metric = CATALOGUE["gpuwarden_decision_wait_seconds"]

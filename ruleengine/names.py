@@ -173,7 +173,7 @@ class Names:
             return False
         if not person.name:
             return self._identified
-        if person.role is Role.OWNER:
+        if not person.sees_all:
             return True
         return self.must_open(person) and self.opened_until(person) is None
 
@@ -181,7 +181,7 @@ class Names:
         """Whether a person reads a user's name."""
         if not user or not self.veils(person):
             return True
-        if person.role is not Role.OWNER:
+        if person.sees_all:
             return user == person.name
         if self._engine.settings.web.names == "nobody":
             return user == person.name

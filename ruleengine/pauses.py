@@ -16,11 +16,27 @@ from gpuwarden.ruleengine.records import Pause
 
 if TYPE_CHECKING:
     import sqlite3
+    from pathlib import Path
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.ledger import Ledger
 
 log = structlog.get_logger(__name__)
+
+
+def switched_on(path: Path) -> bool | None:
+    """Whether the kill switch is on, or None if that cannot be read.
+
+    Args:
+        path: the file whose existence is the switch.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 class Pauses:

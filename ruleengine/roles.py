@@ -11,6 +11,9 @@ class Role(StrEnum):
 
     OWNER = "owner"
     """See and keep their own jobs."""
+    SCHEDULER = "scheduler"
+    """Ask running jobs to leave within the limits of `leaves`, and take that back; for the program
+    that decides who goes first. It sees and keeps nobody's jobs."""
     OPERATOR = "operator"
     """See and keep every job, and read the audit."""
     ADMIN = "admin"
@@ -42,17 +45,22 @@ class Person:
     sees_teams: bool = False
     shared: bool = False
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether every job is theirs to see."""
+        return self.role.includes(Role.OPERATOR)
+
     def sees(self, user: str, team: str) -> bool:
         """Whether the jobs of a user are theirs to see and to keep."""
-        if self.role is not Role.OWNER:
+        if self.sees_all:
             return True
+        if self.role is Role.SCHEDULER:
+            return False
         return bool(user) and (user == self.name or (self.sees_teams and team in self.teams))
 
     def knows(self, user: str, team: str) -> bool:
         """Whether a user's name is theirs to read: their own, or that of somebody of their team."""
-        return self.role is not Role.OWNER or (
-            bool(user) and (user == self.name or team in self.teams)
-        )
+        return self.sees_all or (bool(user) and (user == self.name or team in self.teams))
 
 
 EVERYONE = Person("", Role.OPERATOR)

@@ -319,7 +319,7 @@ class Service:
 
     async def aclose(self) -> None:
         """Release everything."""
-        await self.engine.reclaimer.aclose()
+        await asyncio.gather(self.engine.reclaimer.aclose(), self.engine.leaves.aclose())
         await self._client.aclose()
         await self._alertmanager.aclose()
         if self._agents is not None:

@@ -19,6 +19,7 @@ from gpuwarden.ruleengine.bot_settings import BotName, BotSettings
 from gpuwarden.ruleengine.directories import Email
 from gpuwarden.ruleengine.drill_settings import DrillSettings
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
+from gpuwarden.ruleengine.leave_settings import LeaveSettings
 from gpuwarden.ruleengine.path_patterns import is_pattern, matching
 from gpuwarden.ruleengine.prices import Prices
 from gpuwarden.ruleengine.prometheus_settings import URL, PrometheusSettings, Url
@@ -236,6 +237,8 @@ class EngineSettings(Strict):
     """What a GPU hour costs; without it no money is named."""
     budgets: File | None = None
     """Budgets of teams by the calendar; read again when it changes. docs/money.md."""
+    leaves: LeaveSettings | None = None
+    """How many running jobs a scheduler may have asked to leave; without it, none."""
     kubernetes: KubernetesSettings | None = None
     """Kubernetes, whose controllers end pods; without it no pod is ended."""
     reports: ReportSettings | None = None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _HOW = {
     Role.OWNER: "web.tokens",
+    Role.SCHEDULER: "web.tokens with role: scheduler",
     Role.OPERATOR: "web.operator_token_file or web.tokens",
     Role.ADMIN: "web.tokens with role: admin",
 }

@@ -90,3 +90,8 @@ class View:
     halted: tuple[Blocked, ...] = ()
     shares: tuple[Blocked, ...] = ()
     halted_since: float | None = None
+
+
+def waiting_order(stored: StoredCase) -> tuple[float, float, str]:
+    """By which due cases are sorted: the longest wait first."""
+    return (-stored.case.due_for, stored.case.opened_at, stored.case.job_id)

@@ -55,8 +55,9 @@ class TokenSettings(Strict):
 
     name: Name
     """Who bears it, as the audit names them. Of an owner: the user name on the nodes."""
-    role: Literal["owner", "operator", "admin"]
-    """What they may do: see and keep their own jobs; see and keep all; also pause enforcement."""
+    role: Literal["owner", "scheduler", "operator", "admin"]
+    """What they may do: see and keep their own jobs; ask jobs to leave within the limits of
+    `leaves`, and see none; see and keep all; also pause enforcement."""
     file: File
     """Holds the token: one line of at least 16 characters, such as `openssl rand -hex 32` gives."""
 

@@ -118,7 +118,7 @@ class Readings:
         return len({(gpu.instance, gpu.uuid) for gpu in held})
 
     def _overall(self, jobs: int, broken: int, person: Person) -> tuple[str, str]:
-        whose = "your " if person.role is Role.OWNER else ""
+        whose = "" if person.sees_all else "your "
         if self._engine.ticks.last_completed is None:
             return "warn", "Nothing is known yet: no tick has been completed."
         if not jobs:
@@ -152,7 +152,7 @@ class Readings:
         first = found["offset"] + 1
         users = self._engine.rulebook.directory.users.values()
         teams = {user.team for user in users if user.team}
-        teams &= set(person.teams) if person.role is Role.OWNER else teams
+        teams &= teams if person.sees_all else set(person.teams)
         return self._pages.render(
             "jobs.html",
             request,
@@ -286,7 +286,7 @@ class Readings:
         self, document: dict[str, Any], person: Person | None, link: tuple[str, str] | None
     ) -> list[dict[str, str]]:
         """The forms with which the reader may keep the job."""
-        owner = link is not None or (person is not None and person.role is Role.OWNER)
+        owner = link is not None or (person is not None and not person.sees_all)
         if not owner and (person is None or not person.name):
             return []
         found = []

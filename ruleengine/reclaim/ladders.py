@@ -20,7 +20,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpuwarden.clock import Clock
-    from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.reclaim.ports import Platform, State
     from gpuwarden.ruleengine.reclaim.questions import Questions
     from gpuwarden.ruleengine.records import Decision, Part, PlatformAct
@@ -64,6 +63,22 @@ GONE = "gone"
 log = structlog.get_logger(__name__)
 
 
+class Steps(Protocol):
+    """Where a ladder writes each step before it begins."""
+
+    def parts(self, decision_id: str) -> list[Part]:
+        """What the agents of a decision's nodes were asked, in the order of that."""
+
+    def save_part(self, part: Part) -> None:
+        """Write one question down as it now is."""
+
+    def save_act(self, act: PlatformAct, *, time: float) -> None:
+        """Write down how far a decision has come."""
+
+    def taken(self, epoch: int) -> str:
+        """Why this is not the place any more where this engine writes, or an empty string."""
+
+
 class Interrupted(Exception):
     """The decision stays open, and is taken up again."""
 
@@ -83,7 +98,7 @@ class Tools:
         note: writes a step down, with a line in the audit of the decision's case.
     """
 
-    ledger: Ledger
+    ledger: Steps
     questions: Questions
     platforms: Mapping[str, Platform]
     clock: Clock

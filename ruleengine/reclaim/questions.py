@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpuwarden.clock import Clock
-    from gpuwarden.ruleengine.ledger import Ledger
     from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer
     from gpuwarden.ruleengine.reclaim.reaches import NodeReach
     from gpuwarden.ruleengine.verdicts import JobFacts
@@ -43,6 +42,13 @@ MAX_CARDS = 256
 _NUMBER = ":"
 
 log = structlog.get_logger(__name__)
+
+
+class PartStore(Protocol):
+    """Where questions are written down before they are sent."""
+
+    def save_part(self, part: Part) -> None:
+        """Write one question down as it now is."""
 
 
 class Questions:
@@ -61,7 +67,7 @@ class Questions:
     """
 
     def __init__(
-        self, ledger: Ledger, agents: AgentClient, signer: Signer, *, clock: Clock, epoch: int
+        self, ledger: PartStore, agents: AgentClient, signer: Signer, *, clock: Clock, epoch: int
     ) -> None:
         self._ledger = ledger
         self._agents = agents

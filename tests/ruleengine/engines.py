@@ -216,7 +216,7 @@ def _build(world: World) -> None:
     world.fleet.rules = book.rules
 
     async def close() -> None:
-        await world.engine.reclaimer.aclose()
+        await asyncio.gather(world.engine.reclaimer.aclose(), world.engine.leaves.aclose())
         await poster.aclose()
         await agents.aclose()
         await channel.aclose()

@@ -118,6 +118,7 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
                     ),
                     *("/v1/audit", "/v1/enforcement", "/v1/nodes", "/v1/sd/prometheus"),
                     *("/v1/trials", "/v1/drills", "/v1/shares", "/v1/names", "/v1/budgets"),
+                    "/v1/leaves",
                 ):
                     await ask("GET", path)
                 for path in ("/v1/jobs/{job_id}", "/v1/jobs/{job_id}/history"):
@@ -155,6 +156,9 @@ def test_every_documented_answer_has_the_documented_shape(servers: World) -> Non
             await ask("GET", "/v1/drills/{drill_id}", drill_id="1")
             await ask("POST", "/v1/regrets", regret)
             await ask("POST", "/v1/regrets", {**regret, "decision_id": "none"})
+            await ask("POST", "/v1/leaves", {})
+            for method in ("GET", "DELETE"):
+                await ask(method, "/v1/leaves/{leave_id}", leave_id="none")
             await ask("POST", "/v1/names/open", {"reason": "who is it?"})
             await ask("POST", "/v1/names/close")
             await ask("GET", "/v1/openapi.json")

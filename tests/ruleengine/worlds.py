@@ -93,6 +93,8 @@ class Job:
     run: dict[str, str] = field(default_factory=dict)
     saved: float | None = None
     """When its trainer last saved a state, by its own word."""
+    answered: dict[str, float] = field(default_factory=dict)
+    """State of a request to leave -> when, by its trainer's word."""
 
 
 @dataclass
@@ -209,6 +211,9 @@ class Fleet:
             "yolo_checkpoint_durable_timestamp_seconds": (
                 [] if job.saved is None else [Sample({**base, **job.run}, job.saved)]
             ),
+            "yolo_leave_request_timestamp_seconds": [
+                Sample({**base, **job.run, "state": name}, at) for name, at in job.answered.items()
+            ],
             "gpu_job_activity_timestamp_seconds": [
                 Sample({**base, "signal": name}, at) for name, at in job.activity.items()
             ],
