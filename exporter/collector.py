@@ -406,6 +406,7 @@ def _run(families: Families, job_id: str, run: Run, said: Vocabularies) -> int:
         families.add(name, value, *at)
     say("yolo_resume_mode", 1, status.resume_mode)
     for name, values in (
+        ("yolo_leave_request_timestamp_seconds", run.answered),
         ("yolo_loss", status.losses),
         ("yolo_metric", status.metrics),
         ("yolo_learning_rate", status.lr),

@@ -6,9 +6,12 @@ Every value that could not be had is None, never 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpuwarden.exporter.devices import DeviceSnapshot
     from gpuwarden.exporter.processes import Process
     from gpuwarden.job_files import RunDescription, RunStatus
@@ -115,6 +118,8 @@ class Run:
         status: the newest, or None while there is none.
         heartbeat, phase_since, checkpoint_time, checkpoint_durable: Unix times of the status, None
             where they are not given or lie in the future.
+        upload_lag: seconds; see `UploadProgress`.
+        answered: state of a leave request -> Unix time, likewise.
     """
 
     description: RunDescription
@@ -124,6 +129,7 @@ class Run:
     checkpoint_time: float | None = None
     checkpoint_durable: float | None = None
     upload_lag: float | None = None
+    answered: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

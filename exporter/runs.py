@@ -441,6 +441,11 @@ class RunDirectory:
             checkpoint_time=believable(checkpoint.time if checkpoint else None),
             checkpoint_durable=believable(checkpoint.durable if checkpoint else None),
             upload_lag=upload_lag(status, now),
+            answered={
+                state: time
+                for state, told in (status.request.times if status.request else {}).items()
+                if (time := believable(told)) is not None
+            },
         )
 
     # -----------------------------------------------------------------------------------------

@@ -186,7 +186,11 @@ class StatusBoard:
 
     def answered(self, decision_id: str, state: RequestState) -> None:
         """How far a leave request has come; published at once."""
-        self.set(request=job_files.RequestProgress(decision_id, state))
+        before = self.status.request
+        times = dict(before.times) if before and before.decision_id == decision_id else {}
+        # The first time counts: a state may be said again.
+        times.setdefault(state.value, self._clock.wall())
+        self.set(request=job_files.RequestProgress(decision_id, state, times))
         self.beat(force=True)
 
     @property

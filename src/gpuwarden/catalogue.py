@@ -448,6 +448,14 @@ _RUNS = (
     _run("yolo_gpu_memory_peak_bytes", _G, "bytes", "Peak memory allocated by torch."),
     _run("yolo_gpu_memory_allocated_bytes", _G, "bytes", "Memory that torch's tensors hold."),
     _run("yolo_gpu_memory_reserved_bytes", _G, "bytes", "Memory that torch holds on the card."),
+    _run(
+        "yolo_leave_request_timestamp_seconds",
+        _G,
+        "seconds",
+        "When the trainer came so far with the last request to save or leave: received, saving, "
+        "leaving.",
+        "state",
+    ),
     _run("yolo_resume_mode", _G, "", "How exactly the training can be resumed; 1.", "mode"),
 )
 

@@ -224,10 +224,17 @@ class UploadProgress:
 
 @dataclass(frozen=True, slots=True)
 class RequestProgress:
-    """The trainer's answer to a leave request."""
+    """The trainer's answer to a leave request.
+
+    Attributes:
+        decision_id: the request's.
+        state: how far it has come.
+        times: state -> Unix time at which it was reached; of a trainer that tells none, empty.
+    """
 
     decision_id: str
     state: RequestState
+    times: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +374,12 @@ def _decode_progress(data: Fields | None) -> RequestProgress | None:
     state = data.text("state", 16)
     if state not in set(RequestState):
         raise JobFileError("request", f"request.state {state!r} is none of {list(RequestState)}")
-    return RequestProgress(data.text("decision_id", 64), RequestState(state))
+    times = data.numbers("times")
+    return RequestProgress(
+        data.text("decision_id", 64),
+        RequestState(state),
+        {state.value: times[state] for state in RequestState if state in times},
+    )
 
 
 def _decode_exit(data: Fields | None) -> RunExit | None:

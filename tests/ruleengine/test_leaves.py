@@ -10,6 +10,7 @@ import httpx
 import pytest
 from tests.ruleengine.engines import World, running
 from tests.ruleengine.reclaim.scenes import JOB, OTHER_NODE, Scene
+from tests.ruleengine.reclaim.test_softer_acts import passing
 from tests.ruleengine.test_api import check
 from tests.ruleengine.worlds import NODE, Job
 
@@ -541,8 +542,7 @@ def test_a_rule_that_ends_the_job_overtakes_its_leave(servers: World) -> None:
             leave = scene.world.engine.leaves.store.get(name)
             assert leave is not None
             assert leave.state is LeaveState.OVERTAKEN
-            await scene.world.tick(6)
-            await scene.world.settled()
+            await passing(scene.world, lambda: "end terminate" in scene.scheduler.calls)
             assert scene.scheduler.calls.count("end terminate") == 1
 
     asyncio.run(story())

@@ -171,7 +171,10 @@ def test_hold_leaves_with_76_and_is_obeyed_once(trainings: Trainings) -> None:
         trainings.attempt("run", RICH, hooks={"on_train_batch_end": _asking(trainings, 4, request)})
     assert (leave.value.code, leave.value.reason) == (76, "rule memory-hog")
     status = trainings.status("run")
-    assert status.request == job_files.RequestProgress("d1", job_files.RequestState.LEAVING)
+    assert status.request is not None
+    assert (status.request.decision_id, status.request.state) == ("d1", "leaving")
+    told = status.request.times
+    assert told["received"] <= told["saving"] <= told["leaving"]
     assert status.exit is not None
     assert (status.exit.code, status.step) == (76, 4)
     assert status.checkpoint is not None

@@ -124,7 +124,8 @@ def test_a_signal_to_the_group_and_a_late_request_hold_the_job(
     assert code == 76, err
     status = training.status()
     assert status is not None
-    assert status.request == job_files.RequestProgress("d7", job_files.RequestState.LEAVING)
+    assert status.request is not None
+    assert (status.request.decision_id, status.request.state) == ("d7", "leaving")
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 

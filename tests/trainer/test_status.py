@@ -101,7 +101,10 @@ def test_answers_and_the_end_are_published_at_once(
     """The agent waits for them: they do not wait for the second to pass."""
     board.beat()
     board.answered("d1", RequestState.RECEIVED)
-    assert _published(jobs).request == job_files.RequestProgress("d1", RequestState.RECEIVED)
+    first = {"received": clock.wall()}
+    assert _published(jobs).request == job_files.RequestProgress(
+        "d1", RequestState.RECEIVED, first
+    )
     board.saved(Checkpoint(clock.wall(), 7, clock.wall(), 100))
     board.finish(75, "SIGTERM " * 100)
     ended = _published(jobs)
@@ -212,3 +215,20 @@ def test_what_follows_a_validation_is_not_a_standstill(
     clock.advance(5)
     board.beat()
     assert _published(jobs).throughput == 0
+
+
+def test_each_state_of_a_request_keeps_its_first_time_and_another_request_begins_anew(
+    board: StatusBoard, jobs: Path, clock: Any
+) -> None:
+    """A receipt is when it came so far, however often that is said."""
+    begun = clock.wall()
+    for state in (RequestState.RECEIVED, RequestState.SAVING, RequestState.SAVING):
+        board.answered("d1", state)
+        clock.pass_(1.0)
+    told = _published(jobs).request
+    assert told is not None
+    assert told.times == {"received": begun, "saving": begun + 1.0}
+    board.answered("d2", RequestState.RECEIVED)
+    told = _published(jobs).request
+    assert told is not None
+    assert told.times == {"received": begun + 3.0}
