@@ -13,7 +13,7 @@ import httpx
 import structlog
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine.exchanges import Answer, exchange
+from gpuwarden.exchanges import Answer, exchange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

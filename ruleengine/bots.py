@@ -19,8 +19,8 @@ from urllib.parse import quote
 import httpx
 
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
+from gpuwarden.exchanges import exchange
 from gpuwarden.ruleengine.channels import Undelivered, keepable
-from gpuwarden.ruleengine.exchanges import exchange
 from gpuwarden.ruleengine.layouts import shortened
 from gpuwarden.ruleengine.texts.speeches import speech
 

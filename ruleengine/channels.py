@@ -16,7 +16,7 @@ import aiosmtplib
 import httpx
 
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
-from gpuwarden.ruleengine.exchanges import exchange
+from gpuwarden.exchanges import exchange
 from gpuwarden.ruleengine.layouts import mail_template, slack_blocks, slack_text
 from gpuwarden.ruleengine.texts.speeches import PHRASES, local_time
 

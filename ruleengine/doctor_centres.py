@@ -13,9 +13,9 @@ from urllib.parse import urlencode
 import httpx
 
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
+from gpuwarden.exchanges import exchange
 from gpuwarden.findings import CannotCheck
 from gpuwarden.ruleengine.clients import ask
-from gpuwarden.ruleengine.exchanges import exchange
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.prometheus_settings import client_of
 from gpuwarden.ruleengine.serving import read_secrets

@@ -15,13 +15,13 @@ import httpx
 from gpuwarden import __version__
 from gpuwarden.diagnostics import Severity
 from gpuwarden.errors import GpuwardenError, InvalidInput
+from gpuwarden.exchanges import exchange
 from gpuwarden.files import read_secret
 from gpuwarden.findings import CannotCheck, Check
 from gpuwarden.ruleengine import doctor_findings as known
 from gpuwarden.ruleengine import ledger_files
 from gpuwarden.ruleengine.directory_checks import check_directory
 from gpuwarden.ruleengine.doctor_centres import SECONDS, finite
-from gpuwarden.ruleengine.exchanges import exchange
 from gpuwarden.ruleengine.serving import check_files
 
 if TYPE_CHECKING:

@@ -198,6 +198,7 @@ def _own(db: sqlite3.Connection, person: Person) -> _Own:
         own.decisions.add(number)
         own.jobs.add(job)
         own.cases.add(case)
+    own.jobs |= {job for (job,) in db.execute("SELECT job_id FROM leaves WHERE user = ?", (name,))}
     return own
 
 
@@ -236,6 +237,14 @@ def _refuse_open(db: sqlite3.Connection, person: Person, own: _Own, now: float) 
             "counts_for_limits",
             f"a job of {person.name} was ended in the last 24 hours, which counts for limits per "
             f"user: erase them in {hours:.1f} hours",
+        )
+    (leaving,) = db.execute(
+        "SELECT count(*) FROM leaves WHERE finished_at IS NULL AND user = ?", (person.name,)
+    ).fetchone()
+    if leaving:
+        raise RefusedAction(
+            "open_leaves",
+            f"{leaving} jobs of {person.name} are asked to leave: erase them once that is over",
         )
     (kept,) = db.execute(
         "SELECT count(*) FROM keeps WHERE until > ? AND job_id IN (SELECT value FROM json_each(?))",

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 
 from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.exchanges import exchange
 from gpuwarden.quantities import Unit
 from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.exchanges import exchange
 from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.prometheus import WHOLE
 

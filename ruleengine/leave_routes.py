@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 from starlette.responses import JSONResponse, Response
 
 from gpuwarden.job_files import RUN_ID
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.api_models import Seconds, Shape, Time
 from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, read_object, word
@@ -18,7 +19,6 @@ from gpuwarden.ruleengine.leave_records import LeaveOrder
 from gpuwarden.ruleengine.leave_settings import MAX_DEADLINE_SECONDS
 from gpuwarden.ruleengine.operations import Operation
 from gpuwarden.ruleengine.queries import whole
-from gpuwarden.ruleengine.refusals import Refusal
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ import structlog
 
 from gpuwarden.agent_api import Action, ActionReport, Outcome
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine import leave_guards, leave_receipts
 from gpuwarden.ruleengine.guards import DAY_SECONDS, Blocked
 from gpuwarden.ruleengine.leave_records import LATE_SECONDS, Leave, LeaveState, LeaveStore
@@ -28,7 +29,6 @@ from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS
 from gpuwarden.ruleengine.reclaim.questions import Questions, run_of
 from gpuwarden.ruleengine.reclaim.reaches import Reacher
 from gpuwarden.ruleengine.records import PlatformAct
-from gpuwarden.ruleengine.refusals import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -98,6 +98,12 @@ def prune(
             "DELETE FROM objections WHERE id IN (SELECT id FROM objections WHERE at < ? LIMIT ?)",
             (min(horizon, now - MAX_WITHIN_SECONDS), limit),
         )
+        # A leave's events stand in no case; what limits count is far younger.
+        db.execute(
+            "DELETE FROM leaves WHERE id IN (SELECT id FROM leaves WHERE finished_at < ?1 "
+            "AND created_at < ?1 AND job_id NOT IN (SELECT value FROM json_each(?2)) LIMIT ?3)",
+            (horizon, seen, limit),
+        )
         trust = db.execute(
             "DELETE FROM trust WHERE time < ? RETURNING rule_id, job_id", (now - TRUST_SECONDS,)
         ).fetchall()

@@ -235,9 +235,7 @@ class EngineCollector(Collector):
                 steps[decision.job_id, step] = moment
         yield from self._leaves(steps)
 
-    def _leaves(
-        self, steps: dict[tuple[str, ...], float]
-    ) -> Iterator[tuple[str, Iterable[Row]]]:
+    def _leaves(self, steps: dict[tuple[str, ...], float]) -> Iterator[tuple[str, Iterable[Row]]]:
         """What a scheduler has asked for, its receipts beside those of rules' decisions."""
         desk = self._engine.leaves
         for leave in desk.store.since(self._engine.clock.wall() - RECEIPT_SECONDS):

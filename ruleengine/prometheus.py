@@ -12,14 +12,14 @@ import msgspec
 
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import PermanentError, ServiceUnavailable
-from gpuwarden.ruleengine.exchanges import exchange
+from gpuwarden.exchanges import exchange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     from gpuwarden.clock import Clock
-    from gpuwarden.ruleengine.exchanges import Answer
+    from gpuwarden.exchanges import Answer
 
 WHOLE: Final = {
     # Thanos: an error rather than what some of its stores have; replicas folded into one.

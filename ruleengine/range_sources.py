@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine.exchanges import exchange
+from gpuwarden.exchanges import exchange
 from gpuwarden.ruleengine.prometheus import (
     MAX_ANSWER_BYTES,
     WHOLE,

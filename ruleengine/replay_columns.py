@@ -21,7 +21,7 @@ import numpy as np
 from gpuwarden import durations
 from gpuwarden.clock import SystemClock
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine.exchanges import exchange
+from gpuwarden.exchanges import exchange
 from gpuwarden.ruleengine.prometheus import (
     MAX_ANSWER_BYTES,
     WHOLE,

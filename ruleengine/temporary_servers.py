@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine.exchanges import exchange
+from gpuwarden.exchanges import exchange
 from gpuwarden.ruleengine.histories import History
 from gpuwarden.ruleengine.remote_writes import uncompressed, write_request
 

@@ -21,6 +21,7 @@ from gpuwarden.ruleengine.audit_cli import audit
 from gpuwarden.ruleengine.deliveries import LastHop, MalformedMessage
 from gpuwarden.ruleengine.directories import Directory
 from gpuwarden.ruleengine.layouts import Message, slack_blocks
+from gpuwarden.ruleengine.leave_routes import order_of
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.roles import Person, Role
@@ -115,6 +116,21 @@ def _forms(_folder: Path, stack: ExitStack) -> Callable[[bytes], None]:
             for decode in (Registration.decode, Goodbye.decode):
                 with suppress(RegistrationRefused):
                     decode(found)
+
+    return lambda data: runner.run(read(data))
+
+
+def _leaves(_folder: Path, stack: ExitStack) -> Callable[[bytes], None]:
+    """What a scheduler asks for, which may be anybody's by now."""
+    runner = stack.enter_context(asyncio.Runner())
+
+    async def read(data: bytes) -> None:
+        with suppress(Refusal):
+            order = order_of(await bodies.read_object(_request(data, []), bodies.MAX_BODY_BYTES))
+            require(holds=1 <= order.deadline <= 3600, what="a deadline beyond all bounds")
+            require(holds=bool(order.job_id or order.run_id), what="nobody was meant")
+            require(holds=order.reason.isprintable(), what="a reason that obeys")
+            json.dumps([order.key, order.reason, order.successor]).encode()
 
     return lambda data: runner.run(read(data))
 
@@ -221,6 +237,19 @@ _WEBHOOK = json.dumps(
         ],
     }
 ).encode()
+_LEAVE = json.dumps(
+    {
+        "job_id": "slurm-c1-7-0",
+        "at": "epoch",
+        "then": "requeue",
+        "deadline_seconds": 600,
+        "cause": "priority",
+        "reason": "high-1 goes first",
+        "successor": "8",
+        "key": "pre-1",
+    },
+    separators=(",", ":"),
+).encode()
 _TARGET = Target.parse("10.0.0.5:9835")
 _REGISTRATION = Registration(
     _TARGET,
@@ -258,6 +287,16 @@ ATTACKS = (
             b"1e9d",
             b"[::1]",
         ),
+        of="engine",
+    ),
+    Attack(
+        "leaves that are asked for",
+        _leaves,
+        (
+            _LEAVE,
+            _LEAVE.replace(b'"job_id":"slurm-c1-7-0"', b'"run_id":"run-1"').replace(b"600", b"1.5"),
+        ),
+        (*JSON_WORDS, b'"deadline_seconds":', b'"reason":"', b"1e999", b"\xe2\x80\xae", b"\\ud800"),
         of="engine",
     ),
     Attack(

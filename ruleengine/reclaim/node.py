@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 from gpuwarden import agent_api
 from gpuwarden.agent_api import ActionReport, ApiError, NodeInfo
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
-from gpuwarden.ruleengine.exchanges import Answer, exchange
+from gpuwarden.exchanges import Answer, exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable

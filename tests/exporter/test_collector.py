@@ -101,9 +101,7 @@ STATUS = RunStatus(
     loader_workers=8,
     resume_mode="exact",
 )
-RUN = Run(
-    DESCRIPTION, STATUS, 99.0, 90.0, 80.0, 81.0, upload_lag=20.0, answered={"received": 98.0}
-)
+RUN = Run(DESCRIPTION, STATUS, 99.0, 90.0, 80.0, 81.0, upload_lag=20.0, answered={"received": 98.0})
 JOB = Job(
     job_id="proc-84cb9834-20-20",
     user="ann",

@@ -50,7 +50,7 @@ def test_each_token_has_a_name_a_role_and_a_file(tmp_path: Path) -> None:
             "same token as a",
         ),
         (GOOD, "{name: a, role: owner, file: t}, {name: a, role: admin, file: t}", "named twice"),
-        (GOOD, "{name: a, role: god, file: t}", "owner, operator, admin"),
+        (GOOD, "{name: a, role: god, file: t}", "owner, scheduler, operator, admin"),
         (GOOD, "{name: a, role: admin}", "file"),
     ],
 )

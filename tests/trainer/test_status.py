@@ -102,9 +102,7 @@ def test_answers_and_the_end_are_published_at_once(
     board.beat()
     board.answered("d1", RequestState.RECEIVED)
     first = {"received": clock.wall()}
-    assert _published(jobs).request == job_files.RequestProgress(
-        "d1", RequestState.RECEIVED, first
-    )
+    assert _published(jobs).request == job_files.RequestProgress("d1", RequestState.RECEIVED, first)
     board.saved(Checkpoint(clock.wall(), 7, clock.wall(), 100))
     board.finish(75, "SIGTERM " * 100)
     ended = _published(jobs)
@@ -224,7 +222,7 @@ def test_each_state_of_a_request_keeps_its_first_time_and_another_request_begins
     begun = clock.wall()
     for state in (RequestState.RECEIVED, RequestState.SAVING, RequestState.SAVING):
         board.answered("d1", state)
-        clock.pass_(1.0)
+        clock.now += 1.0
     told = _published(jobs).request
     assert told is not None
     assert told.times == {"received": begun, "saving": begun + 1.0}

@@ -12,7 +12,7 @@ from tests.ruleengine.worlds import Sink
 from tests.servers import free_port
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine.exchanges import MAX_ANSWER_BYTES, Answer, exchange
+from gpuwarden.exchanges import MAX_ANSWER_BYTES, Answer, exchange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
