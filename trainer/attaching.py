@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import signal
 from typing import Any
 
 from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput
 from gpuwarden.trainer import isolation
-from gpuwarden.trainer.leaving import LeaveWatch
+from gpuwarden.trainer.leaving import LeaveWatch, job_ends_at
 from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import TrainSettings
 
@@ -75,7 +76,7 @@ def attach(model: Any, *, isolate: bool | None = None, **options: Any) -> Any:
                 "kernel is restarted",
                 against,
             )
-        watch = LeaveWatch()
+        watch = LeaveWatch(on_signal=settings.on_signal, ends_at=job_ends_at(os.environ))
         watch.install()
         try:
             session = Session(settings, watch=watch)

@@ -99,6 +99,7 @@ class Boundaries:
             self._pass()
             if session.board.due():
                 session.stalls.beat()
+            session.note_notice()
             session.board.beat()
             wish = Wish(leave=int(self.must_leave()), signal=self._watch.signalled or 0)
             self._until_next()
@@ -159,6 +160,7 @@ class Boundaries:
         if session.board.due():
             session.figures(trainer)
         session.board.beat()
+        session.note_notice()
         request = watch.request()
         answered = session.board.status.request
         if request and (answered is None or answered.decision_id != request.decision_id):

@@ -24,7 +24,7 @@ from gpuwarden.trainer import (
     ranks,
     results,
 )
-from gpuwarden.trainer.leaving import SIGNALS, Leave, LeaveWatch
+from gpuwarden.trainer.leaving import ON_SIGNAL, SIGNALS, Leave, LeaveWatch, job_ends_at
 from gpuwarden.trainer.sessions import Session
 from gpuwarden.trainer.settings import DATA_ORDERS, RESUME_CHOICES, TrainSettings
 
@@ -37,6 +37,7 @@ _SIGNAL_NAMES = ", ".join(number.name for number in SIGNALS)
 _EPILOG = f"""\b
 Signals: {_SIGNAL_NAMES}
 all mean: save at the next step and leave. Repeats within 5 seconds count once.
+With --on-signal epoch, SIGUSR1 and SIGUSR2 let the epoch end first; a later SIGTERM does not.
 Ctrl-C three times, further apart, gives up at once.
 
 \b
@@ -53,7 +54,7 @@ Exit status:
 \b
 Slurm, with RequeueExit={job_files.EXIT_REQUEUE} in slurm.conf: put
   #SBATCH --requeue --signal=B:USR1@120
-and, as the last line,
+(so many seconds before the end: an epoch and a save, for --on-signal epoch) and, as the last line,
   exec gpuwarden train --run-id exp1 model=... data=...
 which starts the run at first and continues it ever after.
 """
@@ -177,6 +178,14 @@ which starts the run at first and continues it ever after.
     "metrics.",
 )
 @click.option(
+    "--on-signal",
+    type=click.Choice(ON_SIGNAL),
+    default=ON_SIGNAL[0],
+    show_default=True,
+    help="Up to where SIGUSR1 and SIGUSR2, which schedulers send ahead of an end, let the training "
+    "go on: epoch finishes the one it is in. SIGTERM and Ctrl-C always mean the next step.",
+)
+@click.option(
     "--with-parent",
     is_flag=True,
     help="Save and leave when the process that started this one ends.",
@@ -269,8 +278,9 @@ def train(
     offline.choose(online=settings.online)
     if not ranks.is_launched() and (devices := launching.devices_of(words, nproc)):
         command = launching.rank_command(list(launching.options_said(context)), words)
-        return launching.Launcher(command, devices, settings.grace_seconds).run()
-    watch = LeaveWatch()
+        patient = settings.on_signal == "epoch"
+        return launching.Launcher(command, devices, settings.grace_seconds, patient=patient).run()
+    watch = LeaveWatch(on_signal=settings.on_signal, ends_at=job_ends_at(os.environ))
     watch.install()
     session, reason = Session(settings, watch=watch), "left before it began"
     try:

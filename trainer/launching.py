@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Self
 from gpuwarden import job_files
 from gpuwarden.errors import InvalidInput
 from gpuwarden.trainer import ranks
-from gpuwarden.trainer.leaving import INSISTENCE, REPEAT_SECONDS, SIGNALS
+from gpuwarden.trainer.leaving import INSISTENCE, PATIENT_SIGNALS, REPEAT_SECONDS, SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -162,12 +162,14 @@ class Launcher:
         devices: one per rank, see `devices_of`.
         grace: seconds from the first request to leave until what is left is killed.
         patience: seconds that the other ranks have when one has failed, or rank 0 has ended.
+        patient: the ranks finish their epoch after one of `PATIENT_SIGNALS`: it starts no grace.
     """
 
     command: Sequence[str]
     devices: Sequence[str]
     grace: float
     patience: float = PEER_SECONDS
+    patient: bool = False
     _ranks: list[_Rank] = field(default_factory=list)
     _deadline: float = float("inf")
     _told_at: float = float("inf")
@@ -291,14 +293,15 @@ class Launcher:
         return bool(words)
 
     def _forward(self) -> None:
-        """Pass on the signals that came; the first starts the grace."""
+        """Pass on the signals that came; the first that lets nobody wait starts the grace."""
         while self._signals:
             number = self._signals.pop(0)
             now = time.monotonic()
             if not self._counted or now - self._counted_time >= REPEAT_SECONDS:
                 self._counted, self._counted_time = self._counted + 1, now
             self._signal_all(number)
-            self._ask(signal.Signals(number).name)
+            if not (self.patient and number in PATIENT_SIGNALS):
+                self._ask(signal.Signals(number).name)
             if number == signal.SIGINT and self._counted >= INSISTENCE:
                 self._insisted = True
                 self._deadline = now

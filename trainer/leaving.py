@@ -18,7 +18,7 @@ from gpuwarden import job_files
 from gpuwarden.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
     from types import FrameType
 
@@ -28,11 +28,26 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """All lead to the same save: Slurm, Kubernetes, launchers and people choose different ones."""
+PATIENT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Those that may let the epoch end first: notices that schedulers send ahead of an end."""
+ON_SIGNAL = ("step", "epoch")
+"""What they may mean."""
+_DIGITS = 12
 REPEAT_SECONDS = 5.0
 """Signals closer together count once: an agent and a launcher may both pass the same one on."""
 POLL_SECONDS = 1.0
 INSISTENCE = 3
 """So many separate Ctrl-C end the process at once, as they would without gpuwarden."""
+
+
+def job_ends_at(environ: Mapping[str, str]) -> float | None:
+    """Unix time at which Slurm ends this process's job, or None.
+
+    Args:
+        environ: of the job; Slurm says it from 23.02 on (SLURM_JOB_END_TIME).
+    """
+    said = environ.get("SLURM_JOB_END_TIME", "")
+    return float(said) if said.isascii() and said.isdecimal() and len(said) <= _DIGITS else None
 
 
 class Leave(BaseException):
@@ -73,13 +88,27 @@ class LeaveWatch:
 
     Args:
         clock: monotonic for repeats and polling, wall for deadlines.
+        on_signal: `epoch`: one of `PATIENT_SIGNALS` lets the epoch end that the training is in;
+            every other signal, and a training that has not begun, leave at the next step.
+        ends_at: Unix time at which the scheduler ends the job; patience does not go beyond.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        on_signal: str = "step",
+        ends_at: float | None = None,
+    ) -> None:
         self.clock = clock or SystemClock()
+        self._patient = on_signal == "epoch"
+        self._ends_at = ends_at
+        self._begun = False
         self._previous: dict[int, Any] = {}
         self.signalled: int | None = None
         """The first signal that came, if any."""
+        self.urgent = False
+        """A signal came that is not to wait for the end of an epoch."""
         self._signal_time = 0.0
         self._counted = 0
         self._counted_time = 0.0
@@ -132,13 +161,15 @@ class LeaveWatch:
         now = self.clock.monotonic()
         if self.signalled is None:
             self.signalled, self._signal_time = number, now
+        # In set-up there is nothing to finish; whoever lost patience meant what he says.
+        self.urgent |= not (self._patient and self._begun and number in PATIENT_SIGNALS)
         if not self._counted or now - self._counted_time >= REPEAT_SECONDS:
             self._counted, self._counted_time = self._counted + 1, now
         if number == signal.SIGINT and self._counted >= INSISTENCE:
             signal.signal(number, self._previous.get(number) or signal.SIG_DFL)
             signal.raise_signal(number)
         self.heard()
-        if self.may_raise:
+        if self.may_raise and self.urgent:
             raise Leave
 
     @contextmanager
@@ -178,7 +209,7 @@ class LeaveWatch:
 
     def disarm(self) -> None:
         """End an `interruptible` block's effect before the block ends: set-up is over."""
-        self.may_raise = False
+        self.may_raise, self._begun = False, True
 
     # -- requests
 
@@ -244,12 +275,13 @@ class LeaveWatch:
         if request is not None and request.then == "continue":
             request = None
         if self.signalled is not None:
+            waits = not self.urgent and (request is None or request.at == "epoch")
             return Notice(
                 reason=signal.Signals(self.signalled).name,
-                at="step",
+                at="epoch" if waits else "step",
                 then=request.then if request else "requeue",
                 received=min(self._signal_time, self._request_time if request else float("inf")),
-                leave_by=request.leave_by if request else None,
+                leave_by=request.leave_by if request else self._ends_at,
                 decision_id=request.decision_id if request else None,
             )
         if request is None:
@@ -264,13 +296,15 @@ class LeaveWatch:
         )
 
     def hear(self, number: int) -> None:
-        """Another rank was signalled: it counts as if this one had been.
+        """Another rank was signalled, and all leave now: it counts as if this one had been.
 
         Args:
             number: of the signal; 0 for none.
         """
-        if number and self.signalled is None:
-            self.signalled, self._signal_time = number, self.clock.monotonic()
+        if number:
+            self.urgent = True
+            if self.signalled is None:
+                self.signalled, self._signal_time = number, self.clock.monotonic()
 
     def leaving_status(self) -> int:
         """Exit status of an attempt that leaves now."""

@@ -117,7 +117,7 @@ class TrainLoader:
         try:
             for at in range(first, last + 1):
                 watch.may_raise = armed
-                if armed and watch.signalled is not None:
+                if armed and watch.urgent:
                     raise Leave  # noqa: TRY301 -- see above
                 batch = next(source, None)
                 watch.may_raise = before

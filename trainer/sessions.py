@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden import job_files
 from gpuwarden.clock import Clock, SystemClock
 from gpuwarden.errors import InvalidInput
-from gpuwarden.job_files import Checkpoint, RequestState
+from gpuwarden.job_files import Checkpoint, NoticeSeen, RequestState
 from gpuwarden.trainer import (
     advice,
     agreement,
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from gpuwarden.trainer.settings import TrainSettings
 
 log = logging.getLogger(__name__)
+
+_MAX_REASON = 256
+"""Characters; what a status file may hold."""
 
 
 class Session:
@@ -256,6 +259,7 @@ class Session:
         saved = True
         if notice and notice.then == "hold":
             ranks.tell(ranks.HOLD)
+        self.note_notice()
         self.answer(RequestState.SAVING)
         if loop is not None:
             self.trainer.gpuwarden_count()
@@ -454,6 +458,18 @@ class Session:
         request = self.watch.request()
         if request is not None:
             self.board.answered(request.decision_id, state)
+
+    def note_notice(self) -> None:
+        """Tell that the training knows of a notice to leave, and when it first did."""
+        notice, seen = self.watch.notice(), self.board.status.notice
+        if notice is None:
+            if seen is not None:
+                self.board.set(notice=None)
+        elif seen is None or (seen.reason, seen.at) != (notice.reason[:_MAX_REASON], notice.at):
+            since = self.clock.wall() if seen is None else seen.time
+            self.board.noticed(NoticeSeen(notice.reason[:_MAX_REASON], notice.at, since))
+            if seen is None and notice.at == "epoch" and self.team.place.leads:
+                log.info("%s: leaves at the end of this epoch", notice.reason)
 
     def save(
         self, trainer: Any, reason: str, *, background: bool = False, later: bool = False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gpuwarden import durations, job_files
 from gpuwarden.errors import InvalidInput
 from gpuwarden.trainer import comparisons
+from gpuwarden.trainer.leaving import ON_SIGNAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +59,8 @@ class TrainSettings:
         online: let ultralytics use the network: downloads, look-ups, its statistics.
         stall_seconds: a loop that has not moved for so long shows its stacks; 0: never.
         log: file whose growth shows that the job is alive; None: the file behind standard output.
+        on_signal: up to where SIGUSR1 and SIGUSR2 let the training go on: the next `step`, or the
+            end of its `epoch`; all other signals mean the step.
         lock_seconds: how long to wait for an earlier attempt of the run to be gone.
         grace_seconds: of several processes, how long those told to leave have before the rest of
             them is killed.
@@ -81,6 +84,7 @@ class TrainSettings:
     online: bool = False
     stall_seconds: float = 0.0
     log: Path | None = None
+    on_signal: str = ON_SIGNAL[0]
     lock_seconds: float = 30.0
     grace_seconds: float = 300.0
 
@@ -94,6 +98,7 @@ class TrainSettings:
             not in (None, *RESUME_CHOICES),
             _none_of("data order", self.data_order, DATA_ORDERS): self.data_order
             not in DATA_ORDERS,
+            _none_of("on signal", self.on_signal, ON_SIGNAL): self.on_signal not in ON_SIGNAL,
             _none_of("on mismatch", self.on_mismatch, comparisons.CHOICES): self.on_mismatch
             not in comparisons.CHOICES,
             "the total of epochs must be at least 1": self.extend_epochs is not None

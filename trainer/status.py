@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from gpuwarden.clock import Clock
-    from gpuwarden.job_files import RequestState, RunDescription
+    from gpuwarden.job_files import NoticeSeen, RequestState, RunDescription
 
 log = logging.getLogger(__name__)
 
@@ -191,6 +191,11 @@ class StatusBoard:
         # The first time counts: a state may be said again.
         times.setdefault(state.value, self._clock.wall())
         self.set(request=job_files.RequestProgress(decision_id, state, times))
+        self.beat(force=True)
+
+    def noticed(self, notice: NoticeSeen) -> None:
+        """The training knows that it is to leave; published at once."""
+        self.set(notice=notice)
         self.beat(force=True)
 
     @property

@@ -238,6 +238,21 @@ class RequestProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeSeen:
+    """The trainer knows that it is to leave, by a signal or a request.
+
+    Attributes:
+        reason: the signal's name, or the reason of the request.
+        at: `step` or `epoch`: where it means to leave.
+        time: Unix time at which the loop took note of it.
+    """
+
+    reason: str
+    at: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunExit:
     """How the attempt ended: exit status, why, when (Unix time)."""
 
@@ -265,6 +280,7 @@ class RunStatus:
         gpu_memory_peak, gpu_memory_allocated, gpu_memory_reserved: bytes, as torch counts them.
         loader_workers: processes that load training data; None: not known.
         upload: None where no upload was asked for.
+        notice: to leave, if one stands; a withdrawn one is gone from here.
     """
 
     run_id: str
@@ -290,6 +306,7 @@ class RunStatus:
     upload: UploadProgress | None = None
     resume_mode: str = "none"
     request: RequestProgress | None = None
+    notice: NoticeSeen | None = None
     exit: RunExit | None = None
 
     def encode(self) -> bytes:
@@ -332,6 +349,7 @@ class RunStatus:
             upload=_decode_upload(data.child("upload")),
             resume_mode=data.text("resume_mode", 32, default="none"),
             request=_decode_progress(data.child("request")),
+            notice=_decode_notice(data.child("notice")),
             exit=_decode_exit(data.child("exit")),
         )
 
@@ -380,6 +398,15 @@ def _decode_progress(data: Fields | None) -> RequestProgress | None:
         RequestState(state),
         {state.value: times[state] for state in RequestState if state in times},
     )
+
+
+def _decode_notice(data: Fields | None) -> NoticeSeen | None:
+    if data is None:
+        return None
+    at = data.text("at", 8)
+    if at not in ("step", "epoch"):
+        raise JobFileError("notice", f"notice.at {at!r} is neither 'step' nor 'epoch'")
+    return NoticeSeen(data.text("reason", 256), at, data.number("time"))
 
 
 def _decode_exit(data: Fields | None) -> RunExit | None:

@@ -16,6 +16,7 @@ from gpuwarden.job_files import (
     Counters,
     JobFileError,
     LeaveRequest,
+    NoticeSeen,
     RequestProgress,
     RequestState,
     RunDescription,
@@ -54,6 +55,7 @@ STATUS = RunStatus(
         time=1_700_000_000.0, step=400, durable=1_700_000_001.0, bytes=51_000_000
     ),
     request=RequestProgress("d-1", RequestState.SAVING),
+    notice=NoticeSeen("SIGUSR1", "epoch", 1_700_000_011.5),
     exit=RunExit(76, "leave request d-1", 1_700_000_013.0),
 )
 

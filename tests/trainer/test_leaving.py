@@ -9,7 +9,7 @@ from tests.trainer.conftest import copy_by_pickle
 from gpuwarden import job_files
 from gpuwarden.job_files import LeaveRequest
 from gpuwarden.trainer import leave_pending
-from gpuwarden.trainer.leaving import SIGNALS, Leave, LeaveWatch, QuietWorker
+from gpuwarden.trainer.leaving import SIGNALS, Leave, LeaveWatch, QuietWorker, job_ends_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -153,6 +153,92 @@ def test_a_signal_shortens_a_wait_for_the_epoch(
     signal.raise_signal(signal.SIGTERM)
     assert watch.must_leave()
     assert watch.leaving_status() == 76
+
+
+def test_a_patient_notice_lets_the_epoch_end(clock: Any) -> None:
+    """Neither a boundary nor a wait for a batch is the place to leave; the epoch's end is."""
+    watch = LeaveWatch(clock, on_signal="epoch")
+    watch.install()
+    try:
+        watch.disarm()
+        with watch.interruptible():
+            signal.raise_signal(signal.SIGUSR1)
+        assert not watch.must_leave(margin=5)
+        assert watch.must_leave(epoch_ended=True)
+        assert watch.leaving_status() == 75
+    finally:
+        watch.restore()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_end_that_comes_after_a_patient_notice_is_obeyed(
+    clock: Any, number: signal.Signals
+) -> None:
+    """The scheduler's grace is over, or a person has had enough: the epoch is given up."""
+    watch = LeaveWatch(clock, on_signal="epoch")
+    watch.install()
+    try:
+        watch.disarm()
+        signal.raise_signal(signal.SIGUSR2)
+        assert not watch.must_leave()
+        with pytest.raises(Leave), watch.interruptible():
+            signal.raise_signal(number)
+        assert watch.must_leave()
+        notice = watch.notice()
+        assert notice is not None
+        assert (notice.reason, notice.at) == ("SIGUSR2", "step")
+    finally:
+        watch.restore()
+
+
+def test_a_patient_notice_in_set_up_is_obeyed_at_once(clock: Any) -> None:
+    """Nothing has begun that would be worth an epoch of waiting."""
+    watch = LeaveWatch(clock, on_signal="epoch")
+    watch.install()
+    try:
+        with pytest.raises(Leave), watch.interruptible():
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        watch.restore()
+
+
+def test_patience_ends_before_the_job_does(clock: Any) -> None:
+    """The notice of a time limit may come too late for the epoch: the state is saved in time."""
+    watch = LeaveWatch(clock, on_signal="epoch", ends_at=clock.wall() + 60)
+    watch.install()
+    try:
+        watch.disarm()
+        signal.raise_signal(signal.SIGUSR1)
+        assert not watch.must_leave(margin=5)
+        clock.advance(55)
+        assert watch.must_leave(margin=5)
+    finally:
+        watch.restore()
+
+
+def test_slurm_says_when_a_job_ends() -> None:
+    """What is no time is none, whoever has set it."""
+    assert job_ends_at({"SLURM_JOB_END_TIME": "1796039456"}) == 1796039456.0
+    for said in ("", "Unknown", "-1", "nan", "١٢", "9" * 400):
+        assert job_ends_at({"SLURM_JOB_END_TIME": said}) is None
+    assert job_ends_at({}) is None
+
+
+def test_a_request_for_the_step_ends_a_patient_notice(jobs: Path, clock: Any) -> None:
+    """Whoever asks twice may have become more urgent."""
+    watch = LeaveWatch(clock, on_signal="epoch")
+    watch.observe(job_files.request_path(jobs, "run"), answered=set(), since=clock.wall())
+    watch.install()
+    try:
+        watch.disarm()
+        signal.raise_signal(signal.SIGUSR1)
+        assert not watch.must_leave()
+        request = LeaveRequest("d1", clock.wall() + 60, at="step")
+        job_files.write(job_files.request_path(jobs, "run"), request.encode())
+        watch.reread()
+        assert watch.must_leave()
+    finally:
+        watch.restore()
 
 
 @pytest.mark.parametrize("fields", [{"decision_id": "former"}, {"leave_by": 1.0}])

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.training
 
 WORKERS = ("--trainer", "tests.trainer.many_workers:ManyWorkers")
-SLOW = {"GPUWARDEN_DEMO_LOADER_SECONDS": "0.4"}
+PACE = "GPUWARDEN_DEMO_LOADER_SECONDS"
+SLOW = {PACE: "0.4"}
 GONE_SECONDS = 30.0
 
 
@@ -43,9 +44,13 @@ def nobody(pids: list[int]) -> bool:
 
 
 def _start(
-    command: Callable[..., Command], *options: str, workers: int = 0, **words: object
+    command: Callable[..., Command],
+    *options: str,
+    workers: int = 0,
+    pace: str = SLOW[PACE],
+    **words: object,
 ) -> Command:
-    environment = {**SLOW, "TEST_WORKERS": str(workers)}
+    environment = {PACE: pace, "TEST_WORKERS": str(workers)}
     return command("run", *WORKERS, *options, environment=environment, device="cpu", **words)
 
 
@@ -173,6 +178,41 @@ def test_a_request_to_hold_is_carried_out_by_all(
     assert status.request is not None
     assert (status.request.decision_id, status.request.state) == ("d1", "leaving")
     assert at == "step" or status.step % BATCHES == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_patient_notice_ends_with_the_epoch(command: Callable[..., Command], nproc: int) -> None:
+    """The notice is told of at once; the state is that of the epoch's end; the launcher waits."""
+    # With the launcher's grace already begun, its ranks would be killed long before.
+    options = ("--nproc=2", "--grace=3s") if nproc == 2 else ()
+    training = _start(command, "--on-signal=epoch", *options)
+    training.wait_for_step(1)
+    pids = family(training.process.pid)
+    training.send(signal.SIGUSR1)
+    wait_for(lambda: (now := training.status()) and now.notice and now.notice.at == "epoch")
+    _assert_left(training, pids)
+    status = training.status()
+    assert status is not None
+    assert status.step
+    assert status.step % BATCHES == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_an_end_cuts_a_patient_notice_short(command: Callable[..., Command], nproc: int) -> None:
+    """At the end of a scheduler's grace the state is that of the next step."""
+    options = ("--nproc=2",) if nproc == 2 else ()
+    training = _start(command, "--on-signal=epoch", *options, pace="1.5")  # 9 s an epoch
+    training.wait_for_step(1)
+    pids = family(training.process.pid)
+    training.send(signal.SIGUSR1)
+    wait_for(lambda: (now := training.status()) and now.notice)
+    training.send(signal.SIGTERM)
+    _assert_left(training, pids)
+    status = training.status()
+    assert status is not None
+    assert status.step % BATCHES
 
 
 @pytest.mark.sweep
