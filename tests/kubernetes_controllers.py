@@ -11,18 +11,29 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.platforms.kubernetes import value_at
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.kubernetes_store import Json, Store
 
 _ROUNDS = 12
 
 
-def reconcile(store: Store) -> None:
-    """Bring everything to where nothing is left to do."""
+def reconcile(store: Store, step: Callable[[Store], None] | None = None) -> None:
+    """Bring everything to where nothing is left to do.
+
+    Args:
+        store: of the cluster.
+        step: of a further controller; it looks after Workloads, if there is one.
+    """
     with store.lock:
         for _ in range(_ROUNDS):
             before = store.version, len(store.objects)
             _collect(store)
+            if step is not None:
+                step(store)
             for kind, want in _WANTED.items():
+                if kind == "Workload" and step is not None:
+                    continue
                 for found in store.all(kind):
                     want(store, found)
             if (store.version, len(store.objects)) == before:

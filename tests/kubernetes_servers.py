@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
+from tests import kubernetes_applies, kubernetes_watches
 from tests.kubernetes_controllers import reconcile
-from tests.kubernetes_store import Grant, Refusal, Resource, Store
+from tests.kubernetes_store import KUEUE, Grant, Refusal, Resource, Store
 
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.kubernetes_store import Json
@@ -86,7 +87,13 @@ class Cluster:
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     thaw: threading.Event = field(default_factory=threading.Event)
     controllers: bool = True
+    step: Callable[[Store], None] | None = None
+    cuts: int = 0
     url: str = ""
+
+    def cut(self) -> None:
+        """Break every watch that is open."""
+        self.cuts += 1
 
     def settings(self, **changes: Any) -> KubernetesSettings:
         """engine.yaml's `kubernetes` for it."""
@@ -167,14 +174,22 @@ def kubeconfig(url: str, token: str) -> Json:
 
 
 @contextlib.contextmanager
-def kubernetes(folder: Path, *, grants: tuple[Grant, ...] | None = None) -> Iterator[Cluster]:
+def kubernetes(
+    folder: Path,
+    *,
+    grants: tuple[Grant, ...] | None = None,
+    store: Store | None = None,
+    step: Callable[[Store], None] | None = None,
+) -> Iterator[Cluster]:
     """A fake cluster with its API on a free port of the loopback.
 
     Args:
         folder: for its kubeconfig.
         grants: what its user may do; everything if None.
+        store: what it keeps; the kinds that the engine ends by default.
+        step: of a further controller, taken in each round of the others.
     """
-    cluster = Cluster(folder)
+    cluster = Cluster(folder, store or Store(), step=step)
     cluster.users[cluster.token] = User("engine", grants)
 
     busy = threading.local()
@@ -184,7 +199,7 @@ def kubernetes(folder: Path, *, grants: tuple[Grant, ...] | None = None) -> Iter
         if cluster.controllers and not getattr(busy, "now", False):
             busy.now = True
             try:
-                reconcile(cluster.store)
+                reconcile(cluster.store, cluster.step)
             finally:
                 busy.now = False
 
@@ -254,7 +269,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(2)
             return
-        self._send(status, answer)
+        if status:
+            self._send(status, answer)
 
     def _user(self) -> User:
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
@@ -292,17 +308,82 @@ class _Handler(BaseHTTPRequestHandler):
         part = match["part"]
         self._authorise(resource, namespace, name=name, part=part)
         body = json.loads(raw) if raw else {}
-        if self.command == "GET" and name is None:
-            return 200, _page(store, resource, namespace, query)
         if self.command == "GET":
-            scale = store.scale(resource, str(namespace), str(name), body=None) if part else None
-            return 200, scale or store.get(resource, namespace, str(name))
+            return self._get(resource, namespace, name, part=part, query=query)
         if self.command == "PATCH":
+            if self.headers.get("Content-Type") == "application/apply-patch+yaml":
+                return self._apply(resource, namespace, str(name), query=query, body=body)
             return 200, self._patch(resource, namespace, str(name), part=part, body=body)
         if self.command == "DELETE":
             return 200, store.delete(resource, namespace, str(name), options=body)
         make = store.evict(str(namespace), str(name), body) if part == "eviction" else None
         return 201, make or store.create(resource, namespace, body)
+
+    def _get(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str | None,
+        *,
+        part: str | None,
+        query: dict[str, list[str]],
+    ) -> tuple[int, Json]:
+        store = self.server.cluster.store
+        if name is None and "watch" in query:
+            self._watch(resource, namespace, query)
+            return 0, {}
+        if name is None:
+            return 200, _page(store, resource, namespace, query)
+        scale = store.scale(resource, str(namespace), name, body=None) if part else None
+        return 200, scale or store.get(resource, namespace, name)
+
+    def _apply(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        query: dict[str, list[str]],
+        body: Json,
+    ) -> tuple[int, Json]:
+        return kubernetes_applies.apply(
+            self.server.cluster.store,
+            resource,
+            namespace,
+            name=name,
+            body=body,
+            manager=query["fieldManager"][0],
+            force=query.get("force") == ["true"],
+        )
+
+    def _watch(
+        self, resource: Resource, namespace: str | None, query: dict[str, list[str]]
+    ) -> None:
+        cluster, selector = self.server.cluster, query.get("labelSelector", [""])[0]
+        cuts = cluster.cuts
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        said = kubernetes_watches.events(
+            cluster.store,
+            resource,
+            namespace,
+            version=int(query["resourceVersion"][0]),
+            seconds=float(query.get("timeoutSeconds", ["60"])[0]),
+            wanted=lambda found: _selected(found["metadata"].get("labels", {}), selector),
+            broken=lambda: cluster.cuts != cuts or cluster.thaw.is_set(),
+        )
+        try:
+            for event in said:
+                self.wfile.write(kubernetes_watches.line(event))
+            self.wfile.write(b"" if cluster.cuts != cuts else b"0\r\n\r\n")
+        except OSError:
+            self.close_connection = True
+        if cluster.cuts != cuts:
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(2)
 
     def _patch(
         self, resource: Resource, namespace: str | None, name: str, *, part: str | None, body: Json
@@ -318,7 +399,11 @@ class _Handler(BaseHTTPRequestHandler):
         if part == "scale":
             return store.scale(resource, str(namespace), name, body=body)
         if part == "status":
-            body = {"status": body["status"]}
+            metadata = body.get("metadata", {})
+            locks = {key: metadata[key] for key in ("uid", "resourceVersion") if key in metadata}
+            body = {"metadata": locks, "status": body["status"]}
+        elif resource in KUEUE:
+            body = {key: value for key, value in body.items() if key != "status"}
         return store.patch(resource, namespace, name, body=body)
 
     def _authorise(
@@ -327,9 +412,8 @@ class _Handler(BaseHTTPRequestHandler):
         user = self._user()
         if user.grants is None:
             return
-        verb = {"GET": "get" if name else "list", "POST": "create"}.get(
-            self.command, self.command.lower()
-        )
+        reading = "get" if name else "watch" if "watch=true" in self.path else "list"
+        verb = {"GET": reading, "POST": "create"}.get(self.command, self.command.lower())
         what = f"{resource.plural}/{part}" if part else resource.plural
         if any(grant.allows(verb, resource.group, what, namespace) for grant in user.grants):
             return

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
+from tests.kueue_validations import API_VERSION, KINDS, completed, findings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +27,8 @@ Json = dict[str, Any]
 
 SCHEMA = "1.34"
 """Version of Kubernetes whose schemas native objects must meet."""
-_NATIVE = {"v1", "batch/v1", "apps/v1", "policy/v1"}
+_RBAC = "rbac.authorization.k8s.io"
+_NATIVE = {"v1", "batch/v1", "apps/v1", "policy/v1", f"{_RBAC}/v1", "coordination.k8s.io/v1"}
 
 
 @dataclass(frozen=True, order=True)
@@ -61,7 +63,21 @@ BUILT_IN = (
     Resource("apps/v1", "daemonsets", "DaemonSet"),
     Resource("apps/v1", "controllerrevisions", "ControllerRevision"),
     Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget"),
+    Resource("v1", "namespaces", "Namespace", namespaced=False),
+    Resource("v1", "serviceaccounts", "ServiceAccount"),
+    Resource("v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
+    Resource("v1", "configmaps", "ConfigMap"),
+    Resource(f"{_RBAC}/v1", "roles", "Role"),
+    Resource(f"{_RBAC}/v1", "rolebindings", "RoleBinding"),
+    Resource(f"{_RBAC}/v1", "clusterroles", "ClusterRole", namespaced=False),
+    Resource(f"{_RBAC}/v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False),
+    Resource("coordination.k8s.io/v1", "leases", "Lease"),
 )
+KUEUE = tuple(
+    Resource(API_VERSION, found["plural"], kind, namespaced=found["namespaced"])
+    for kind, found in KINDS.items()
+)
+"""Kueue's kinds as it serves them today; CUSTOM has an older Workload."""
 CUSTOM = (
     Resource("kubeflow.org/v1", "pytorchjobs", "PyTorchJob"),
     Resource("kubeflow.org/v1", "notebooks", "Notebook"),
@@ -118,6 +134,25 @@ class Refusal(Exception):
 Key = tuple[Resource, str | None, str]
 
 
+@dataclass(frozen=True)
+class Event:
+    """A change, as watches tell it.
+
+    Attributes:
+        version: of the store after it.
+        key: of the object.
+        kind: ADDED, MODIFIED or DELETED.
+        found: the object after it, or as it last was.
+        before: the object before it, or None.
+    """
+
+    version: int
+    key: Key
+    kind: str
+    found: Json
+    before: Json | None
+
+
 @dataclass
 class Store:
     """All objects of a cluster; safe for threads.
@@ -126,6 +161,9 @@ class Store:
         resources: kinds that it serves.
         now: Unix time; a test may own it.
         changed: called after each change, without the lock.
+        events: what has changed, for watches; `forget` drops it.
+        oldest: the version from which on watches can go.
+        owners: of fields that were applied: object -> manager -> paths.
     """
 
     resources: tuple[Resource, ...] = BUILT_IN + CUSTOM
@@ -134,6 +172,22 @@ class Store:
     objects: dict[Key, Json] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     version: int = 1000
+    events: list[Event] = field(default_factory=list)
+    oldest: int = 1000
+    owners: dict[Key, dict[str, set[tuple[str, ...]]]] = field(default_factory=dict)
+    news: threading.Condition = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Watches wait for news with the lock of the store."""
+        self.news = threading.Condition(self.lock)
+
+    def forget(self) -> None:
+        """Compact the history, as etcd does after minutes: older versions cannot be watched."""
+        with self.lock:
+            self.events.clear()
+            self.version += 1
+            self.oldest = self.version
+            self.news.notify_all()
 
     def resource(self, api_version: str, plural: str) -> Resource:
         """A kind by its address, or 404."""
@@ -178,6 +232,9 @@ class Store:
         found.setdefault("kind", resource.kind)
         if namespace is not None:
             metadata["namespace"] = namespace
+        if resource in KUEUE:
+            found = completed(found)
+            metadata = found["metadata"]
         metadata.setdefault("uid", str(uuid.uuid4()))
         metadata["creationTimestamp"] = self._stamp(self.now())
         if resource.kind == "Pod":
@@ -202,7 +259,7 @@ class Store:
             before = self._live(key)
             found = _merged(before, body)
             self._check_locks(resource, before, body.get("metadata", {}))
-            _validate(resource, found)
+            _validate(resource, found, before)
             self._write(key, found)
             self._drop_if_released(key)
             answer = copy.deepcopy(found)
@@ -342,9 +399,15 @@ class Store:
         return self.objects[key]
 
     def _write(self, key: Key, found: Json) -> None:
+        before = self.objects.get(key)
         self.version += 1
         found["metadata"]["resourceVersion"] = str(self.version)
         self.objects[key] = found
+        self._tell(key, "ADDED" if before is None else "MODIFIED", found, before=before)
+
+    def _tell(self, key: Key, kind: str, found: Json, *, before: Json | None) -> None:
+        self.events.append(Event(self.version, key, kind, copy.deepcopy(found), before))
+        self.news.notify_all()
 
     def _drop_if_released(self, key: Key) -> None:
         """An object that is to go, has no grace left and no finalizer goes."""
@@ -354,7 +417,12 @@ class Store:
             and not metadata.get("deletionGracePeriodSeconds")
             and not metadata.get("finalizers")
         ):
-            del self.objects[key]
+            found = self.objects.pop(key)
+            self.owners.pop(key, None)
+            self.version += 1
+            last = copy.deepcopy(found)
+            last["metadata"]["resourceVersion"] = str(self.version)
+            self._tell(key, "DELETED", last, before=found)
 
     def _check_locks(
         self, resource: Resource, before: Json, wanted: Mapping[str, str], *, part: str = ""
@@ -409,8 +477,12 @@ def _merged(before: Any, patch: Any) -> Any:
     return copy.deepcopy(found)
 
 
-def _validate(resource: Resource, found: Json) -> None:
-    """Refuse what the native kinds' schemas do not allow (422)."""
+def _validate(resource: Resource, found: Json, before: Json | None = None) -> None:
+    """Refuse what the native kinds' schemas, and Kueue's, do not allow (422)."""
+    if resource in KUEUE and (said := findings(found, before)):
+        name = found["metadata"].get("name", "")
+        message = f'{resource.kind}.{resource.group} "{name}" is invalid: {"; ".join(said)}'
+        raise Refusal(422, "Invalid", message)
     if resource.api_version not in _NATIVE:
         return
     metadata = found["metadata"]
