@@ -90,11 +90,36 @@ class SlurmTerms(Strict):
     """For one command."""
 
 
+class KueueVolume(Strict):
+    """A volume of every job."""
+
+    claim: DnsLabel
+    """The PersistentVolumeClaim in each team's namespace; it must be there."""
+    mount: FilePath
+    """Where jobs see it."""
+
+
 class KueueTerms(Strict):
     """Of the Kubernetes cluster."""
 
-    cohort: DnsLabel = "gpuwarden"
-    """The cohort in which the teams' ClusterQueues lend to one another."""
+    cohort: Annotated[DnsLabel, StringConstraints(max_length=20)] = "gpuwarden"
+    """The cohort in which the teams' ClusterQueues lend to one another; the names of all objects
+    begin with it, and two policies of one cluster must not share it."""
+    own_preemption: Literal["never", "fallback"] = "never"
+    """Whether Kueue may end jobs by itself. `never`: only gpuwarden asks them to leave, and nothing
+    is ended while it is down. `fallback`: Kueue evicts without a notice where gpuwarden is down,
+    and what a notice did not bring; needs Kueue 0.19, and priorities that each preempt all lower
+    ones."""
+    image: (
+        Annotated[
+            str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._:/-]{0,400}@sha256:[0-9a-f]{64}$")
+        ]
+        | None
+    ) = None
+    """gpuwarden's own image, pinned by digest, for the Deployment of its controller; without it
+    none is made, and the controller runs where you start it."""
+    volume: KueueVolume | None = None
+    """Where data and checkpoints are: a job without a volume begins anew after every leave."""
     namespace: DnsLabel = "gpuwarden"
     """Where gpuwarden's own controller runs."""
     kubeconfig: FilePath | None = None

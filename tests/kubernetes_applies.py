@@ -55,7 +55,8 @@ def apply(
             }
         }
         elsewhere = {path for other, paths in owners.items() if other != manager for path in paths}
-        for path in owners.get(manager, set()) - set(wanted) - elsewhere:
+        left = owners.get(manager, set()) - set(wanted) - elsewhere
+        for path in sorted({_emptied(before, path, left) for path in left}):
             _put(patch, path, None)
         for path, value in wanted.items():
             _put(patch, path, value)
@@ -71,6 +72,15 @@ def apply(
             found = store.patch(resource, namespace, name, body=patch)
         _own(store, resource, namespace, name=name, manager=manager, paths=set(wanted))
         return 200, found
+
+
+def _emptied(before: Json, path: Path, left: set[Path]) -> Path:
+    """The outermost field that is empty once these are gone: it goes as well."""
+    for size in range(1, len(path)):
+        inside = [(*path[:size], *sub) for sub, _ in _leaves(_at(before, path[:size]), ())]
+        if size > 1 and all(each in left for each in inside):
+            return path[:size]
+    return path
 
 
 def _stale(before: Json, patch: Json) -> bool:

@@ -1,0 +1,191 @@
+"""Kueue behind the port of policies: what the API server has, and single steps on it.
+
+Objects are applied on the server under our own name, so that what others set in them stays. What
+does not carry our mark is never changed or deleted: an object is looked at right before, and the
+change names the version that was seen.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import yaml
+
+from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.kubernetes_clients import Kind, KubernetesClient
+from gpuwarden.platforms.kubernetes import UnexpectedObject, reference_of, value_at
+from gpuwarden.scheduling.engines import Act
+from gpuwarden.scheduling.kueue import names, renderings
+from gpuwarden.scheduling.kueue.objects import found_object, leftovers, place_of
+
+if TYPE_CHECKING:
+    from gpuwarden.platforms.kubernetes import Json
+    from gpuwarden.scheduling.engines import FoundObject, Rendering, Step
+    from gpuwarden.scheduling.policies import Policy
+
+_DEPLOYMENTS: Final = Kind("apps/v1", "deployments")
+_IMAGE = re.compile(r":v?(?P<version>[0-9]+\.[0-9]+\.[0-9]+)")
+
+
+def connect(policy: Policy, command: str) -> KubernetesClient:
+    """A client as the policy says; nothing is asked yet.
+
+    Args:
+        policy: its `kueue`.
+        command: of gpuwarden that wants it, for messages.
+
+    Raises:
+        MissingExtra: lightkube is not installed.
+        InvalidInput: the kubeconfig cannot be used.
+    """
+    terms = policy.kueue
+    path = None if terms.kubeconfig is None else Path(terms.kubeconfig)
+    return KubernetesClient.connect(
+        path,
+        terms.context,
+        timeout=terms.timeout,
+        command=command,
+        role="its role, see docs/scheduling-kueue.md#rights",
+    )
+
+
+def adapter(policy: Policy) -> KueueAdapter:
+    """The adapter of a policy's cluster."""
+    return KueueAdapter(policy)
+
+
+class KueueAdapter:
+    """The API server of one policy.
+
+    Args:
+        policy: where the server is, and whose marks are looked for.
+        client: of the server; by default one is made when it is first needed.
+    """
+
+    def __init__(self, policy: Policy, client: KubernetesClient | None = None) -> None:
+        self._policy = policy
+        self._client = client
+
+    def render(self, policy: Policy, *, version: str | None, init: bool = False) -> Rendering:
+        """Say what a policy comes to.
+
+        Args:
+            policy: that checks without errors for Kueue.
+            version: of Kueue; None is the newest that is known.
+            init: a cluster of its own, which gpuwarden does not make.
+
+        Raises:
+            RefusedAction: `init` was asked for.
+        """
+        if init:
+            raise RefusedAction(
+                "no_init",
+                "a Kubernetes cluster and Kueue are installed by their own tools: see "
+                "https://kueue.sigs.k8s.io/docs/installation; --init is for Slurm",
+            )
+        return renderings.render(policy, version=version)
+
+    def _connected(self) -> KubernetesClient:
+        if self._client is None:
+            self._client = connect(self._policy, "policy --engine kueue")
+        return self._client
+
+    async def version(self) -> str:
+        """Kueue's version: of its controller's image, else of what its API shows.
+
+        Raises:
+            ServiceUnavailable: it does not answer, or there is no Kueue.
+        """
+        client = self._connected()
+        if await client.has_group("kueue.x-k8s.io") is None:
+            raise ServiceUnavailable(
+                "the cluster has no kueue.x-k8s.io: install Kueue first "
+                "(https://kueue.sigs.k8s.io/docs/installation)"
+            )
+        try:
+            found = await client.list(
+                _DEPLOYMENTS,
+                None,
+                labels="app.kubernetes.io/name=kueue,control-plane=controller-manager",
+            )
+        except RefusedAction:
+            found = []  # not everybody may look into Kueue's namespace
+        for item in found:
+            for container in value_at(item, "spec.template.spec.containers") or ():
+                match = _IMAGE.search(str(container.get("image", "")))
+                if match is not None:
+                    return match["version"]
+        return renderings.NEWEST
+
+    async def read(self, wanted: Rendering) -> tuple[FoundObject, ...]:
+        """Say what the server has: everything marked, and everything that has a wanted name.
+
+        Raises:
+            ServiceUnavailable: it does not answer, or not all of it.
+            RefusedAction: it may not be read.
+        """
+        client, policy = self._connected(), self._policy
+        found: dict[tuple[str, str], FoundObject] = {}
+        for kind, where in names.KINDS.items():
+            for item in await client.list(where, None, labels=names.selector(policy)):
+                each = found_object(item, kind, policy=policy)
+                found[each.key] = each
+        for one in wanted.objects:
+            if one.key not in found:
+                there = await client.get(names.KINDS[one.kind], *place_of(one.name))
+                if there is not None:
+                    found[one.key] = found_object(there, one.kind, policy=policy)
+        order = {kind: place for place, kind in enumerate(names.KINDS)}
+        return tuple(sorted(found.values(), key=lambda one: (order[one.kind], one.name)))
+
+    async def carry_out(self, step: Step) -> None:
+        """Do one step; done before, it changes nothing.
+
+        Raises:
+            ServiceUnavailable: the server does not answer; it may or may not have been done.
+            RefusedAction: the server refuses it, or what is to be changed is not gpuwarden's.
+        """
+        client, kind = self._connected(), names.KINDS[step.kind]
+        space, name = place_of(step.name)
+        there = await client.get(kind, space, name)
+        if there is not None and not found_object(there, step.kind, policy=self._policy).marked:
+            raise RefusedAction(
+                "not_ours",
+                f"{step.kind} {step.name} does not carry gpuwarden's mark: rename it, or give it "
+                f"the labels {names.selector(self._policy)} to hand it over",
+            )
+        if step.act is Act.DELETE:
+            if there is not None:
+                await self._delete(client, kind, space, there, step=step)
+            return
+        if step.wanted is None:
+            raise ValueError("a step that makes something names it")
+        body = yaml.safe_load(step.wanted.text)
+        if there is None:
+            # Not forced: what somebody else made meanwhile is theirs.
+            await client.apply(kind, space, body, manager=names.MANAGER, force=False)
+            return
+        body["metadata"]["resourceVersion"] = there["metadata"]["resourceVersion"]
+        now = await client.apply(kind, space, body, manager=names.MANAGER, force=True)
+        if more := leftovers(body, now):
+            locks = {key: now["metadata"][key] for key in ("uid", "resourceVersion")}
+            await client.patch(kind, space, name, body={"metadata": locks, **more})
+
+    async def _delete(
+        self, client: KubernetesClient, kind: Kind, space: str | None, there: Json, *, step: Step
+    ) -> None:
+        try:
+            reference = reference_of(there, api_version=kind.api_version, kind=step.kind)
+            await client.remove(kind, space, reference)
+        except UnexpectedObject as error:
+            raise ServiceUnavailable(f"{step.kind} {step.name}: {error}") from error
+        except RefusedAction as error:
+            if error.reason != "gone":
+                raise
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
+        if self._client is not None:
+            await self._client.aclose()
