@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpuwarden import durations
+from gpuwarden.field_tables import field_table
 from gpuwarden.quantities import EXAMPLES
 from gpuwarden.ruleengine import canary_terms, model, rule_tests, signals
 from gpuwarden.ruleengine.codes import CODES
@@ -28,8 +28,6 @@ from gpuwarden.ruleengine.schemas import rule_file_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from pydantic.fields import FieldInfo
 
     from gpuwarden.fields import Strict
 
@@ -226,15 +224,7 @@ def _lines() -> Iterator[str]:
         yield f"## {title}\n"
         if remark:
             yield f"{remark}\n"
-        yield "| key | value | default | meaning |"
-        yield "| --- | --- | --- | --- |"
-        for name, info in kind.model_fields.items():
-            key = info.alias or name
-            schema = kind.model_json_schema(by_alias=True)
-            own = schema.get("properties") or definitions[kind.__name__]["properties"]
-            value = _value(own[key], schema.get("$defs", definitions))
-            default = "mandatory" if info.is_required() else _default(info)
-            yield f"| `{key}` | {value} | {default} | {_one_line(info.description or '')} |"
+        yield from field_table(kind, definitions)
         yield ""
     yield "## What `like` stands for\n"
     yield "| word | meaning | utilization | memory | cores | images/s | waits for data | alive |"
@@ -264,42 +254,3 @@ def _of(spec: signals.SignalSpec) -> str:
     if spec.per_gpu:
         return "a job on a card"
     return "a job, by its trainer's word" if spec.self_report else "a job"
-
-
-def _default(info: FieldInfo) -> str:
-    value = info.get_default(call_default_factory=True, validated_data={})
-    if value is None or value in ("", (), {}):
-        return "none"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f"`{durations.render(value)}`" if isinstance(value, float) else f"`{value}`"
-
-
-def _value(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """What may be written, in few words."""
-    if "$ref" in schema:
-        schema = definitions[schema["$ref"].rpartition("/")[2]]
-    options = [item for item in schema.get("anyOf", ()) if item.get("type") != "null"]
-    if "examples" in schema:
-        return "like " + ", ".join(f"`{item}`" for item in schema["examples"])
-    if "enum" in schema:
-        return ", ".join(f"`{item}`" for item in schema["enum"])
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    if "oneOf" in schema or "discriminator" in schema:
-        return "a condition"
-    if options:
-        return _value(options[0], definitions)
-    names = {
-        "string": "text",
-        "integer": "whole number",
-        "boolean": "true or false",
-        "object": "mapping",
-        "array": "list",
-        "number": "number",
-    }
-    return names.get(schema.get("type", ""), "value")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.fields import Seconds, Strict
+from gpuwarden.fields import Bytes, Seconds, Strict
 
 FilePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f]{0,4000}[^/\x00-\x1f]$")]
 """Absolute path of a file or folder."""
@@ -43,6 +43,11 @@ class SlurmCard(Strict):
     """Its type in gres.conf, the `a100` of `gres/gpu:a100`."""
     partition: SlurmName | None = None
     """Where such cards are asked for; the cluster's default partition by default."""
+    cpus: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """CPUs that a job asks for with each card, for its data loaders; the cluster's default by
+    default."""
+    host_memory: Bytes | None = None
+    """Memory of the node that a job asks for with each card; the cluster's default by default."""
 
 
 class KueueCard(Strict):

@@ -8,7 +8,7 @@ and no longer wanted is deleted, and what has a wanted name but no mark is never
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -308,14 +308,14 @@ class Outcome:
     Attributes:
         done: steps that were carried out.
         failed: the step at which it ended, or None.
-        reason: why, or an empty string.
+        error: why.
         left: steps that were not tried.
     """
 
     done: tuple[Step, ...]
     failed: Step | None = None
-    reason: str = ""
-    left: tuple[Step, ...] = field(default=())
+    error: GpuwardenError | None = None
+    left: tuple[Step, ...] = ()
 
 
 async def carry_out(
@@ -334,5 +334,5 @@ async def carry_out(
             await adapter.carry_out(step)
         except GpuwardenError as error:
             rest = tuple(steps[index + 1 :])
-            return Outcome(tuple(steps[:index]), step, str(error), rest)
+            return Outcome(tuple(steps[:index]), step, error, rest)
     return Outcome(tuple(steps))

@@ -94,6 +94,7 @@ class _Look:
         yield from self._budgets()
         yield from self._windows(now)
         yield from self._preemption()
+        yield from self._borrowed()
         yield from self._bookings()
         yield from self._images(engine)
 
@@ -336,6 +337,14 @@ class _Look:
         if fastest == 0:
             text = "with minimum_run and back_off of 0s a job may be asked again as soon as it is "
             yield self._warning("GW653", ("preemption", "back_off"), f"{text}back")
+
+    def _borrowed(self) -> Iterator[Diagnostic]:
+        if self._policy.preemption is not None:
+            return
+        for index, team in enumerate(self._policy.teams):
+            if any(team.borrow.values()):
+                text = "without `preemption` borrowed cards come back only when their jobs end"
+                yield self._warning("GW656", ("teams", index, "borrow"), text)
 
     def _bookings(self) -> Iterator[Diagnostic]:
         policy = self._policy

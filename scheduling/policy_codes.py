@@ -22,7 +22,7 @@ CODES: dict[str, str] = {
     "GW653": "Warning: little time to save and leave.",
     "GW654": "Warning: somebody is in several teams, and has to name one at each submission.",
     "GW655": "Warning: nobody can use this.",
-    "GW656": "Warning: a slot may begin with its cards taken.",
+    "GW656": "Warning: cards may still be taken when their owner, or a slot, wants them.",
     "GW657": "Warning: whom a priority preempts is not what its place among the others suggests.",
     "GW658": "Warning: this bound can never be reached.",
 }

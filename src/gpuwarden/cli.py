@@ -62,6 +62,12 @@ _COMPONENTS = {
     "profiles": _Component(
         "gpuwarden.ruleengine.cli", "profiles", "ruleengine", "Learn what trainings need here."
     ),
+    "policy": _Component(
+        "gpuwarden.scheduling.policy_cli",
+        "policy",
+        "scheduling",
+        "Say who may use how many GPUs; render, apply and undo it.",
+    ),
     "top": _Component(
         "gpuwarden.ruleengine.top_cli",
         "top",

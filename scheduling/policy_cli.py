@@ -1,0 +1,134 @@
+"""`gpuwarden policy`: write, check and compare policy files; render, apply and undo them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuwarden.checked_files import show_checked
+from gpuwarden.clock import SystemClock
+from gpuwarden.errors import InvalidInput
+from gpuwarden.fields import known_zone
+from gpuwarden.option_values import output_option
+from gpuwarden.scheduling.policies import policy_hash
+from gpuwarden.scheduling.policy_checks import check_policy
+from gpuwarden.scheduling.policy_engine_cli import apply, diff, drift, render, undo
+from gpuwarden.scheduling.policy_options import engine_option, policy_argument
+from gpuwarden.scheduling.policy_references import policy_reference
+from gpuwarden.scheduling.policy_schemas import policy_schema
+from gpuwarden.scheduling.policy_templates import policy_template
+
+if TYPE_CHECKING:
+    from gpuwarden.scheduling.policies import Engine, Policy
+
+# In these, \b is the character by which click leaves the lines that follow as they are.
+_EXAMPLES = """\b
+Examples:
+  gpuwarden policy init --engine slurm > policy.yaml
+  gpuwarden policy check policy.yaml
+  gpuwarden policy diff policy.yaml --against /etc/gpuwarden/policy.yaml
+  gpuwarden policy render policy.yaml --out rendered
+  gpuwarden policy apply policy.yaml --dry-run
+  gpuwarden policy drift"""
+_MODELINE = """\b
+With yaml-language-server, put this at the top of a policy file:
+  # yaml-language-server: $schema=policy.schema.json"""
+
+
+@click.group(epilog=_EXAMPLES)
+def policy() -> None:
+    """Say who may use how many GPUs, whose task goes first, and who has to leave.
+
+    A policy file is rendered into the objects of the engine that starts jobs: Slurm's accounts and
+    QOS, Kueue's queues, or nothing but the file for a single host. Without FILE it is the one that
+    GPUWARDEN_POLICY names, else /etc/gpuwarden/policy.yaml.
+    """
+
+
+@policy.command(short_help="Say every mistake, each at its line and column.")
+@policy_argument
+@engine_option
+@output_option
+@click.pass_context
+def check(context: click.Context, file: Path, output: str, *, engine: Engine | None) -> None:
+    """Say everything that is wrong with a policy file, and what is hardly meant.
+
+    Exit status: 0 usable (warnings are allowed); 2 not usable.
+    """
+    checked = check_policy(file, now=SystemClock().wall(), engine=engine)
+    if not show_checked(checked, output, counted=_counted):
+        context.exit(2)
+
+
+def _counted(found: Policy) -> str:
+    cards = sum(card.count for card in found.cards)
+    return f"{len(found.teams)} teams, {cards} cards, hash {policy_hash(found)}"
+
+
+@policy.command(epilog=_MODELINE)
+def schema() -> None:
+    """Print the JSON schema of policy files, for editors and CI."""
+    click.echo(policy_schema(), nl=False)
+
+
+@policy.command()
+def reference() -> None:
+    """Print the reference page of policy files as Markdown."""
+    click.echo(policy_reference(), nl=False)
+
+
+@policy.command()
+@click.option(
+    "--engine",
+    type=click.Choice(["slurm", "kueue", "local"]),
+    required=True,
+    help="What starts the jobs.",
+)
+@click.option(
+    "--timezone",
+    metavar="ZONE",
+    help="IANA name, such as Europe/Berlin.  [default: this machine's]",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file, which must not be there yet, and not to standard output.",
+)
+def init(engine: Engine, timezone: str | None, *, out: Path | None) -> None:
+    """Print a policy to begin with: every part once, with a word on each.
+
+    Exit status: 0 done; 2 the file is there already.
+    """
+    text = policy_template(engine, _zone(timezone))
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise InvalidInput(f"{out} is there already: name another file by --out") from error
+    except OSError as error:
+        raise InvalidInput(f"{out} cannot be written: {error.strerror}") from error
+    click.echo(f"{out}: now name your cards and teams in it; gpuwarden policy check {out}")
+
+
+def _zone(name: str | None) -> str:
+    """A zone that was asked for, or the machine's own, or UTC."""
+    if name is not None:
+        try:
+            return known_zone(name)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--timezone") from error
+    found = os.path.realpath("/etc/localtime").partition("/zoneinfo/")[2]
+    try:
+        return known_zone(found)
+    except ValueError:
+        return "UTC"
+
+
+for _command in (render, diff, apply, undo, drift):
+    policy.add_command(_command)
