@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from gpuwarden.budget_terms import ScheduledBudget
 from gpuwarden.field_tables import field_table
-from gpuwarden.scheduling import engine_terms, policies
+from gpuwarden.fields import Strict
+from gpuwarden.scheduling import policies
 from gpuwarden.scheduling.policy_codes import CODES
 from gpuwarden.scheduling.policy_schemas import policy_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from gpuwarden.fields import Strict
 
 _INTRODUCTION = """\
 # Policy files
@@ -90,12 +89,6 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
         "Under `images`. `submit` takes no other; on Slurm and on a single host none is needed.",
     ),
     ("Bookings", policies.Bookings, "Under `bookings`."),
-    ("`slurm` of a kind of cards", engine_terms.SlurmCard, ""),
-    ("`kueue` of a kind of cards", engine_terms.KueueCard, ""),
-    ("`slurm` of a team", engine_terms.SlurmTeam, ""),
-    ("`kueue` of a team", engine_terms.KueueTeam, ""),
-    ("`slurm`", engine_terms.SlurmTerms, ""),
-    ("`kueue`", engine_terms.KueueTerms, ""),
 )
 
 
@@ -106,13 +99,39 @@ def policy_reference() -> str:
 
 def described() -> frozenset[type[Strict]]:
     """The types that have a section."""
-    return frozenset(kind for _, kind, _ in _SECTIONS)
+    return frozenset(kind for _, kind, _ in _sections())
+
+
+def _sections() -> Iterator[tuple[str, type[Strict], str]]:
+    """Those with a word of their own, and then what else the file may hold, by where it stands."""
+    yield from _SECTIONS
+    seen = {kind for _, kind, _ in _SECTIONS}
+    left = [(title, kind) for title, kind, _ in _SECTIONS]
+    while left:
+        title, kind = left.pop(0)
+        for name, below in _parts(kind):
+            if below in seen:
+                continue
+            seen.add(below)
+            above = "" if kind is policies.Policy else f" of {title[0].lower()}{title[1:]}"
+            left.append((f"`{name}`{above}", below))
+            yield f"`{name}`{above}", below, ""
+
+
+def _parts(kind: type[Strict]) -> Iterator[tuple[str, type[Strict]]]:
+    for name, info in kind.model_fields.items():
+        inner: list[Any] = [info.annotation]
+        while inner:
+            each = inner.pop()
+            if isinstance(each, type) and issubclass(each, Strict):
+                yield info.alias or name, each
+            inner += get_args(each)
 
 
 def _lines() -> Iterator[str]:
     yield _INTRODUCTION
     definitions = policy_document()["$defs"]
-    for title, kind, remark in _SECTIONS:
+    for title, kind, remark in _sections():
         yield f"## {title}\n"
         if remark:
             yield f"{remark}\n"
