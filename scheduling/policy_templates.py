@@ -96,7 +96,7 @@ windows:
   to: "07:00"                         # of the next day
   running: leave                      # at seven they save, and go on in the evening
 
-# `gpuwarden book`: slots that a team has for itself.
+# Slots that a team books for itself.
 bookings:
   lead_time: 20m                      # who must leave is told so long before
   longest: 7d
