@@ -125,6 +125,9 @@ class KueueTerms(Strict):
     none is made, and the controller runs where you start it."""
     volume: KueueVolume | None = None
     """Where data and checkpoints are: a job without a volume begins anew after every leave."""
+    job_files: FilePath | None = "/run/gpuwarden"
+    """The exporter's folder on the nodes, which jobs mount so that they can be asked to leave;
+    null where pods may mount none of a node's: they then only get the signal that ends them."""
     namespace: DnsLabel = "gpuwarden"
     """Where gpuwarden's own controller runs."""
     kubeconfig: FilePath | None = None

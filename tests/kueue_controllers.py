@@ -242,6 +242,8 @@ class Kueue:
         wanted = self.cards(workload)
         selector = workload["spec"]["podSets"][0]["template"]["spec"].get("nodeSelector", {})
         for group in queue["spec"].get("resourceGroups", ()):
+            if self.resource not in group["coveredResources"]:
+                continue
             for item in group["flavors"]:
                 labels = store.get(store.of_kind("ResourceFlavor"), None, item["name"])["spec"].get(
                     "nodeLabels", {}

@@ -51,6 +51,25 @@ def connect(policy: Policy, command: str) -> KubernetesClient:
     )
 
 
+async def kueue_version(client: KubernetesClient) -> str | None:
+    """Kueue's version by the image of its controller; None where that cannot be seen.
+
+    Raises:
+        ServiceUnavailable: the server does not answer.
+    """
+    labels = "app.kubernetes.io/name=kueue,control-plane=controller-manager"
+    try:
+        found = await client.list(_DEPLOYMENTS, None, labels=labels)
+    except RefusedAction:
+        return None  # not everybody may look into Kueue's namespace
+    for item in found:
+        for container in value_at(item, "spec.template.spec.containers") or ():
+            match = _IMAGE.search(str(container.get("image", "")))
+            if match is not None:
+                return match["version"]
+    return None
+
+
 def adapter(policy: Policy) -> KueueAdapter:
     """The adapter of a policy's cluster."""
     return KueueAdapter(policy)
@@ -93,7 +112,7 @@ class KueueAdapter:
         return self._client
 
     async def version(self) -> str:
-        """Kueue's version: of its controller's image, else of what its API shows.
+        """Kueue's version, or the newest that is known where it cannot be seen.
 
         Raises:
             ServiceUnavailable: it does not answer, or there is no Kueue.
@@ -104,20 +123,7 @@ class KueueAdapter:
                 "the cluster has no kueue.x-k8s.io: install Kueue first "
                 "(https://kueue.sigs.k8s.io/docs/installation)"
             )
-        try:
-            found = await client.list(
-                _DEPLOYMENTS,
-                None,
-                labels="app.kubernetes.io/name=kueue,control-plane=controller-manager",
-            )
-        except RefusedAction:
-            found = []  # not everybody may look into Kueue's namespace
-        for item in found:
-            for container in value_at(item, "spec.template.spec.containers") or ():
-                match = _IMAGE.search(str(container.get("image", "")))
-                if match is not None:
-                    return match["version"]
-        return renderings.NEWEST
+        return await kueue_version(client) or renderings.NEWEST
 
     async def read(self, wanted: Rendering) -> tuple[FoundObject, ...]:
         """Say what the server has: everything marked, and everything that has a wanted name.
