@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 _MAX_ERROR = 300
+_SLURMS_PREFIXES: Final = (
+    "SLURM_",
+    "SBATCH_",
+    "SQUEUE_",
+    "SACCT_",
+    "SACCTMGR_",
+    "SALLOC_",
+    "SCANCEL_",
+    "SCONTROL_",
+    "SINFO_",
+    "SPRIO_",
+    "SRUN_",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +58,20 @@ class SlurmCommands:
         programs: name of a command, such as `squeue` -> its path.
         config: slurm.conf, or None for Slurm's own default.
         timeout: seconds that one command may take.
+        setting: where `{name}`, a command, is set: for what people are told.
     """
 
-    def __init__(self, programs: Mapping[str, Path], config: Path | None, timeout: float) -> None:
+    def __init__(
+        self,
+        programs: Mapping[str, Path],
+        config: Path | None,
+        timeout: float,
+        *,
+        setting: str = "slurm.{name} in engine.yaml",
+    ) -> None:
         self._programs = dict(programs)
         self._timeout = timeout
+        self._setting = setting
         self._environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
         if config is not None:
             self._environment["SLURM_CONF"] = str(config)
@@ -58,8 +80,16 @@ class SlurmCommands:
         """Whether there is such a command."""
         return name in self._programs
 
-    async def run(self, name: str, *words: str) -> Answer:
+    async def run(
+        self, name: str, *words: str, environment: Mapping[str, str] | None = None
+    ) -> Answer:
         """Run a command to its end.
+
+        Args:
+            name: of the command, such as `squeue`.
+            words: its arguments.
+            environment: what it gets instead of the own one, because a job is to inherit it;
+                variables of Slurm's in it are left out, for each is an option in disguise.
 
         Raises:
             ServiceUnavailable: it cannot be run, is not done in time, or prints too much; what it
@@ -75,13 +105,14 @@ class SlurmCommands:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env=self._environment,
+                env=self._environment if environment is None else self._inherited(environment),
                 cwd="/",
                 start_new_session=True,
             )
         except OSError as error:
+            where = self._setting.format(name=name)
             raise ServiceUnavailable(
-                f"{program} cannot be run: {error.strerror}; see slurm.{name} in engine.yaml"
+                f"{program} cannot be run: {error.strerror}; see {where}"
             ) from error
         try:
             async with asyncio.timeout(self._timeout):
@@ -93,6 +124,15 @@ class SlurmCommands:
             await _gone(process)
         said = " ".join(complaint.decode(errors="replace").split())[:_MAX_ERROR]
         return Answer(process.returncode or 0, output.decode(errors="replace"), said)
+
+    def _inherited(self, environment: Mapping[str, str]) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in environment.items()
+            if not name.startswith(_SLURMS_PREFIXES)
+        }
+        config = self._environment.get("SLURM_CONF")
+        return kept if config is None else kept | {"SLURM_CONF": config}
 
     async def output(self, name: str, *words: str) -> str:
         """What a command that must succeed prints.

@@ -119,7 +119,7 @@ def _pending(row: Mapping[str, str]) -> PendingJob:
     if not _JOB.fullmatch(row["JobID"]):
         raise ServiceUnavailable("squeue answered with a job that has no number")
     ways = {name: row[f"tres-per-{name}"] for name in ("job", "node", "socket", "task")}
-    cards = {name: _cards(text) for name, text in ways.items()}
+    cards = {name: asked_cards(text) for name, text in ways.items()}
     total = decode_tres(_word(row["tres-alloc"]))
     cpus = total.get("cpu", "")
     return PendingJob(
@@ -145,7 +145,7 @@ def _pending(row: Mapping[str, str]) -> PendingJob:
     )
 
 
-def _cards(text: str) -> dict[str, int] | None:
+def asked_cards(text: str) -> dict[str, int] | None:
     """Model -> number of the cards that a request names; None where it cannot be made out."""
     found: dict[str, int] = {}
     matches = list(_GPU.finditer(text))

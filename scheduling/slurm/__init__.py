@@ -1,0 +1,1 @@
+"""Slurm: what a policy becomes there, how tasks get into its queue, and what it tells of them."""

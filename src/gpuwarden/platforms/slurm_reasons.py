@@ -1,0 +1,282 @@
+"""Why a job of Slurm's waits, in a sentence for its owner.
+
+Slurm has some two hundred words for it. Most are made by one pattern: whose limit (an account's, a
+QOS's), of what, counted how, for whom; the others are listed. A word that is in neither is shown as
+it is: a version may have more than are known here. Source: the words of Slurm 22.05 and 24.11.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Kind(StrEnum):
+    """What has to happen before a job starts."""
+
+    TURN = "turn"
+    """Others go first, or there is no room: time alone mends it."""
+    LIMIT = "limit"
+    """Jobs of its team or user have to end first."""
+    BUDGET = "budget"
+    """GPU-hours are used up: a new period, or an operator, mends it."""
+    TIME = "time"
+    """It may not begin yet."""
+    JOB = "job"
+    """It waits for another job."""
+    PERSON = "person"
+    """It does not start before somebody does something."""
+    SITE = "site"
+    """Nodes, partitions or Slurm itself are not ready."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job waits.
+
+    Attributes:
+        code: Slurm's word.
+        words: a sentence; `{account}`, `{qos}`, `{partition}` and `{user}` stand for the job's.
+        kind: what has to happen.
+    """
+
+    code: str
+    words: str
+    kind: Kind
+
+
+_TURN, _TIME, _JOB = Kind.TURN, Kind.TIME, Kind.JOB
+_PERSON, _SITE, _LIMIT = Kind.PERSON, Kind.SITE, Kind.LIMIT
+
+_LISTED: Final[dict[str, tuple[Kind, str]]] = {
+    "None": (_TURN, "Slurm has not looked at it yet"),
+    "Priority": (_TURN, "jobs with a higher priority go first"),
+    "Resources": (_TURN, "it is its turn: it starts as soon as enough cards are free"),
+    "Reservation": (_TIME, "it waits for its reservation to begin"),
+    "BeginTime": (_TIME, "it may not begin yet"),
+    "Dependency": (_JOB, "it waits for another job"),
+    "DependencyNeverSatisfied": (
+        _PERSON,
+        "the job that it waits for did not succeed, so it never starts: cancel it, or take the "
+        "dependency away with `scontrol update JobId=... Dependency=`",
+    ),
+    "JobArrayTaskLimit": (_LIMIT, "as many tasks of its array run as its user wanted at a time"),
+    "JobHeldUser": (_PERSON, "its user holds it: `scontrol release` lets it go on"),
+    "JobHeldAdmin": (_PERSON, "an operator holds it: only an operator can release it"),
+    "JobHoldMaxRequeue": (
+        _PERSON,
+        "it came back so often that Slurm holds it: look into its log, then `scontrol release` it",
+    ),
+    "MaxRequeue": (
+        _PERSON,
+        "it came back so often that Slurm holds it: look into its log, then `scontrol release` it",
+    ),
+    "Licenses": (_LIMIT, "a licence that it asks for is in use"),
+    "ReqNodeNotAvail": (_SITE, "nodes that it needs are down, drained or reserved for others"),
+    "NodeDown": (_SITE, "a node that it needs is down"),
+    "FrontEndDown": (_SITE, "no front-end node works"),
+    "PartitionDown": (
+        _SITE,
+        "partition {partition} takes jobs, but starts none: an operator set it down",
+    ),
+    "PartitionInactive": (_SITE, "partition {partition} is inactive: an operator set it so"),
+    "PartitionConfig": (
+        _PERSON,
+        "it asks for more than a job of partition {partition} may have, or for what it has not: "
+        "submit it with less, or elsewhere",
+    ),
+    "PartitionNodeLimit": (
+        _PERSON,
+        "it asks for more nodes than partition {partition} has or gives to a job, or too many of "
+        "them are down",
+    ),
+    "PartitionTimeLimit": (
+        _PERSON,
+        "its time limit is longer than partition {partition} allows: shorten it with `scontrol "
+        "update JobId=... TimeLimit=`",
+    ),
+    "BadConstraints": (
+        _PERSON,
+        "no node has all that it asks for: submit it with other cards, features or nodes",
+    ),
+    "AccountNotAllowed": (
+        _PERSON,
+        "account {account} may not use partition {partition}: submit it elsewhere",
+    ),
+    "QOSNotAllowed": (
+        _PERSON,
+        "QOS {qos} may not be used with account {account} or partition {partition}: submit it with "
+        "another priority, or ask an operator",
+    ),
+    "InvalidAccount": (
+        _PERSON,
+        "account {account} does not exist (any more), or is not {user}'s: submit it with another",
+    ),
+    "InvalidQOS": (
+        _PERSON,
+        "QOS {qos} does not exist (any more), or is not {user}'s: submit it with another priority",
+    ),
+    "QOSUsageThreshold": (_LIMIT, "QOS {qos} has used more than its share of the cluster"),
+    "RequiresReservation": (
+        _PERSON,
+        "QOS {qos} or partition {partition} serves reservations only: submit it with --reservation",
+    ),
+    "ReservationDeleted": (
+        _PERSON,
+        "the reservation that it was submitted for was deleted: `scontrol release` it to run "
+        "without, or cancel it",
+    ),
+    "ReservationInvalid": (
+        _PERSON,
+        "the reservation that it was submitted for is not there or not for it: cancel it",
+    ),
+    "JobLaunchFailure": (
+        _PERSON,
+        "it could not be started: the file system, the image or the user is not there on the node; "
+        "see slurmd's log, then `scontrol release` it",
+    ),
+    "NonZeroExitCode": (_SITE, "it ended with an error"),
+    "RaisedSignal": (_SITE, "it was ended by a signal"),
+    "SystemFailure": (_SITE, "Slurm, a file system or a network failed"),
+    "OutOfMemory": (_SITE, "it needed more of the node's memory than it had asked for"),
+    "TimeLimit": (_SITE, "it reached its time limit"),
+    "InactiveLimit": (_SITE, "it did nothing for longer than the cluster allows"),
+    "DeadLine": (_PERSON, "it cannot be done by its deadline any more"),
+    "Cleaning": (_TIME, "it came back, and what is left of its last run is being cleaned up"),
+    "Prolog": (_TIME, "its nodes are being prepared"),
+    "ResvProlog": (_TIME, "its reservation is being prepared"),
+    "ResvEpilog": (_TIME, "its reservation is being cleaned up"),
+    "PowerNotAvail": (_SITE, "there is not enough power for it now"),
+    "PowerReserved": (_SITE, "there is not enough power for it now"),
+    "MaxPoweredUpNodes": (_LIMIT, "as many nodes run as the cluster allows"),
+    "MaxMemPerLimit": (
+        _PERSON,
+        "it asks for more memory on a node than partition {partition} allows: submit it with less",
+    ),
+    "BurstBufferOperation": (_SITE, "the burst buffer failed for it"),
+    "BurstBufferResources": (_LIMIT, "there is no room in the burst buffer"),
+    "BurstBufferStageIn": (_TIME, "its data are being copied into the burst buffer"),
+    "BlockMaxError": (_SITE, "its nodes failed too often"),
+    "BlockFreeAction": (_SITE, "its nodes are being made free"),
+    "MpiPortsBusy": (_LIMIT, "no ports are free on its nodes"),
+    "FedJobLock": (_SITE, "the clusters of the federation are agreeing on it"),
+    "SchedDefer": (_TURN, "jobs are started by the scheduler's next round only"),
+    "AssociationJobLimit": (_LIMIT, "account {account} has as many jobs as it may"),
+    "AssociationResourceLimit": (_LIMIT, "account {account} has as much as it may"),
+    "AssociationTimeLimit": (_LIMIT, "account {account} has used its time"),
+    "AccountingPolicy": (_LIMIT, "a limit of account {account} or of QOS {qos} keeps it"),
+    "QOSJobLimit": (_LIMIT, "QOS {qos} has as many jobs as it may"),
+    "QOSResourceLimit": (_LIMIT, "QOS {qos} has as much as it may"),
+    "QOSTimeLimit": (_LIMIT, "QOS {qos} has used its time"),
+}
+
+_THINGS: Final = {
+    "BB": "burst buffer",
+    "Billing": "billing units",
+    "CPU": "processors",
+    "Cpu": "processors",
+    "Energy": "energy",
+    "GRES": "cards",
+    "Jobs": "jobs",
+    "License": "licences",
+    "Mem": "memory",
+    "Memory": "memory",
+    "Node": "nodes",
+    "SubmitJobs": "submitted jobs",
+    "SubmitJob": "submitted jobs",
+    "Unknown": "of a resource",
+    "Wall": "time",
+    "WallDuration": "time",
+}
+_SCOPES: Final = {
+    "Job": "one job",
+    "Node": "one job on a node",
+    "User": "{user}",
+    "Account": "account {account}",
+}
+# AssocGrpCpuLimit, QOSMaxGRESPerUser, QOSGrpMemoryRunMinutes, MaxCpuRunMinsPerAccount, QOSMinGRES
+_LIMIT_WORD = re.compile(
+    r"(?P<owner>Assoc|QOS)?(?P<bound>Grp|Max|Min)(?P<thing>[A-Z][A-Za-z]*?)"
+    r"(?P<how>RunMinutes|RunMins|Minutes|Mins)?(?:Per(?P<scope>Job|Node|User|Account))?"
+    r"(?:Limit|NotSatisfied)?"
+)
+_WORD = re.compile(r"[A-Za-z]+")
+_SENTENCES: Final = {
+    "Nodes required for job are DOWN": "ReqNodeNotAvail",
+    "ReqNodeNotAvail": "ReqNodeNotAvail",
+}
+"""How some words look when Slurm writes them out: it adds which nodes, or why."""
+_MAX_WORDS = 300
+
+
+def explain(reason: str) -> Reason:
+    """What a reason of `squeue -O Reason` means; one that is not known is told as it is."""
+    text = " ".join(reason.replace("_", " ").split())[:_MAX_WORDS].strip("()")
+    if not text:
+        return Reason("None", _LISTED["None"][1], Kind.TURN)
+    for beginning, code in _SENTENCES.items():
+        if text.startswith(beginning):
+            return _unavailable(code, text)
+    listed = _LISTED.get(text)
+    if listed is not None:
+        return Reason(text, listed[1], listed[0])
+    if text.startswith("JobHeldAdmin"):
+        return Reason("JobHeldAdmin", _LISTED["JobHeldAdmin"][1], Kind.PERSON)
+    found = _LIMIT_WORD.fullmatch(text) if _WORD.fullmatch(text) else None
+    if found is not None and found["thing"] in _THINGS:
+        return _limit(text, found)
+    shown = text.replace("{", "(").replace("}", ")")
+    return Reason(text, f"Slurm says: {shown}", Kind.UNKNOWN)
+
+
+def _unavailable(code: str, text: str) -> Reason:
+    """Nodes that are not to be had, and what Slurm adds about them."""
+    kind, words = _LISTED[code]
+    if "eserved for maintenance" in text:
+        return Reason(code, "its time would reach into a maintenance of its nodes", kind)
+    if "reserved for other job" in text:
+        words = "its time would reach into a booking of others: a shorter time limit may fit before"
+        return Reason(code, words, Kind.TURN)
+    _, marked, nodes = text.partition("UnavailableNodes:")
+    if marked and nodes.strip():
+        shown = nodes.strip().replace("{", "(").replace("}", ")")
+        return Reason(code, f"{words}: {shown}", kind)
+    return Reason(code, words, kind)
+
+
+def _limit(code: str, found: re.Match[str]) -> Reason:
+    owner = {"Assoc": "account {account}", "QOS": "QOS {qos}", None: "QOS {qos}"}[found["owner"]]
+    thing = _THINGS[found["thing"]]
+    minutes = found["how"] or ""
+    if minutes.startswith("Run"):
+        what = f"as much {thing} promised to running jobs" if thing in _MASSES else None
+        what = what or f"as many {thing} promised to running jobs"
+        return Reason(code, f"{owner} has {what} as it may: theirs have to shrink first", _LIMIT)
+    scope = found["scope"]
+    if found["bound"] == "Min":
+        words = f"it asks for fewer {thing} than {owner} demands: submit it with more"
+        return Reason(code, words, Kind.PERSON)
+    if minutes and scope == "Job":
+        words = f"its {thing} times its time limit are more than {owner} grants one job"
+        return Reason(code, f"{words}: shorten its time limit, or ask for less", Kind.PERSON)
+    if minutes:
+        what = "GPU-hours" if thing == "cards" else f"hours of {thing}"
+        words = f"the {what} of {owner} are used up, or it would use them up"
+        return Reason(code, words, Kind.BUDGET)
+    if scope in ("Job", "Node") or found["thing"] == "WallDuration":
+        words = f"it asks for more {thing} than {owner} grants {_SCOPES[scope or 'Job']}"
+        return Reason(code, f"{words}: submit it with less", Kind.PERSON)
+    if found["thing"] == "Wall":
+        return Reason(code, f"the time of {owner} is used up", Kind.BUDGET)
+    whose = f" for {_SCOPES[scope]}" if scope else ""
+    if found["owner"] == "Assoc" and found["bound"] == "Max":
+        whose = " for {user}"
+    much = "much" if thing in _MASSES else "many"
+    words = f"{owner} has as {much} {thing}{whose} in use as it may: some of them have to end first"
+    return Reason(code, words, _LIMIT)
+
+
+_MASSES: Final = frozenset({"burst buffer", "energy", "memory", "time", "of a resource"})
