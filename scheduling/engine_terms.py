@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.fields import Bytes, Seconds, Strict
@@ -31,6 +31,15 @@ def _some(labels: Mapping[str, str]) -> Mapping[str, str]:
     if not labels:
         raise PydanticCustomError("GW111", "must not be empty: it would be every node", {})
     return labels
+
+
+class AtMost(Strict):
+    """How often something may happen."""
+
+    times: Annotated[int, Field(ge=1, le=100)]
+    """That often."""
+    per: Annotated[Seconds, Field(gt=0)]
+    """In any stretch of this length."""
 
 
 # -- of a kind of cards
@@ -93,6 +102,12 @@ class SlurmTerms(Strict):
     """slurm.conf; Slurm's own default by default."""
     timeout: Annotated[Seconds, Field(gt=0, le=600)] = 30.0
     """For one command."""
+    container: Annotated[tuple[Words, ...], BeforeValidator(as_tuple)] = ()
+    """The command that runs another one in an image, with `{image}` for it, such as
+    [apptainer, exec, --nv, "docker://{image}"]. Without it no job can have an image."""
+    requeues: AtMost | None = None
+    """A job that came back more often than this without a new epoch is held, and told of; by
+    default nobody is."""
 
 
 class KueueVolume(Strict):

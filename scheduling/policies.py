@@ -40,6 +40,7 @@ from gpuwarden.fields import (
 from gpuwarden.hours import DAYS, Clock, Day
 from gpuwarden.scheduling import windows as weeks
 from gpuwarden.scheduling.engine_terms import (
+    AtMost,
     KueueCard,
     KueueTeam,
     KueueTerms,
@@ -236,15 +237,6 @@ class Window(Strict):
     def is_open(self, zone: str, now: float) -> bool:
         """Whether tasks that wait for it may start at a Unix time."""
         return weeks.opening_at(self.openings(zone, now), now) is not None
-
-
-class AtMost(Strict):
-    """How often something may happen."""
-
-    times: Annotated[int, Field(ge=1, le=100)]
-    """That often."""
-    per: Annotated[Seconds, Field(gt=0)]
-    """In any stretch of this length."""
 
 
 class Preemption(Strict):

@@ -49,9 +49,7 @@ class Cluster:
         """Nothing is asked any more."""
         self._runner.close()
 
-    def run(
-        self, name: str, *words: str, environment: Mapping[str, str] | None = None
-    ) -> Answer:
+    def run(self, name: str, *words: str, environment: Mapping[str, str] | None = None) -> Answer:
         """Run a command to its end; see `SlurmCommands.run`.
 
         Raises:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.scheduling import windows
-from gpuwarden.scheduling.slurm.names import MARK, account_of, partition_of, qos_of
+from gpuwarden.scheduling.slurm.meanings import MARK
+from gpuwarden.scheduling.slurm.names import account_of, partition_of, qos_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,12 +111,14 @@ def script(task: Task, policy: Policy, now: float) -> Script:
     Raises:
         InvalidInput: the task cannot be said to Slurm.
     """
+    if policy.team(task.team) is None:
+        raise InvalidInput(f"the policy has no team {task.team}")
     warnings: list[str] = []
     lines = [
         f"--job-name={task.name}",
         f"--account={account_of(policy, task.team)}",
         *_if("--qos", qos_of(policy, task.priority)),
-        *_if("--partition", partition_of(policy, task.gpu_type, task.priority)),
+        *_if("--partition", partition_of(policy, task.gpu_type or "", task.priority)),
         "--nodes=1",
         "--ntasks=1",
         f"--gres=gpu:{_cards(task, policy)}",
@@ -124,7 +127,7 @@ def script(task: Task, policy: Policy, now: float) -> Script:
         "--requeue",
         "--open-mode=append",
         f"--output={task.name}-%j.log",
-        f"--chdir={_quoted(task.directory)}",
+        f"--chdir={_directory(task)}",
         f"--signal={_signal(task, policy, warnings)}",
         *_if("--begin", begin(task, policy, now)),
         *_if("--dependency", _dependency(task)),
@@ -132,18 +135,31 @@ def script(task: Task, policy: Policy, now: float) -> Script:
     if task.deadline is not None:
         warnings.append("Slurm is not told of the deadline: a job that misses it goes on")
     head = "\n".join(f"#SBATCH {line}" for line in lines)
-    return Script(f"#!/bin/sh\n{head}\n\nexec {_command(task, policy)}\n", tuple(warnings))
+    body = f"{_end(task)}exec {_command(task, policy)}\n"
+    return Script(f"#!/bin/sh\n{head}\n\n{body}", tuple(warnings))
+
+
+def _end(task: Task) -> str:
+    """Tells the trainer when Slurm will end it, which Slurm before 23.02 does not."""
+    if task.time_limit_seconds is None:
+        return ""
+    seconds = 60 * limit_minutes(task.time_limit_seconds)
+    return f': "${{SLURM_JOB_END_TIME:=$(($(date +%s) + {seconds}))}}"\nexport SLURM_JOB_END_TIME\n'
 
 
 def _command(task: Task, policy: Policy) -> str:
     patient = policy.preemption is not None and policy.preemption.notice == "epoch"
     if patient and not any(each.startswith("--on-signal") for each in task.options):
         task = dataclasses.replace(task, options=(*task.options, "--on-signal=epoch"))
-    words = shlex.join(task.command)
     if task.image is None:
-        return words
-    # The trainer stays the process that Slurm signals: both run a command in their own place.
-    return f"srun --ntasks=1 --container-image={shlex.quote(task.image)} {words}"
+        return shlex.join(task.command)
+    if not policy.slurm.container:
+        raise InvalidInput(
+            "slurm.container of the policy does not say how a job is run in an image: add it, or "
+            "submit without --image"
+        )
+    around = (word.replace("{image}", task.image) for word in policy.slurm.container)
+    return shlex.join((*around, *task.command))
 
 
 def _cards(task: Task, policy: Policy) -> str:
@@ -219,9 +235,14 @@ def _dependency(task: Task) -> str | None:
     return ":".join(("afterok", *task.after)) if task.after else None
 
 
-def _quoted(text: str) -> str:
-    """A value in a line `#SBATCH`, which Slurm splits by rules of its own."""
-    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+def _directory(task: Task) -> str:
+    """Where it starts, quoted for a line `#SBATCH`, which Slurm splits by rules of its own."""
+    if "%" in task.directory or "\\" in task.directory:
+        raise InvalidInput(
+            f"{task.directory}: for Slurm, % and \\ in a folder's name mean something else; start "
+            "the training in another one"
+        )
+    return '"' + task.directory.replace('"', '\\"') + '"'
 
 
 def _if(option: str, value: str | None) -> Sequence[str]:

@@ -26,9 +26,7 @@ _ACCOUNT = re.compile(
 _USER = re.compile(r"(?P<name>.*)\([0-9]+\)")
 _QOS = re.compile(r"QOS=(?P<name>.+?)\([0-9]+\) ")
 _LIST = re.compile(r" (?P<key>GrpTRES|GrpTRESMins|GrpTRESRunMins)=(?P<value>\S*)")
-_COUNTER = re.compile(
-    r"(?P<name>[^=,]+)=(?P<limit>N|[0-9]{1,18})\((?P<used>[0-9]{1,18})\)(?:,|$)"
-)
+_COUNTER = re.compile(r"(?P<name>[^=,]+)=(?P<limit>N|[0-9]{1,18})\((?P<used>[0-9]{1,18})\)(?:,|$)")
 
 
 @dataclass(frozen=True, slots=True)

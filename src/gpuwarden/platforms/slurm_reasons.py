@@ -60,8 +60,10 @@ _LISTED: Final[dict[str, tuple[Kind, str]]] = {
     "Dependency": (_JOB, "it waits for another job"),
     "DependencyNeverSatisfied": (
         _PERSON,
-        "the job that it waits for did not succeed, so it never starts: cancel it, or take the "
-        "dependency away with `scontrol update JobId=... Dependency=`",
+        (
+            "the job that it waits for did not succeed, so it never starts: cancel it, or take the "
+            "dependency away with `scontrol update JobId=... Dependency=`"
+        ),
     ),
     "JobArrayTaskLimit": (_LIMIT, "as many tasks of its array run as its user wanted at a time"),
     "JobHeldUser": (_PERSON, "its user holds it: `scontrol release` lets it go on"),
@@ -85,18 +87,24 @@ _LISTED: Final[dict[str, tuple[Kind, str]]] = {
     "PartitionInactive": (_SITE, "partition {partition} is inactive: an operator set it so"),
     "PartitionConfig": (
         _PERSON,
-        "it asks for more than a job of partition {partition} may have, or for what it has not: "
-        "submit it with less, or elsewhere",
+        (
+            "it asks for more than a job of partition {partition} may have, or for what it has "
+            "not: submit it with less, or elsewhere"
+        ),
     ),
     "PartitionNodeLimit": (
         _PERSON,
-        "it asks for more nodes than partition {partition} has or gives to a job, or too many of "
-        "them are down",
+        (
+            "it asks for more nodes than partition {partition} has or gives to a job, or too many "
+            "of them are down"
+        ),
     ),
     "PartitionTimeLimit": (
         _PERSON,
-        "its time limit is longer than partition {partition} allows: shorten it with `scontrol "
-        "update JobId=... TimeLimit=`",
+        (
+            "its time limit is longer than partition {partition} allows: shorten it with `scontrol "
+            "update JobId=... TimeLimit=`"
+        ),
     ),
     "BadConstraints": (
         _PERSON,
@@ -108,8 +116,10 @@ _LISTED: Final[dict[str, tuple[Kind, str]]] = {
     ),
     "QOSNotAllowed": (
         _PERSON,
-        "QOS {qos} may not be used with account {account} or partition {partition}: submit it with "
-        "another priority, or ask an operator",
+        (
+            "QOS {qos} may not be used with account {account} or partition {partition}: submit it "
+            "with another priority, or ask an operator"
+        ),
     ),
     "InvalidAccount": (
         _PERSON,
@@ -126,8 +136,10 @@ _LISTED: Final[dict[str, tuple[Kind, str]]] = {
     ),
     "ReservationDeleted": (
         _PERSON,
-        "the reservation that it was submitted for was deleted: `scontrol release` it to run "
-        "without, or cancel it",
+        (
+            "the reservation that it was submitted for was deleted: `scontrol release` it to run "
+            "without, or cancel it"
+        ),
     ),
     "ReservationInvalid": (
         _PERSON,
@@ -135,8 +147,10 @@ _LISTED: Final[dict[str, tuple[Kind, str]]] = {
     ),
     "JobLaunchFailure": (
         _PERSON,
-        "it could not be started: the file system, the image or the user is not there on the node; "
-        "see slurmd's log, then `scontrol release` it",
+        (
+            "it could not be started: the file system, the image or the user is not there on the "
+            "node; see slurmd's log, then `scontrol release` it"
+        ),
     ),
     "NonZeroExitCode": (_SITE, "it ended with an error"),
     "RaisedSignal": (_SITE, "it was ended by a signal"),
@@ -248,35 +262,42 @@ def _unavailable(code: str, text: str) -> Reason:
 
 
 def _limit(code: str, found: re.Match[str]) -> Reason:
-    owner = {"Assoc": "account {account}", "QOS": "QOS {qos}", None: "QOS {qos}"}[found["owner"]]
-    thing = _THINGS[found["thing"]]
-    minutes = found["how"] or ""
-    if minutes.startswith("Run"):
-        what = f"as much {thing} promised to running jobs" if thing in _MASSES else None
-        what = what or f"as many {thing} promised to running jobs"
-        return Reason(code, f"{owner} has {what} as it may: theirs have to shrink first", _LIMIT)
-    scope = found["scope"]
-    if found["bound"] == "Min":
-        words = f"it asks for fewer {thing} than {owner} demands: submit it with more"
-        return Reason(code, words, Kind.PERSON)
-    if minutes and scope == "Job":
-        words = f"its {thing} times its time limit are more than {owner} grants one job"
-        return Reason(code, f"{words}: shorten its time limit, or ask for less", Kind.PERSON)
-    if minutes:
-        what = "GPU-hours" if thing == "cards" else f"hours of {thing}"
-        words = f"the {what} of {owner} are used up, or it would use them up"
-        return Reason(code, words, Kind.BUDGET)
-    if scope in ("Job", "Node") or found["thing"] == "WallDuration":
-        words = f"it asks for more {thing} than {owner} grants {_SCOPES[scope or 'Job']}"
-        return Reason(code, f"{words}: submit it with less", Kind.PERSON)
-    if found["thing"] == "Wall":
-        return Reason(code, f"the time of {owner} is used up", Kind.BUDGET)
-    whose = f" for {_SCOPES[scope]}" if scope else ""
-    if found["owner"] == "Assoc" and found["bound"] == "Max":
-        whose = " for {user}"
+    owner = "account {account}" if found["owner"] == "Assoc" else "QOS {qos}"
+    thing, how, scope = _THINGS[found["thing"]], found["how"] or "", found["scope"]
     much = "much" if thing in _MASSES else "many"
-    words = f"{owner} has as {much} {thing}{whose} in use as it may: some of them have to end first"
-    return Reason(code, words, _LIMIT)
+    whole_job = scope in ("Job", "Node") or found["thing"] == "WallDuration"
+    kind = Kind.PERSON
+    if how.startswith("Run"):
+        kind = Kind.LIMIT
+        words = (
+            f"{owner} has as {much} {thing} promised to running jobs as it may: they have to run "
+            "down first"
+        )
+    elif found["bound"] == "Min":
+        words = f"it asks for fewer {thing} than {owner} demands: submit it with more"
+    elif how and scope == "Job":
+        words = (
+            f"its {thing} times its time limit are more than {owner} grants one job: shorten its "
+            "time limit, or ask for less"
+        )
+    elif how or found["thing"] == "Wall":
+        kind = Kind.BUDGET
+        what = {"cards": "GPU-hours", "time": "time"}.get(thing, f"hours of {thing}")
+        words = f"the {what} of {owner} are used up, or it would use them up"
+    elif whole_job:
+        words = (
+            f"it asks for more {thing} than {owner} grants {_SCOPES[scope or 'Job']}: submit it "
+            "with less"
+        )
+    else:
+        kind = Kind.LIMIT
+        whose = f" for {_SCOPES[scope]}" if scope else ""
+        if found["owner"] == "Assoc" and found["bound"] == "Max":
+            whose = " for {user}"
+        words = (
+            f"{owner} has as {much} {thing}{whose} in use as it may: some of them have to end first"
+        )
+    return Reason(code, words, kind)
 
 
 _MASSES: Final = frozenset({"burst buffer", "energy", "memory", "time", "of a resource"})

@@ -56,8 +56,10 @@ def test_a_limit_says_whose_it_is_and_of_what(reason: str, kind: Kind, part: str
         ("ReqNodeNotAvail, Reserved for maintenance", Kind.SITE, "maintenance"),
         ("ReqNodeNotAvail, UnavailableNodes:gpu[01-03]", Kind.SITE, "gpu[01-03]"),
         (
-            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority "
-            "partitions",
+            (
+                "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority "
+                "partitions"
+            ),
             Kind.SITE,
             "down, drained or reserved",
         ),
