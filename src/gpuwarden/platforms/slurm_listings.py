@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from gpuwarden.platforms import hostlists
 from gpuwarden.platforms.slurm_queue import asked_cards
 from gpuwarden.platforms.slurm_texts import LIST_FIELDS, decode_rows, listed_job, rows_format
 
@@ -69,6 +70,7 @@ class ListedJob:
         reservation: that it asked for, or runs in; empty for none.
         waits_for: numbers of the jobs that it waits for, each with how.
         status: exit status of its last attempt, or None.
+        nodes: that it has, or asks for at least.
     """
 
     job: SlurmJob
@@ -83,6 +85,7 @@ class ListedJob:
     reservation: str = ""
     waits_for: tuple[tuple[str, str], ...] = ()
     status: int | None = None
+    nodes: int = 1
 
     @property
     def number(self) -> str:
@@ -126,12 +129,13 @@ def _listed(row: Mapping[str, str]) -> ListedJob:
         eligible=_time(word["EligibleTime"]),
         preempted=_time(word["PreemptTime"]),
         priority=int(word["PriorityLong"]) if _NUMBER.fullmatch(word["PriorityLong"]) else 0,
-        planned_nodes=(word["schednodes"],) if word["schednodes"] else (),
+        planned_nodes=_hosts(word["schednodes"]),
         reservation=word["Reservation"],
         waits_for=tuple(
             (match["kind"], match["job"]) for match in _DEPENDENCY.finditer(word["Dependency"])
         ),
         status=_exit_status(word["exit_code"]),
+        nodes=len(job.nodes) or _leading(word["NumNodes"]),
     )
 
 
@@ -180,6 +184,13 @@ def _exit_status(text: str) -> int | None:
     status = int(match["status"])
     # 22.05 gives what wait(2) does: the status stands in its upper byte.
     return status >> 8 if match["signal"] is None and status > 255 else status
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    try:
+        return hostlists.expand(text)
+    except ValueError:
+        return ()
 
 
 def _leading(text: str) -> int:
