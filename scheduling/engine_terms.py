@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from gpuwarden.fields import Bytes, Seconds, Strict
+from gpuwarden.fields import Bytes, Seconds, Strict, Words, as_tuple
 
 FilePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f]{0,4000}[^/\x00-\x1f]$")]
 """Absolute path of a file or folder."""

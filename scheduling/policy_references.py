@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gpuwarden.budget_terms import ScheduledBudget
 from gpuwarden.field_tables import field_table
 from gpuwarden.fields import Strict
-from gpuwarden.scheduling import policies
+from gpuwarden.scheduling import engine_terms, policies
 from gpuwarden.scheduling.policy_codes import CODES
 from gpuwarden.scheduling.policy_schemas import policy_document
 
@@ -82,7 +82,7 @@ _SECTIONS: tuple[tuple[str, type[Strict], str], ...] = (
             "asked unless the one who waits could then start."
         ),
     ),
-    ("`at_most`", policies.AtMost, "Of `preemption`."),
+    ("`at_most`", engine_terms.AtMost, "Of `preemption`; likewise `requeues` of `slurm`."),
     (
         "An image",
         policies.Image,

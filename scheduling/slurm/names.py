@@ -1,4 +1,4 @@
-"""How Slurm calls what a policy names: accounts, qualities of service, partitions, types of cards."""
+"""How Slurm calls what a policy names: accounts, qualities of service, partitions, types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def account_of(policy: Policy, team: str) -> str:
     found = policy.team(team)
     if found is None:
         raise KeyError(team)
-    return found.account
+    return found.account.lower()  # as sacctmgr writes it down
 
 
 def qos_of(policy: Policy, priority: str) -> str | None:
