@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.policies import Policy
 
 SCHEMA = "gpuwarden.policy-differences/v1"
+_PART, _ITEM = "there", "named"
+"""What a part of the file, and an item of a list of names, is where it has no value of its own."""
 
 
 class Effect(StrEnum):
@@ -55,12 +57,17 @@ class Change:
     whom: str = ""
 
     def __str__(self) -> str:
-        change = f"{self.old or 'none'} -> {self.new or 'none'}"
         who = self.whom or "everybody"
-        if self.effect in (Effect.GAINS, Effect.LOSES):
-            return f"{self.path}: {change} ({who} {self.effect})"
         about = f" for {self.whom}" if self.whom else ""
-        return f"{self.path}: {change} ({self.effect}{about})"
+        told = self.effect in (Effect.GAINS, Effect.LOSES)
+        means = f"{who} {self.effect}" if told else f"{self.effect}{about}"
+        path, change = self.path, f"{self.old or 'none'} -> {self.new or 'none'}"
+        if _PART in (self.old, self.new):
+            change = "new" if self.old is None else "gone"
+        elif _ITEM in (self.old, self.new):
+            path, _, item = self.path.rpartition(".")
+            change = f"+ {item}" if self.old is None else f"- {item}"
+        return f"{path}: {change} ({means})"
 
 
 class _Sense(NamedTuple):
@@ -136,14 +143,27 @@ def differences(old: Policy, new: Policy) -> tuple[Change, ...]:
     """Everything that changed, in the order of the file; what is gone comes last in its place."""
     before, after = dict(_leaves(old)), dict(_leaves(new))
     paths = [*before, *(path for path in after if path not in before)]
-    found = []
+    found = list(_order_of_cards(old, new))
     for path in paths:
         was, now = before.get(path), after.get(path)
         if was == now or _told_above(path, before, after):
             continue
-        found.append(_change(path, was, now))
+        if was is not None and now is not None and path[-1] in _SETS:
+            continue  # its items are told one by one
+        kinds = [side.get((*path[:2], "kind")) for side in (before, after)]
+        soft = path[0] == "budgets" and all(k is None or k.text == "soft" for k in kinds)
+        found.append(_change(path, was, now, soft=soft))
     order = {part: index for index, part in enumerate(type(new).model_fields)}
     return tuple(sorted(found, key=lambda each: order[each.path.partition(".")[0]]))
+
+
+def _order_of_cards(old: Policy, new: Policy) -> Iterator[Change]:
+    """Of cards that both have; the cheapest that is enough is recommended."""
+    orders = []
+    for one, other in ((old, new), (new, old)):
+        orders.append(", ".join(card.name for card in one.cards if other.card(card.name)))
+    if orders[0] != orders[1]:
+        yield Change("cards", orders[0], orders[1], Effect.DIFFERENT)
 
 
 def difference_lines(found: Sequence[Change]) -> list[str]:
@@ -155,7 +175,8 @@ def difference_lines(found: Sequence[Change]) -> list[str]:
 
 def differences_json(found: Sequence[Change]) -> str:
     """The changes as one versioned document."""
-    document = {"schema": SCHEMA, "changes": [asdict(each) for each in found]}
+    changes = [asdict(each) | {"words": str(each)} for each in found]
+    document = {"schema": SCHEMA, "changes": changes}
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
@@ -165,23 +186,22 @@ def differences_json(found: Sequence[Change]) -> str:
 def _leaves(policy: Policy) -> Iterator[tuple[tuple[str, ...], _Leaf]]:
     raw = policy.model_dump(by_alias=True)
     yield from _below((), as_written(policy), raw)
-    names = [card.name for card in policy.cards]
-    yield ("cards", "order"), _Leaf(", ".join(sorted(names, key=names.index)), None)
 
 
 def _below(path: tuple[str, ...], text: Any, raw: Any) -> Iterator[tuple[tuple[str, ...], _Leaf]]:
     if isinstance(text, dict):
         if path:
-            yield path, _Leaf("there", None)
+            yield path, _Leaf(_PART, None)
         for key, item in text.items():
             yield from _below((*path, str(key)), item, raw[key])
     elif isinstance(text, list) and path[-1] in _TABLES and len(path) == 1:
         for entry, below in zip(text, raw, strict=True):
             yield from _below((*path, _name(path[0], entry)), entry, below)
     elif isinstance(text, list) and path[-1] in _SETS:
-        yield path, _Leaf("some", None)
+        if path[-1] == "priorities":
+            yield path, _Leaf(", ".join(sorted(map(str, text))), None)
         for item in text:
-            yield (*path, str(item)), _Leaf("named", None)
+            yield (*path, str(item)), _Leaf(_ITEM, None)
     elif isinstance(text, list):
         yield path, _Leaf(", ".join(map(str, text)) or "none", None)
     else:
@@ -209,7 +229,8 @@ def _told_above(path: tuple[str, ...], before: Mapping[Any, Any], after: Mapping
 # -- meaning
 
 
-def _change(path: tuple[str, ...], was: _Leaf | None, now: _Leaf | None) -> Change:
+def _change(path: tuple[str, ...], was: _Leaf | None, now: _Leaf | None, *, soft: bool) -> Change:
+    """What a change means; a budget that was and is soft touches no job."""
     pattern, sense = _sense(path)
     effect = Effect.DIFFERENT
     if sense is not None:
@@ -219,6 +240,8 @@ def _change(path: tuple[str, ...], was: _Leaf | None, now: _Leaf | None) -> Chan
     whom = "" if sense is None or sense.whom is None else path[sense.whom]
     if pattern.startswith("budgets."):
         whom = path[1].partition(" per ")[0]
+        if soft:
+            effect = Effect.DIFFERENT
     old, new = (None if each is None else each.text for each in (was, now))
     return Change(".".join(path), old, new, effect, whom)
 

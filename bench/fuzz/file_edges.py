@@ -6,7 +6,7 @@ import json
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -22,6 +22,10 @@ from gpuwarden.ruleengine.loading import check_documents, rule_set_hash
 from gpuwarden.ruleengine.replay_policies import parse_policies
 from gpuwarden.ruleengine.rule_explanations import explain_rules
 from gpuwarden.ruleengine.settings import EngineSettings
+from gpuwarden.scheduling.policies import Engine
+from gpuwarden.scheduling.policy_checks import check_document
+from gpuwarden.scheduling.policy_differences import differences
+from gpuwarden.scheduling.policy_texts import policy_yaml
 from gpuwarden.yaml_files import load_file, load_located
 
 if TYPE_CHECKING:
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).parents[2]
 NOW = 1_800_000_000.0
 SCRAPE = 5.0
+ENGINES = get_args(Engine)
 
 
 def _rules(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
@@ -61,6 +66,32 @@ def _directories(folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
         checked.render().encode()
         if checked.content is not None:
             checked.content.user("alice")
+
+    return attack
+
+
+def _policies(folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
+    """Checked for every engine; what can be used is written back and reads as the same."""
+    path = folder / "policy.yaml"
+
+    def attack(data: bytes) -> None:
+        document = load_located(data.decode(errors="replace"), name="policy.yaml")
+        for engine in ENGINES:
+            checked = check_document(path, document, now=NOW, engine=engine)
+            checked.render().encode()
+            require(
+                holds=checked.content is not None or bool(checked.errors),
+                what="refused without a reason",
+            )
+            if checked.content is None:
+                continue
+            again = load_located(policy_yaml(checked.content), name="again.yaml")
+            require(
+                holds=check_document(path, again, now=NOW, engine=engine).content
+                == checked.content,
+                what="written back as something else",
+            )
+            require(holds=not differences(checked.content, checked.content), what="unlike itself")
 
     return attack
 
@@ -197,6 +228,13 @@ ATTACKS = (
         _directories,
         (_file("deploy/examples/directory.yaml"), _file("deploy/compose/directory.yaml")),
         (*YAML_WORDS, b"deputy: ", b"timezone: ", b"until: ", b"2027-02-30", b"users:"),
+        of="files",
+    ),
+    Attack(
+        "policies",
+        _policies,
+        (_file("deploy/examples/policy.yaml"),),
+        (*YAML_WORDS, b"preempts: [", b"from: ", b"24:00", b"1e9%", b"per: day", b"quota: {", b"@"),
         of="files",
     ),
     Attack(
