@@ -39,6 +39,7 @@ from gpuwarden.ruleengine.pages.forms import Forms
 from gpuwarden.ruleengine.pages.people import People
 from gpuwarden.ruleengine.pages.readings import Readings
 from gpuwarden.ruleengine.pages.rendering import Pages
+from gpuwarden.ruleengine.pages.schedules import SchedulePages
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.sign_ins import SHARED, SignIns, Token
 from gpuwarden.ruleengine.texts.speeches import LANGUAGES
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.fleet_figures import FigureSource
     from gpuwarden.ruleengine.job_histories import SeriesSource
+    from gpuwarden.ruleengine.schedules import Schedules
 
 MAX_NOTIFY_BYTES = 4 * 1024 * 1024
 log = structlog.get_logger(__name__)
@@ -75,6 +77,7 @@ class EngineApp:
         metrics_token: that Prometheus shows, or None: anybody reads /metrics.
         names: whose names who reads; by default made from ticket_key.
         figures: what jobs measure, for who watches the fleet, or None: only what rules know.
+        schedules: what the scheduler tells, or None: engine.yaml names none.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class EngineApp:
         metrics_token: str | None = None,
         names: Names | None = None,
         figures: FigureSource | None = None,
+        schedules: Schedules | None = None,
     ) -> None:
         self._engine = engine
         self._last_hop = last_hop
@@ -117,7 +121,8 @@ class EngineApp:
         histories = JobHistories(series, engine.clock)
         pages = Pages(engine, sign_ins, self._names)
         self._people = People(engine, access, pages)
-        self._budgets = BudgetRoutes(engine, access, pages)
+        self._schedules = SchedulePages(engine, access, pages, schedules=schedules, key=ticket_key)
+        self._budgets = BudgetRoutes(engine, access, pages, schedule=self._schedules.schedule)
         self._readings = Readings(engine, access, pages, desk=desk, histories=histories)
         self._forms = Forms(
             engine,
@@ -179,6 +184,7 @@ class EngineApp:
                 *self._readings.routes(),
                 *self._people.routes(),
                 *self._budgets.routes(),
+                *self._schedules.routes(),
                 *self._forms.routes(),
             ],
             exception_handlers={

@@ -11,8 +11,11 @@ from starlette.routing import Route
 from gpuwarden.ruleengine.api_models import Shape, Time
 from gpuwarden.ruleengine.budget_uses import standing_line
 from gpuwarden.ruleengine.operations import Operation
+from gpuwarden.ruleengine.schedule_rows import budget_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.pages.rendering import Pages
     from gpuwarden.ruleengine.roles import Person
+    from gpuwarden.ruleengine.schedules import Schedule
 
 SCHEMA = "gpuwarden.budgets/v1"
 
@@ -68,9 +72,18 @@ class BudgetRoutes:
         engine: whose budgets they are.
         access: who may see what.
         pages: renders the page.
+        schedule: what is known of the scheduler's budgets.
     """
 
-    def __init__(self, engine: Engine, access: Access, pages: Pages) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        access: Access,
+        pages: Pages,
+        *,
+        schedule: Callable[[], Awaitable[Schedule]],
+    ) -> None:
+        self._schedule = schedule
         self._engine = engine
         self._access = access
         self._pages = pages
@@ -100,7 +113,15 @@ class BudgetRoutes:
         person = self._access.page(request)
         document = budgets_document(self._engine, person)
         rows = [{**row, "line": standing_line(row)} for row in document["budgets"]]
-        return self._pages.render("budgets.html", request, person, rows=rows)
+        found = await self._schedule()
+        return self._pages.render(
+            "budgets.html",
+            request,
+            person,
+            rows=rows,
+            planned=[] if found.document is None else budget_rows(found.document, person),
+            problem="" if self._engine.settings.scheduler is None else found.problem,
+        )
 
 
 def budgets_document(engine: Engine, person: Person) -> dict[str, Any]:

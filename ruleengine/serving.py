@@ -35,6 +35,7 @@ from gpuwarden.ruleengine.reclaim.slurm import Slurm
 from gpuwarden.ruleengine.replicas import AnyReplica, Replica, Servers
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rulebooks import RuleBook
+from gpuwarden.ruleengine.schedules import Schedules, client_for
 from gpuwarden.ruleengine.sign_ins import Token
 from gpuwarden.ruleengine.slurm_queues import SlurmQueue
 from gpuwarden.ruleengine.slurm_settings import slurm_commands
@@ -232,6 +233,27 @@ def _platforms(settings: Settings) -> tuple[Platform, ...]:
     return tuple(found)
 
 
+def _schedules(settings: Settings, clock: Clock) -> Schedules | None:
+    """What reads the scheduler that engine.yaml names.
+
+    Raises:
+        InvalidInput: its token or certificates cannot be read.
+    """
+    chosen = settings.values.scheduler
+    if chosen is None:
+        return None
+    ca_file, token_file = chosen.ca_file, chosen.token_file
+    token = None
+    if token_file is not None:
+        token = read_secret(settings.path(token_file), "scheduler.token_file")
+    client = client_for(
+        token=token,
+        ca_file=None if ca_file is None else settings.path(ca_file),
+        timeout=chosen.timeout,
+    )
+    return Schedules(chosen.url, client, clock, timeout=chosen.timeout)
+
+
 def _optional(settings: Settings, name: str | None) -> Path | None:
     return None if name is None else settings.path(name)
 
@@ -300,6 +322,7 @@ class Service:
             bots=values.bots,
             names=names,
         )
+        self._schedules = _schedules(settings, clock)
         self.app: Starlette = EngineApp(
             self.engine,
             last_hop,
@@ -314,6 +337,7 @@ class Service:
                 [url for shard in values.prometheus.groups for url in shard], self._client
             ),
             figures=AnyReplica([[client for _, client in shard] for shard in prometheus]),
+            schedules=self._schedules,
         ).starlette()
         self._settings = settings
 
@@ -328,6 +352,8 @@ class Service:
             await platform.aclose()
         for channel in self._channels.values():
             await channel.aclose()
+        if self._schedules is not None:
+            await self._schedules.aclose()
         if self._nodes is not None:
             self._nodes.close()
         self.ledger.close()

@@ -24,6 +24,7 @@ from gpuwarden.ruleengine.path_patterns import is_pattern, matching
 from gpuwarden.ruleengine.prices import Prices
 from gpuwarden.ruleengine.prometheus_settings import URL, PrometheusSettings, Url
 from gpuwarden.ruleengine.report_settings import ReportSettings
+from gpuwarden.ruleengine.schedule_settings import SchedulerSettings
 from gpuwarden.ruleengine.web_settings import DEFAULT_LISTEN, File, WebSettings
 from gpuwarden.yaml_files import load_file
 
@@ -237,6 +238,8 @@ class EngineSettings(Strict):
     """What a GPU hour costs; without it no money is named."""
     budgets: File | None = None
     """Budgets of teams by the calendar; read again when it changes. docs/money.md."""
+    scheduler: SchedulerSettings | None = None
+    """Whose queue, bookings and budgets the pages show; without it, none."""
     leaves: LeaveSettings | None = None
     """How many running jobs a scheduler may have asked to leave; without it, none."""
     kubernetes: KubernetesSettings | None = None

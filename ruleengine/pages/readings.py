@@ -166,7 +166,7 @@ class Readings:
             broken=wanted.broken,
             teams=sorted(teams),
             rules=[rule.id for rule in self._engine.rulebook.rules.rules],
-            **_turning("/jobs", query, number, shown=shown, total=total),
+            **turning("/jobs", query, number, shown=shown, total=total),
         )
 
     async def cards(self, request: Request) -> Response:
@@ -189,7 +189,7 @@ class Readings:
             time=found["time"],
             answer=f"{found['free']} of {found['all']} cards are free.",
             wanted=wanted,
-            **_turning("/cards", query, number, shown=len(found["cards"]), total=found["total"]),
+            **turning("/cards", query, number, shown=len(found["cards"]), total=found["total"]),
         )
 
     async def job(self, request: Request) -> Response:
@@ -413,7 +413,7 @@ class Readings:
         )
 
 
-def _turning(
+def turning(
     path: str, query: Mapping[str, str], number: int, *, shown: int, total: int
 ) -> dict[str, Any]:
     """Links to the pages before and after one of a filtered list."""

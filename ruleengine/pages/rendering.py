@@ -76,6 +76,9 @@ def _environment() -> Environment:
         "loss": losses.loss_lines,
         "cause": explain.cause_lines,
         "details": _details,
+        "brief": _brief,
+        "hour": _hour,
+        "lapse": about,
     }
     for name in found.list_templates(extensions=("html",)):
         found.get_template(name)
@@ -134,6 +137,8 @@ class Pages:
             "admin": known and person is not None and person.role is Role.ADMIN,
             "can_open": known and person is not None and self._names.must_open(person),
             "zone": zone or self.zone(person),
+            "scheduled": self._engine.settings.scheduler is not None,
+            "leaves": self._engine.settings.leaves is not None,
             "reasons": REASONS,
             "newer": "",
             "older": "",
@@ -197,6 +202,22 @@ def _shown(text: str, zone: str) -> str:
 def _moment(context: Context, moment: float) -> Markup:
     """A Unix time in the reader's zone."""
     return _when(context, rfc3339(moment))
+
+
+@pass_context
+def _brief(context: Context, moment: float) -> Markup:
+    """A Unix time to the minute, as far as somebody who waits wants to know it."""
+    local = local_time(moment, context["zone"])
+    return Markup('<time datetime="{}">{}</time>').format(
+        rfc3339(moment), f"{local:%a %d %b %H:%M}"
+    )
+
+
+@pass_context
+def _hour(context: Context, moment: float) -> Markup:
+    """A Unix time of a day that is known."""
+    local = local_time(moment, context["zone"])
+    return Markup('<time datetime="{}">{}</time>').format(rfc3339(moment), f"{local:%H:%M}")
 
 
 @pass_context

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.ruleengine.engines import World, running, serving
+from tests.ruleengine.schedules import scheduler, schedules
 from tests.ruleengine.worlds import GIB, Job
 
 from gpuwarden.ruleengine.app import EngineApp
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from gpuwarden.ruleengine.job_histories import Point
+    from gpuwarden.ruleengine.schedules import Schedules
 
 KEY = b"k" * 32
 ALICE, OLGA, ROOT = "alices-own-token-1", "olgas-own-token-01", "roots-own-token-01"
@@ -99,7 +101,9 @@ def populate(world: World, jobs: int = 24) -> None:
         )
 
 
-def application(world: World, series: Series | None = None) -> EngineApp:
+def application(
+    world: World, series: Series | None = None, schedules: Schedules | None = None
+) -> EngineApp:
     """The engine's HTTP side, with three people who have tokens."""
     return EngineApp(
         world.engine,
@@ -109,18 +113,28 @@ def application(world: World, series: Series | None = None) -> EngineApp:
         ticket_key=KEY,
         tokens=TOKENS,
         series=series or Series(),
+        schedules=schedules,
     )
 
 
 @contextlib.asynccontextmanager
 async def browsed(servers: World, port: int, *, jobs: int = 24) -> AsyncIterator[World]:
     """The pages of a fleet on the loopback, at the moment when an owner has been told."""
-    servers.web = WEB
+    with scheduler(servers.clock) as (_, sink):
+        servers.web = f"{WEB}scheduler: {{url: {sink.url}}}\n"
+        async with _browsed(servers, port, sink.url, jobs=jobs) as world:
+            yield world
+
+
+@contextlib.asynccontextmanager
+async def _browsed(servers: World, port: int, url: str, *, jobs: int) -> AsyncIterator[World]:
     servers.external_url = f"http://127.0.0.1:{port}"
     servers.rules(whitelist=WHITELIST)
     populate(servers, jobs)
     async with running(servers) as world:
         await world.until(CaseState.NOTIFIED)
         await world.tick(3)
-        async with serving(application(world), port):
+        told = schedules(url, world.clock)
+        async with serving(application(world, schedules=told), port):
             yield world
+        await told.aclose()

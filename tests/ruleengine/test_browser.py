@@ -66,6 +66,10 @@ PATHS = (
     "/protections",
     "/engine",
     "/audit",
+    "/queue",
+    "/calendar",
+    "/receipts",
+    "/budgets",
 )
 
 

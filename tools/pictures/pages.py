@@ -60,6 +60,15 @@ OF_THE_DAY = (
 """Of the engine that judges the generated day."""
 
 
+OF_THE_SCHEDULE = (
+    Page("/queue", "queue", (1280, 720)),
+    Page("/calendar", "calendar", (1280, 640)),
+    Page("/calendar", "calendar-phone", PHONE),
+    Page("/receipts", "receipts", (1280, 920)),
+)
+"""Of a scheduler beside the fleet."""
+
+
 @contextlib.asynccontextmanager
 async def fleet() -> AsyncIterator[tuple[World, str]]:
     """An engine with its pages at an address, at the moment when an owner has been told."""
@@ -75,6 +84,7 @@ async def take(album: Album) -> None:
     async with days.engine() as (_, url), chromium() as browser:
         await _take(album, browser, url, OF_THE_DAY)
     async with fleet() as (made, url), chromium() as browser:
+        await _take(album, browser, url, OF_THE_SCHEDULE)
         # what held an end back is part of its audit
         kill_switch = made.folder / "halt"
         kill_switch.touch()
