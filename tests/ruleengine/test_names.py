@@ -21,8 +21,10 @@ from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.channels import SlackChannel
 from gpuwarden.ruleengine.deliveries import LastHop
+from gpuwarden.ruleengine.leave_records import Leave, LeaveState
 from gpuwarden.ruleengine.name_cli import names as command
 from gpuwarden.ruleengine.names import Names, own_words
+from gpuwarden.ruleengine.records import PlatformAct
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.settings import SlackSettings
 from gpuwarden.ruleengine.sign_ins import Token
@@ -74,6 +76,7 @@ async def lived(
         await world.until(CaseState.VERIFIED)
         world.engine.pauses.begin(by="olga", role="operator", reason="zebulon asked", seconds=None)
         await world.tick()
+        world.engine.leaves.store.add(_leave(world.clock.wall()), [], time=world.clock.wall())
         app = EngineApp(
             world.engine,
             world.hop,
@@ -97,6 +100,34 @@ async def browser(app: EngineApp, name: str) -> AsyncIterator[httpx.AsyncClient]
         yield client
 
 
+def _leave(now: float) -> Leave:
+    """A job of zebulon's that was asked to leave."""
+    return Leave(
+        id="leave-1",
+        key="k",
+        by="planner",
+        job_id="proc-2",
+        run_id="Zebulon_yolo-2",
+        user="zebulon",
+        at="epoch",
+        after="requeue",
+        deadline=600.0,
+        cause="priority",
+        reason="zebulon said so",
+        successor="8",
+        hosts=("127.0.0.1",),
+        epoch=1,
+        expires=now,
+        created_at=now,
+        state=LeaveState.ASKED,
+        why="",
+        finished_at=None,
+        act=PlatformAct("leave-1", "", "{}", "watching", now),
+        receipts={},
+        changed_at=now,
+    )
+
+
 def paths(world: World, app: EngineApp) -> set[str]:
     """Every path that can be read, with everything that a parameter could be."""
     (decision,) = world.engine.ledger.job_decisions("proc-1")
@@ -105,6 +136,7 @@ def paths(world: World, app: EngineApp) -> set[str]:
         "decision_id": [decision.id, "none"],
         "word": ["proc", "zebulon", "Zebulon_yolo"],
         "drill_id": ["1"],
+        "leave_id": ["leave-1", "none"],
         "token": ["x"],
     }
     found = set()
