@@ -41,7 +41,11 @@ UNITS = frozenset(
 )
 """Ids of Grafana's units that the boards use: a misspelt unit shows as its own text."""
 
-SCRAPE_JOBS = {Source.EXPORTER: "gpuwarden", Source.ENGINE: "gpuwarden-engine"}
+SCRAPE_JOBS = {
+    Source.EXPORTER: "gpuwarden",
+    Source.ENGINE: "gpuwarden-engine",
+    Source.SCHEDULER: "gpuwarden-scheduler",
+}
 WINDOWS = {name: float(VALUES[name].removesuffix("s")) for name in ("$__range", "$__rate_interval")}
 ANNOTATION_WINDOW = "2m"
 """Annotations are asked every minute: each event falls into one window, or two."""

@@ -14,15 +14,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from gpuwarden.errors import RefusedAction
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
     from gpuwarden.clock import Clock
     from gpuwarden.schedule_api import Preemption, Problem, QueueEntry
     from gpuwarden.scheduling.holdings import Holding
+    from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.predictions import Training
     from gpuwarden.scheduling.slots import Slot, SlotUse
+    from gpuwarden.scheduling.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,18 @@ class Context:
     leaves_token: Path | None = None
 
 
+class SlotsRefused(RefusedAction):
+    """An engine does not keep cards for some slots.
+
+    Args:
+        refusals: id of a slot -> one sentence.
+    """
+
+    def __init__(self, refusals: Mapping[str, str]) -> None:
+        super().__init__("slots", "; ".join(f"{name}: {why}" for name, why in refusals.items()))
+        self.refusals = dict(refusals)
+
+
 class Driver(Protocol):
     """One engine.
 
@@ -62,7 +78,7 @@ class Driver(Protocol):
     def stop(self) -> None:
         """Release everything; jobs go on. Called once, also after an error."""
 
-    def adopt(self, policy: Any) -> None:
+    def adopt(self, policy: Policy) -> None:
         """Go by another policy from the next tick on.
 
         Raises:
@@ -96,7 +112,7 @@ class Driver(Protocol):
         nothing must cost little.
 
         Raises:
-            RefusedAction: the engine refuses a slot; the text names it, the others are kept.
+            SlotsRefused: the engine refuses some of them; the others are kept.
             TemporaryError: the engine cannot be seen now.
         """
 
@@ -112,20 +128,29 @@ class Driver(Protocol):
 
 
 @runtime_checkable
+class Described(Protocol):
+    """A driver that knows what its jobs train, by which their ends are foretold."""
+
+    def trainings(self) -> Mapping[str, Training]:
+        """Id of an entry of the last tick -> what it trains; of those where it is known."""
+
+
+@runtime_checkable
 class Commanded(Protocol):
     """A driver that owns its queue (local): it takes jobs, and commands for them.
 
     Who may command which job was checked by the caller; what the engine cannot do is refused.
     """
 
-    def submit(self, task: Any, *, uid: int, gid: int, now: float) -> str:
+    def submit(self, task: Task, *, uid: int, gid: int, now: float, token: str = "") -> str:
         """Take a job on: on disk when this returns.
 
         Args:
-            task: a `gpuwarden.scheduling.tasks.Task`.
+            task: what is to be run; its user and team were set by who asked.
             uid: of who asked, as the kernel told.
             gid: likewise.
             now: Unix time.
+            token: of the submission: the same one again is the same job, and not another.
 
         Returns:
             The entry's id.
@@ -156,7 +181,7 @@ class Commanded(Protocol):
         """
 
 
-def open_driver(engine: str, policy: Any, context: Context) -> Driver:
+def open_driver(engine: str, policy: Policy, context: Context) -> Driver:
     """The driver of an engine; its module is loaded only here.
 
     Args:

@@ -16,6 +16,8 @@ from gpuwarden.schedule_api import Interval
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpuwarden.scheduling.tasks import Task
+
 LEAST_RUNS = 5
 """Below which nothing is said."""
 NEWEST_RUNS = 50
@@ -54,6 +56,19 @@ class Features:
             f"{self.model}, imgsz {self.imgsz}, batch {self.batch}, {self.gpus} x {self.card}, "
             f"{self.data}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a job trains.
+
+    Attributes:
+        features: by which it is like others.
+        epochs: that it will train, or None where nobody knows.
+    """
+
+    features: Features
+    epochs: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +129,25 @@ class Unforeseen:
 
     runs: int
     words: str
+
+
+def training_of(task: Task, *, card: str) -> Training:
+    """What a task trains; what its words leave out is ultralytics' default.
+
+    Args:
+        task: as it was submitted.
+        card: kind of cards that it holds, or will hold.
+    """
+    epochs = task.word("epochs") or "100"
+    features = Features(
+        model=(task.word("model") or "").rpartition("/")[2].removesuffix(".pt"),
+        imgsz=task.word("imgsz") or "640",
+        batch=task.word("batch") or "16",
+        card=card,
+        gpus=task.gpus,
+        data=(task.word("data") or "").rpartition("/")[2],
+    )
+    return Training(features, float(epochs) if epochs.isdecimal() else None)
 
 
 def predict(

@@ -41,7 +41,9 @@ MIGRATIONS = (
         released_by TEXT NOT NULL DEFAULT '',
         idle_since REAL,
         first_used REAL,
-        used_gpu_seconds REAL
+        used_gpu_seconds REAL,
+        revision INTEGER NOT NULL DEFAULT 0,
+        changed REAL
     ) STRICT;
     CREATE INDEX slots_end ON slots (end);
     CREATE INDEX slots_booking ON slots (booking);
@@ -66,6 +68,7 @@ MIGRATIONS = (
         run_id TEXT,
         project TEXT NOT NULL,
         suspended REAL NOT NULL,
+        seen REAL NOT NULL,
         PRIMARY KEY (entry, start)
     ) STRICT;
     CREATE INDEX holdings_end ON holdings (end);

@@ -33,16 +33,18 @@ _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 _SLOT = (
     "SELECT s.id, b.team, b.who, s.gpus, s.card, s.start, s.end, s.lead, b.id AS booking, "
     "b.repeat, b.words, b.made, s.entered, s.released, s.released_by, s.idle_since, s.first_used, "
-    "s.used_gpu_seconds FROM slots s JOIN bookings b ON b.id = s.booking"
+    "s.used_gpu_seconds, s.revision, s.changed FROM slots s JOIN bookings b ON b.id = s.booking"
 )
 _HOLDINGS = (
     "SELECT entry, start, end, user, team, gpus, card, run_id, project, suspended FROM holdings "
     "WHERE start < ? AND (end IS NULL OR end > ?) ORDER BY start, entry"
 )
 _KEEP_HOLDING = (
-    "INSERT INTO holdings (entry, start, end, user, team, gpus, card, run_id, project, suspended) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT (entry, start) DO UPDATE SET end = excluded.end, gpus = excluded.gpus, "
+    "INSERT INTO holdings "
+    "(entry, start, end, user, team, gpus, card, run_id, project, suspended, seen) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (entry, start) DO UPDATE SET "
+    "end = excluded.end, gpus = excluded.gpus, seen = excluded.seen, "
     "suspended = excluded.suspended, run_id = coalesce(excluded.run_id, run_id), "
     "project = CASE excluded.project WHEN '' THEN project ELSE excluded.project END"
 )
@@ -64,6 +66,8 @@ class Booked:
         idle_since: Unix time since which it is seen without use, or None.
         first_used: Unix time at which its team first held a card of it, or None.
         used_gpu_seconds: of its cards so far, or None.
+        revision: how often it was changed since it was made.
+        changed: Unix time of the last change, or None.
     """
 
     slot: Slot
@@ -77,6 +81,8 @@ class Booked:
     idle_since: float | None = None
     first_used: float | None = None
     used_gpu_seconds: float | None = None
+    revision: int = 0
+    changed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +149,8 @@ class Store:
                 raise
             self._db.execute("COMMIT")
 
-    def _rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
+    def rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
+        """What a query finds, each row by its columns' names."""
         with self._lock:
             cursor = self._db.execute(query, values)
             names = [column[0] for column in cursor.description]
@@ -190,31 +197,31 @@ class Store:
     def _new_id(self) -> str:
         while True:
             name = "b" + "".join(secrets.choice(_LETTERS) for _ in range(6))
-            if not self._rows("SELECT 1 FROM bookings WHERE id = ?", name):
+            if not self.rows("SELECT 1 FROM bookings WHERE id = ?", name):
                 return name
 
     def reservation_by(self, key: str) -> Reservation | None:
         """The booking that was made with a key."""
-        rows = self._rows("SELECT id, wish FROM bookings WHERE key = ?", key)
+        rows = self.rows("SELECT id, wish FROM bookings WHERE key = ?", key)
         if not rows:
             return None
         return Reservation(rows[0]["id"], self.slots_of(rows[0]["id"]), rows[0]["wish"])
 
     def slots_of(self, name: str) -> tuple[Booked, ...]:
         """Slots of a booking, or the one slot of this id, in order of time."""
-        rows = self._rows(f"{_SLOT} WHERE b.id = ? OR s.id = ? ORDER BY s.start", name, name)
+        rows = self.rows(f"{_SLOT} WHERE b.id = ? OR s.id = ? ORDER BY s.start", name, name)
         return tuple(_booked(row) for row in rows)
 
     def standing(self, now: float) -> tuple[Slot, ...]:
         """Every slot that is booked or active."""
-        rows = self._rows(
+        rows = self.rows(
             f"{_SLOT} WHERE s.released IS NULL AND s.end > ? ORDER BY s.start, s.id", now
         )
         return tuple(_booked(row).slot for row in rows)
 
     def slots_between(self, begin: float, end: float) -> tuple[Booked, ...]:
         """Every slot of a stretch of time, released ones too, in order."""
-        rows = self._rows(
+        rows = self.rows(
             f"{_SLOT} WHERE s.end > ? AND s.start < ? ORDER BY s.start, s.id", begin, end
         )
         return tuple(_booked(row) for row in rows)
@@ -231,14 +238,18 @@ class Store:
         """Give slots back."""
         with self.changing() as db:
             db.executemany(
-                "UPDATE slots SET released = ?, released_by = ? WHERE id = ? AND released IS NULL",
-                [(now, by, name) for name in slots],
+                "UPDATE slots SET released = ?, released_by = ?, changed = ?, "
+                "revision = revision + 1 WHERE id = ? AND released IS NULL",
+                [(now, by, now, name) for name in slots],
             )
 
-    def lengthen(self, slot: str, end: float) -> None:
+    def lengthen(self, slot: str, end: float, *, now: float) -> None:
         """Have a slot last until another moment."""
         with self.changing() as db:
-            db.execute("UPDATE slots SET end = ? WHERE id = ?", (end, slot))
+            db.execute(
+                "UPDATE slots SET end = ?, changed = ?, revision = revision + 1 WHERE id = ?",
+                (end, now, slot),
+            )
 
     def note_use(self, uses: Iterable[SlotUse], *, now: float) -> None:
         """Write down what is seen of active slots."""
@@ -260,7 +271,7 @@ class Store:
         """Take what an engine tells; a step that was once seen stays, with its first time."""
         with self.changing() as db:
             for item in seen:
-                rows = self._rows("SELECT body FROM preemptions WHERE id = ?", item.id)
+                rows = self.rows("SELECT body FROM preemptions WHERE id = ?", item.id)
                 before = _preemption(rows[0]["body"]).steps if rows else {}
                 merged = replace(item, steps={**item.steps, **before})
                 begun = min(merged.steps.values(), default=now)
@@ -281,7 +292,7 @@ class Store:
 
     def preemptions(self, since: float) -> tuple[Preemption, ...]:
         """Open ones, and those that were last seen since a moment; the newest first."""
-        rows = self._rows(
+        rows = self.rows(
             "SELECT body FROM preemptions WHERE outcome = 'open' OR seen >= ? "
             "ORDER BY begun DESC, id LIMIT 5000",
             since,
@@ -290,7 +301,7 @@ class Store:
 
     def preemption_sums(self) -> list[tuple[str, str, int, float]]:
         """Cause, outcome, how many, and GPU-seconds of work that they lost."""
-        rows = self._rows(
+        rows = self.rows(
             "SELECT cause, outcome, count(*) AS n, coalesce(sum(lost), 0.0) AS lost "
             "FROM preemptions GROUP BY cause, outcome"
         )
@@ -298,13 +309,22 @@ class Store:
 
     def all_steps(self) -> list[dict[str, float]]:
         """The steps of every preemption, for the durations between them."""
-        rows = self._rows("SELECT body FROM preemptions")
+        rows = self.rows("SELECT body FROM preemptions")
         return [_preemption(row["body"]).steps for row in rows]
 
     # -- accounts
 
-    def keep_holdings(self, seen: Iterable[Holding]) -> None:
-        """Take what an engine tells of who held what; each attempt is kept once."""
+    def keep_holdings(self, seen: Iterable[Holding], *, since: float, now: float) -> None:
+        """Take what an engine tells of who held what; each attempt is kept once.
+
+        One that ran when it was last told of, and that the engine does not know any more, ended
+        when it was last seen: it must not be counted for ever.
+
+        Args:
+            seen: every attempt that held cards since a moment.
+            since: the moment.
+            now: Unix time.
+        """
         with self.changing() as db:
             db.executemany(
                 _KEEP_HOLDING,
@@ -320,14 +340,32 @@ class Store:
                         item.run_id,
                         item.project,
                         item.suspended_seconds,
+                        now,
                     )
                     for item in seen
                 ],
             )
+            db.execute(
+                "UPDATE holdings SET end = max(seen, start) "
+                "WHERE end IS NULL AND seen < ? AND start >= ?",
+                (now, since),
+            )
+
+    def oldest_running(self) -> float | None:
+        """Start of the oldest attempt that is not known to have ended."""
+        (row,) = self.rows("SELECT min(start) AS start FROM holdings WHERE end IS NULL")
+        found: float | None = row["start"]
+        return found
+
+    def newest_holding(self) -> float | None:
+        """When any attempt was last seen."""
+        (row,) = self.rows("SELECT max(seen) AS seen FROM holdings")
+        found: float | None = row["seen"]
+        return found
 
     def holdings(self, engine: str, begin: float, end: float) -> tuple[Holding, ...]:
         """Every attempt that held cards in a stretch of time."""
-        rows = self._rows(_HOLDINGS, end, begin)
+        rows = self.rows(_HOLDINGS, end, begin)
         return tuple(
             Holding(
                 engine,
@@ -359,7 +397,7 @@ def _booked(row: dict[str, Any]) -> Booked:
     )
     names = (
         "booking", "repeat", "words", "made", "entered", "released", "released_by", "idle_since",
-        "first_used", "used_gpu_seconds",
+        "first_used", "used_gpu_seconds", "revision", "changed",
     )  # fmt: skip
     return Booked(slot, **{name: row[name] for name in names})
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from gpuwarden.engine_metrics import ENGINE_METRICS
 from gpuwarden.metric_entries import Metric, MetricType, Source
+from gpuwarden.scheduler_metrics import SCHEDULER_METRICS
 
 __all__ = [
     "ACTIVITY_SIGNALS",
@@ -496,7 +497,15 @@ _EXPORTER = (
 
 CATALOGUE: dict[str, Metric] = {
     metric.name: metric
-    for metric in (*_GPUS, *_PROCESSES, *_JOBS, *_RUNS, *_EXPORTER, *ENGINE_METRICS)
+    for metric in (
+        *_GPUS,
+        *_PROCESSES,
+        *_JOBS,
+        *_RUNS,
+        *_EXPORTER,
+        *ENGINE_METRICS,
+        *SCHEDULER_METRICS,
+    )
 }
 """Every metric by name, in order of exposition."""
 

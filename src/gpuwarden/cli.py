@@ -143,6 +143,12 @@ _COMPONENTS = {
     "ledger": _Component(
         "gpuwarden.ruleengine.cli", "ledger", "ruleengine", "Back up what the engine knows."
     ),
+    "scheduler": _Component(
+        "gpuwarden.scheduling.scheduler_cli",
+        "scheduler",
+        "scheduling",
+        "Run the queue, bookings and budgets of a cluster.",
+    ),
     "submit": _Component(
         "gpuwarden.scheduling.submit_cli",
         "submit",

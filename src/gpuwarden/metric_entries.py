@@ -20,6 +20,7 @@ class Source(StrEnum):
 
     EXPORTER = "exporter"
     ENGINE = "engine"
+    SCHEDULER = "scheduler"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,185 @@
+"""Accounts and calibration over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from starlette.responses import JSONResponse, Response
+
+from gpuwarden.errors import ServiceUnavailable, TemporaryError
+from gpuwarden.periods import Span
+from gpuwarden.refusals import Refusal
+from gpuwarden.scheduling.booking_terms import prices_of
+from gpuwarden.scheduling.calibrations import calibrate
+from gpuwarden.scheduling.moments import MomentUnclear, read_moment
+from gpuwarden.scheduling.usages import By, account, beside
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from starlette.requests import Request
+
+    from gpuwarden.scheduling.callers import Caller
+    from gpuwarden.scheduling.holdings import Holding
+    from gpuwarden.scheduling.prometheus_accounts import PrometheusAccounts
+    from gpuwarden.scheduling.schedulers import Scheduler
+    from gpuwarden.scheduling.usages import Account, Line
+    from gpuwarden.scheduling.workers import Worker
+
+    Handler = Callable[[Request], Awaitable[Response]]
+
+LONGEST_SECONDS = 400 * 86400.0
+ENGINE_SECONDS = 50.0
+"""How long the engine's own account is waited for."""
+
+
+class AccountRoutes:
+    """Handlers of accounts.
+
+    Args:
+        scheduler: whose store and driver tell.
+        worker: the driver's thread.
+        accounts: Prometheus' side, or None.
+        caller: says who asks.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: Worker,
+        accounts: PrometheusAccounts | None,
+        caller: Callable[[Request], Caller],
+    ) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self._accounts = accounts
+        self._caller = caller
+
+    def routes(self) -> Iterator[tuple[str, str, Handler]]:
+        """Method, path and handler of each."""
+        yield "GET", "/v1/usage", self._usage
+        yield "GET", "/v1/calibration", self._calibration
+
+    async def _usage(self, request: Request) -> Response:
+        self._caller(request)
+        by = _level(request.query_params.get("by", "team"))
+        team = request.query_params.get("team", "")
+        now = self._scheduler.clock.wall()
+        span = Span(self._moment(request, "from", "now-7d"), self._moment(request, "to", "now"))
+        if not 0 < span.seconds <= LONGEST_SECONDS:
+            raise Refusal(400, "malformed", "to is not after from, by 400 days at most")
+        holdings, notes = await asyncio.to_thread(self._holdings, span)
+        own = [item for item in holdings if team in ("", item.team)]
+        prices = prices_of(self._scheduler.policy)
+        found = account(own, span, by, now=now, prices=prices)
+        found = replace(found, notes=(*found.notes, *notes))
+        if self._accounts is not None:
+            found = await self._compared(found, team)
+        return JSONResponse(_document(found, self._scheduler.driver.engine))
+
+    def _holdings(self, span: Span) -> tuple[list[Holding], list[str]]:
+        """By the engine and by what was remembered of it: engines forget, and a daemon was down."""
+        engine = self._scheduler.driver.engine
+        kept = list(self._scheduler.store.holdings(engine, span.begin, span.end))
+        try:
+            told = self._worker.call(
+                lambda: self._scheduler.driver.usage(span.begin, span.end), seconds=ENGINE_SECONDS
+            )
+        except (TemporaryError, TimeoutError) as error:
+            why = str(error) or "it is busy"
+            return kept, [f"{engine}'s own account could not be read ({why}): as last known"]
+        return [*told, *kept], []
+
+    async def _compared(self, found: Account, team: str) -> Account:
+        if self._accounts is None:
+            return found
+        try:
+            seen = await self._accounts.held(found.span, found.by, team)
+        except ServiceUnavailable as error:
+            return replace(found, notes=(*found.notes, f"Prometheus: {error}"))
+        if seen is None:
+            note = "Prometheus names attempts by node: compare by team, user or project"
+            return replace(found, notes=(*found.notes, note))
+        held, covered = seen
+        if not covered:
+            note = "Prometheus recorded nothing of this time (alerting/rules/money.yml, retention)"
+            return replace(found, notes=(*found.notes, note))
+        return beside(found, held, covered=covered)
+
+    async def _calibration(self, request: Request) -> Response:
+        self._caller(request)
+        since = self._moment(request, "from", "now-90d")
+        foresights = self._scheduler.foresights
+        settled = await asyncio.to_thread(foresights.settled, since)
+        counts = await asyncio.to_thread(foresights.counts, since)
+        return JSONResponse(
+            {
+                "schema": "gpuwarden.calibration/v1",
+                "since": since,
+                "open": counts.get("open", 0),
+                "void": counts.get("void", 0),
+                "bins": [
+                    {
+                        "kind": each.kind,
+                        "least": each.least,
+                        "most": each.most,
+                        "count": each.count,
+                        "inside": each.inside,
+                        "share": each.share,
+                        "low": each.low,
+                        "high": each.high,
+                        "early": each.early,
+                        "late": each.late,
+                    }
+                    for each in calibrate(settled)
+                ],
+            }
+        )
+
+    def _moment(self, request: Request, name: str, default: str) -> float:
+        policy, now = self._scheduler.policy, self._scheduler.clock.wall()
+        given = request.query_params.get(name, default)
+        try:
+            return read_moment(given, now=now, zone=policy.zone)
+        except MomentUnclear as error:
+            raise Refusal(400, "malformed", f"{name}: {error}") from error
+
+
+def _level(word: str) -> By:
+    for level in get_args(By):
+        if word == level:
+            found: By = level
+            return found
+    raise Refusal(400, "malformed", f"by is none of {', '.join(get_args(By))}")
+
+
+def _document(found: Account, engine: str) -> dict[str, Any]:
+    return {
+        "schema": "gpuwarden.usage/v1",
+        "engine": engine,
+        "from": found.span.begin,
+        "to": found.span.end,
+        "by": found.by,
+        "lines": [_line(line) for line in found.lines],
+        "total": _line(found.total),
+        "notes": list(found.notes),
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    seen, difference = line.seen_gpu_seconds, line.difference
+    return {
+        "name": line.name,
+        "team": line.team,
+        "user": line.user,
+        "gpu_hours": line.gpu_seconds / 3600.0,
+        "jobs": line.jobs,
+        "attempts": line.attempts,
+        "cost": {currency: round(amount, 2) for currency, amount in sorted(line.cost.items())},
+        "cards": {card or "unknown": n / 3600.0 for card, n in sorted(line.gpu_types.items())},
+        "prometheus_gpu_hours": None if seen is None else seen / 3600.0,
+        "difference_gpu_hours": None if difference is None else difference / 3600.0,
+        "apart": line.apart,
+    }

@@ -1,0 +1,277 @@
+"""Bookings over HTTP: make, list, show, lengthen, cancel; and the calendar for other programs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse, Response
+
+from gpuwarden import durations
+from gpuwarden.refusals import Refusal
+from gpuwarden.scheduling.bodies import flag, read_fields, text, whole
+from gpuwarden.scheduling.bookings import Wish
+from gpuwarden.scheduling.calendars import calendar_of
+from gpuwarden.scheduling.documents import booking_entry
+from gpuwarden.scheduling.moments import MomentUnclear, read_moment, show_moment
+from gpuwarden.scheduling.recurrences import Repeat
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from zoneinfo import ZoneInfo
+
+    from starlette.requests import Request
+
+    from gpuwarden.scheduling.booking_desks import BookingDesk, Outcome
+    from gpuwarden.scheduling.callers import Caller
+    from gpuwarden.scheduling.feeds import Feeds
+    from gpuwarden.scheduling.schedulers import Scheduler
+    from gpuwarden.scheduling.stores import Booked
+
+    Handler = Callable[[Request], Awaitable[Response]]
+
+MAX_CARDS = 100_000
+FEED_BACK_SECONDS = 30 * 86400.0
+"""How long what is over stays in a calendar that others subscribe to."""
+_FIELDS = (
+    "team", "gpus", "card", "from", "for", "repeat", "until", "words", "key", "dry_run",
+)  # fmt: skip
+
+
+class BookingRoutes:
+    """Handlers of bookings.
+
+    Args:
+        scheduler: whose calendar it is.
+        desk: takes them.
+        feeds: signs addresses of the calendar.
+        caller: says who asks.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        desk: BookingDesk,
+        feeds: Feeds,
+        caller: Callable[[Request], Caller],
+    ) -> None:
+        self._scheduler = scheduler
+        self._desk = desk
+        self._feeds = feeds
+        self._caller = caller
+
+    def routes(self) -> Iterator[tuple[str, str, Handler]]:
+        """Method, path and handler of each."""
+        yield "POST", "/v1/bookings", self._book
+        yield "GET", "/v1/bookings", self._list
+        yield "GET", "/v1/bookings/{name}", self._show
+        yield "DELETE", "/v1/bookings/{name}", self._cancel
+        yield "POST", "/v1/bookings/{name}/end", self._lengthen
+        yield "GET", "/v1/calendar.ics", self._calendar
+        yield "GET", "/v1/calendar-address", self._address
+
+    @property
+    def _zone(self) -> ZoneInfo:
+        return self._scheduler.policy.zone
+
+    async def _book(self, request: Request) -> Response:
+        caller = self._caller(request)
+        body = await read_fields(request, *_FIELDS)
+        policy, now = self._scheduler.policy, self._scheduler.clock.wall()
+        team = await asyncio.to_thread(caller.team, policy, text(body, "team", default=""))
+        card = text(body, "card", default="")
+        if not card and len(policy.cards) > 1:
+            known = ", ".join(each.name for each in policy.cards)
+            raise Refusal(400, "malformed", f"say which cards: {known}")
+        until = text(body, "until", default="")
+        wish = Wish(
+            team=team,
+            who=caller.name,
+            gpus=whole(body, "gpus", most=MAX_CARDS),
+            card=card or policy.cards[0].name,
+            start=self._moment(body, "from", now),
+            seconds=_duration(body, "for"),
+            repeat=_repeat(text(body, "repeat", default="none")),
+            until=self._moment(body, "until", now) if until else None,
+        )
+        found = await asyncio.to_thread(
+            self._desk.book,
+            wish,
+            caller,
+            words=text(body, "words", default=""),
+            key=text(body, "key") if "key" in body else None,
+            dry_run=flag(body, "dry_run"),
+        )
+        return self._answered(found, dry_run=flag(body, "dry_run"))
+
+    async def _list(self, request: Request) -> Response:
+        self._caller(request)
+        now = self._scheduler.clock.wall()
+        begin = self._query_moment(request, "from", now)
+        end = self._query_moment(request, "to", begin + 90 * 86400.0)
+        slots = await asyncio.to_thread(self._scheduler.store.slots_between, begin, end)
+        team = request.query_params.get("team")
+        rows = [
+            self._document(item)
+            for item in slots
+            if team in (None, item.slot.team)
+            and (item.released is None or request.query_params.get("all") == "true")
+        ]
+        return JSONResponse({"schema": "gpuwarden.bookings/v1", "slots": rows})
+
+    async def _show(self, request: Request) -> Response:
+        self._caller(request)
+        name = request.path_params["name"]
+        found = await asyncio.to_thread(self._scheduler.store.slots_of, name)
+        if not found:
+            raise Refusal(404, "unknown", "there is no booking of this name")
+        return JSONResponse(
+            {
+                "schema": "gpuwarden.bookings/v1",
+                "slots": [self._document(item) for item in found],
+            }
+        )
+
+    async def _cancel(self, request: Request) -> Response:
+        caller = self._caller(request)
+        found = await asyncio.to_thread(self._desk.cancel, request.path_params["name"], caller)
+        return JSONResponse(
+            {
+                "schema": "gpuwarden.bookings/v1",
+                "slots": [self._document(item) for item in found],
+            }
+        )
+
+    async def _lengthen(self, request: Request) -> Response:
+        caller = self._caller(request)
+        body = await read_fields(request, "to", "by", "dry_run")
+        now, name = self._scheduler.clock.wall(), request.path_params["name"]
+        if ("to" in body) == ("by" in body):
+            raise Refusal(400, "malformed", "say either to or by")
+        if "to" in body:
+            end = self._moment(body, "to", now)
+        else:
+            slots = await asyncio.to_thread(self._scheduler.store.slots_of, name)
+            ahead = [item.slot.end for item in slots if item.slot.end > now]
+            if not ahead:
+                raise Refusal(404, "unknown", "there is no such slot ahead")
+            end = ahead[0] + _duration(body, "by")
+        found = await asyncio.to_thread(
+            self._desk.lengthen, name, caller, end=end, dry_run=flag(body, "dry_run")
+        )
+        return self._answered(found, dry_run=flag(body, "dry_run"))
+
+    # -- the calendar for other programs
+
+    async def _calendar(self, request: Request) -> Response:
+        team = request.query_params.get("team", "")
+        key = request.query_params.get("key")
+        # Programs that show calendars send no token: the address itself is the secret.
+        if key is None:
+            self._caller(request)
+        elif not self._feeds.right(team, key):
+            raise Refusal(
+                403, "address", "this address of the calendar is not, or no longer, right"
+            )
+        now = self._scheduler.clock.wall()
+        bookings = self._scheduler.policy.bookings
+        ahead = 0.0 if bookings is None else bookings.ahead + bookings.longest
+        found = await asyncio.to_thread(
+            self._scheduler.store.slots_between, now - FEED_BACK_SECONDS, now + ahead
+        )
+        body = await asyncio.to_thread(
+            calendar_of,
+            [item for item in found if team in ("", item.slot.team)],
+            cluster=self._scheduler.driver.cluster,
+            team=team,
+            zone=self._zone,
+        )
+        return Response(body, media_type="text/calendar; charset=utf-8")
+
+    async def _address(self, request: Request) -> Response:
+        self._caller(request)
+        team = request.query_params.get("team", "")
+        if team and self._scheduler.policy.team(team) is None:
+            raise Refusal(404, "unknown", "there is no such team")
+        return JSONResponse({"path": self._feeds.path(team)})
+
+    # -- parts
+
+    def _moment(self, body: dict[str, Any], name: str, now: float) -> float:
+        try:
+            return read_moment(text(body, name), now=now, zone=self._zone)
+        except MomentUnclear as error:
+            raise Refusal(400, "malformed", f"{name}: {error}") from error
+
+    def _query_moment(self, request: Request, name: str, default: float) -> float:
+        given = request.query_params.get(name)
+        if given is None:
+            return default
+        return self._moment({name: given}, name, self._scheduler.clock.wall())
+
+    def _document(self, item: Booked) -> dict[str, Any]:
+        now = self._scheduler.clock.wall()
+        use = self._scheduler.uses.get(item.slot.id)
+        entry = booking_entry(item, use, now)
+        return {
+            "id": entry.id,
+            "booking": item.booking,
+            "team": entry.team,
+            "who": entry.who,
+            "gpus": entry.gpus,
+            "card": entry.gpu_type,
+            "start": entry.start,
+            "end": entry.end,
+            "shown": f"{show_moment(entry.start, self._zone)} to "
+            f"{show_moment(entry.end, self._zone)}",
+            "repeat": entry.repeat,
+            "state": entry.state,
+            "gpu_hours": entry.cost,
+            "used_gpu_hours": None
+            if entry.used_gpu_seconds is None
+            else entry.used_gpu_seconds / 3600.0,
+            "words": entry.words,
+            "made": item.made,
+            "released": item.released,
+            "released_by": item.released_by,
+        }
+
+    def _answered(self, found: Outcome, *, dry_run: bool) -> Response:
+        answer = found.answer
+        document = {
+            "schema": "gpuwarden.booking/v1",
+            "booking": found.booking,
+            "repeated": found.repeated,
+            "slots": [self._document(item) for item in found.slots],
+            "would": [
+                {"start": slot.start, "end": slot.end, "shown": self._shown(slot.start, slot.end)}
+                for slot in answer.slots
+            ],
+            "gpu_hours": answer.gpu_hours,
+            "cost": {currency: round(amount, 2) for currency, amount in found.cost.items()},
+            "objections": [{"code": each.code, "words": each.words} for each in answer.objections],
+            "warnings": list(answer.warnings),
+            "proposals": [
+                {"start": at, "shown": show_moment(at, self._zone)} for at in answer.proposals
+            ],
+        }
+        if answer.objections:
+            return JSONResponse(document, status_code=409)
+        return JSONResponse(document, status_code=200 if dry_run or found.repeated else 201)
+
+    def _shown(self, start: float, end: float) -> str:
+        return f"{show_moment(start, self._zone)} to {show_moment(end, self._zone)}"
+
+
+def _duration(body: dict[str, Any], name: str) -> float:
+    try:
+        return durations.parse(text(body, name))
+    except ValueError as error:
+        raise Refusal(400, "malformed", f"{name}: {error}") from error
+
+
+def _repeat(word: str) -> Repeat:
+    try:
+        return Repeat(word)
+    except ValueError:
+        raise Refusal(400, "malformed", f"repeat is none of {', '.join(Repeat)}") from None

@@ -1,0 +1,211 @@
+"""The scheduler's metrics, made from its document and store when they are asked for."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from gpuwarden import __version__
+from gpuwarden.catalogue import CATALOGUE, MetricType, Source
+from gpuwarden.schedule_api import STEPS, BookingState, EntryState, Outcome
+from gpuwarden.scheduling.policies import policy_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from gpuwarden.scheduling.schedulers import Scheduler
+
+WAIT_BOUNDS = (60.0, 300.0, 900.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 7 * 86400.0)
+STEP_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 4 * 3600.0)
+LOOP = "requeue_loop"
+"""Code of `QueueEntry.why` by which a driver tells that its loop guard holds a job."""
+LEAK = "quota_leak"
+"""Code of a problem by which a driver tells of cards that nobody holds; its words begin with
+their number."""
+_LIVE = (EntryState.DONE, EntryState.FAILED)
+_HELD = (EntryState.RUNNING, EntryState.LEAVING)
+
+Row = tuple[tuple[str, ...], float]
+"""Label values in the catalogue's order, and the value."""
+
+
+class SchedulerCollector(Collector):
+    """Families of one scheduler.
+
+    Args:
+        scheduler: read, never changed.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family of the catalogue that the scheduler exports."""
+        rows = {f"gpuwarden_scheduler_{name}": list(found) for name, found in self._rows()}
+        for name, metric in CATALOGUE.items():
+            if metric.source is not Source.SCHEDULER or name not in rows:
+                continue
+            kind = CounterMetricFamily if metric.type is MetricType.COUNTER else GaugeMetricFamily
+            family = kind(name, metric.help, labels=metric.labels)
+            for labels, value in rows[name]:
+                family.add_metric(labels, value)
+            yield family
+        yield self._waits()
+        yield self._steps()
+
+    def _rows(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        scheduler = self._scheduler
+        yield "build_info", [((__version__, scheduler.driver.engine), 1.0)]
+        yield "policy_info", [((policy_hash(scheduler.policy),), 1.0)]
+        yield "reload_success", [((), float(scheduler.reload_problem is None))]
+        if scheduler.ticked is not None:
+            yield "tick_timestamp_seconds", [((), scheduler.ticked)]
+            yield "tick_seconds", [((), scheduler.tick_seconds)]
+        if scheduler.seen is not None:
+            yield "engine_seen_timestamp_seconds", [((), scheduler.seen)]
+        outcomes = {"completed": 0, "unseen": 0, "failed": 0} | scheduler.outcomes
+        yield "ticks_total", [((name,), float(n)) for name, n in sorted(outcomes.items())]
+        codes = sorted({problem.code for problem in scheduler.document.problems})
+        yield "problem", [((code,), 1.0) for code in codes]
+        # A queue that was not read is not known: an empty one would read as a quiet night.
+        if scheduler.seen is not None:
+            yield from self._queue()
+        yield from self._preemptions()
+        yield from self._budgets()
+        yield from self._bookings()
+
+    def _queue(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        document, now = self._scheduler.document, self._scheduler.clock.wall()
+        jobs: Counter[tuple[str, ...]] = Counter()
+        gpus: Counter[tuple[str, ...]] = Counter()
+        oldest: dict[tuple[str, ...], float] = {}
+        for item in document.entries:
+            if item.state in _LIVE:
+                continue
+            jobs[item.team, item.priority, item.state.value] += 1
+            gpus[item.team, item.state.value] += item.gpus
+            if item.state is EntryState.PENDING:
+                key = (item.team, item.priority)
+                oldest[key] = max(oldest.get(key, 0.0), now - item.submitted)
+        yield "jobs", _counted(jobs)
+        yield "gpus", _counted(gpus)
+        yield "oldest_wait_seconds", sorted(oldest.items())
+        loops = sum(item.why == LOOP for item in document.entries)
+        yield "requeue_loops", [((), float(loops))]
+        yield (
+            "requeues_total",
+            [
+                ((team,), float(n))
+                for team, n in sorted(self._scheduler.foresights.requeues().items())
+            ],
+        )
+        leaks = [problem.words for problem in document.problems if problem.code == LEAK]
+        counts = [int(word) for words in leaks if (word := words.partition(" ")[0]).isdecimal()]
+        yield "quota_leak_gpus", [((document.engine,), float(sum(counts)))]
+
+    def _preemptions(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        sums = self._scheduler.store.preemption_sums()
+        yield (
+            "preemptions_total",
+            [((cause, out), float(n)) for cause, out, n, _ in sums if out != Outcome.OPEN],
+        )
+        still = [
+            item
+            for item in self._scheduler.document.preemptions
+            if item.outcome in (Outcome.OPEN, Outcome.OVERDUE) and "left" not in item.steps
+        ]
+        yield "preemptions_open", [((), float(sum(i.outcome is Outcome.OPEN for i in still)))]
+        now = self._scheduler.clock.wall()
+        yield (
+            "victim_overdue",
+            sorted(
+                {
+                    ((item.victim, item.run_id or ""), 1.0)
+                    for item in still
+                    if item.outcome is Outcome.OVERDUE
+                    or (item.deadline is not None and now > item.deadline)
+                }
+            ),
+        )
+        lost: defaultdict[str, float] = defaultdict(float)
+        for cause, _out, _n, seconds in sums:
+            lost[cause] += seconds
+        yield "lost_gpu_seconds_total", [((cause,), n) for cause, n in sorted(lost.items())]
+
+    def _budgets(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        budgets = self._scheduler.document.budgets
+        yield (
+            "budget_limit_gpu_hours",
+            [((item.team, item.per, item.kind), item.limit_gpu_hours) for item in budgets],
+        )
+        yield (
+            "budget_used_gpu_hours",
+            [((item.team, item.per), item.used) for item in budgets if item.used is not None],
+        )
+        yield (
+            "budget_forecast_gpu_hours",
+            [
+                ((item.team, item.per), item.forecast)
+                for item in budgets
+                if item.forecast is not None
+            ],
+        )
+
+    def _bookings(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        slots = self._scheduler.document.bookings
+        states: Counter[tuple[str, ...]] = Counter({(state.value,): 0 for state in BookingState})
+        booked: Counter[tuple[str, ...]] = Counter()
+        used: Counter[tuple[str, ...]] = Counter()
+        for item in slots:
+            states[(item.state.value,)] += 1
+            if item.state in (BookingState.ACTIVE, BookingState.IDLE):
+                booked[(item.team,)] += item.gpus
+                use = self._scheduler.uses.get(item.id)
+                if use is not None:
+                    used[(item.team,)] += use.gpus
+        yield "booking_slots", _counted(states)
+        yield "booked_gpus", _counted(booked)
+        yield "booked_used_gpus", _counted(used)
+
+    def _waits(self) -> HistogramMetricFamily:
+        values: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+        for team, priority, seconds in self._scheduler.foresights.waits():
+            values[team, priority].append(seconds)
+        return _histogram("wait_seconds", values, WAIT_BOUNDS)
+
+    def _steps(self) -> HistogramMetricFamily:
+        values: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+        for steps in self._scheduler.store.all_steps():
+            before: float | None = None
+            for step in STEPS:
+                if step not in steps:
+                    continue
+                if before is not None:
+                    # Two clocks tell of them: a step is not before the one that it follows.
+                    values[(step,)].append(max(0.0, steps[step] - before))
+                before = steps[step]
+        return _histogram("receipt_step_seconds", values, STEP_BOUNDS)
+
+
+def _counted(counts: Counter[tuple[str, ...]]) -> list[Row]:
+    return [(labels, float(n)) for labels, n in sorted(counts.items())]
+
+
+def _histogram(
+    name: str, values: dict[tuple[str, ...], list[float]], bounds: tuple[float, ...]
+) -> HistogramMetricFamily:
+    metric = CATALOGUE[f"gpuwarden_scheduler_{name}"]
+    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, found in sorted(values.items()):
+        buckets = [(str(bound), float(sum(v <= bound for v in found))) for bound in bounds]
+        family.add_metric(labels, [*buckets, ("+Inf", float(len(found)))], sum(found))
+    return family
