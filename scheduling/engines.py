@@ -7,6 +7,7 @@ and no longer wanted is deleted, and what has a wanted name but no mark is never
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from dataclasses import dataclass
 from enum import StrEnum
@@ -308,7 +309,7 @@ class Outcome:
     Attributes:
         done: steps that were carried out.
         failed: the step at which it ended, or None.
-        error: why.
+        error: why; None with `failed` means that somebody interrupted it.
         left: steps that were not tried.
     """
 
@@ -333,6 +334,8 @@ async def carry_out(
         try:
             await adapter.carry_out(step)
         except GpuwardenError as error:
-            rest = tuple(steps[index + 1 :])
-            return Outcome(tuple(steps[:index]), step, error, rest)
+            return Outcome(tuple(steps[:index]), step, error, tuple(steps[index + 1 :]))
+        except asyncio.CancelledError:
+            # Ctrl-C: what was done is still kept and told.
+            return Outcome(tuple(steps[:index]), step, None, tuple(steps[index + 1 :]))
     return Outcome(tuple(steps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import zoneinfo
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from gpuwarden.diagnostics import Diagnostic, Severity
 from gpuwarden.hours import DAYS
 from gpuwarden.scheduling.policies import Policy
 from gpuwarden.scheduling.policy_names import check_names
+from gpuwarden.scheduling.policy_people import check_people
 from gpuwarden.scheduling.windows import oddity
 from gpuwarden.yaml_files import load_located, path_text, validate
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuwarden.scheduling.policies import Engine
+    from gpuwarden.scheduling.policy_people import People
     from gpuwarden.yaml_files import Document, Node, Step
 
 _HOUR = 3600.0
@@ -34,15 +37,23 @@ _DAYS_AHEAD = 400
 """Of days on which clocks are changed: more than a year."""
 
 
-def check_policy(path: Path, *, now: float, engine: Engine | None = None) -> CheckedFile[Policy]:
+def check_policy(
+    path: Path, *, now: float, engine: Engine | None = None, people: People | None = None
+) -> CheckedFile[Policy]:
     """Say everything that is wrong with a policy file.
 
     Args:
         path: the file.
         now: Unix time, from which on days are named on which clocks are changed.
         engine: for which it must be complete; by default the one that it names.
+        people: who is known; None asks nobody.
     """
-    return check_document(path, load_located(path), now=now, engine=engine)
+    document = load_located(path)
+    checked = check_document(path, document, now=now, engine=engine)
+    if people is None or checked.content is None or document.root is None:
+        return checked
+    unknown = tuple(check_people(checked.content, document.root, people))
+    return replace(checked, diagnostics=(*checked.diagnostics, *unknown))
 
 
 def check_document(
@@ -206,7 +217,16 @@ class _Look:
             name = policy.priorities[defaults[0]].name
             text = f"{name} is the default already"
             yield self._error("GW609", ("priorities", index, "default"), text)
+        usual = policy.usual_priority
+        for index, team in enumerate(policy.teams):
+            if not team.may_choose(usual.name):
+                text = f"{usual.name}, which is chosen where a task names none, is not among these"
+                path: tuple[Step, ...] = ("teams", index, "priorities")
+                yield self._warning("GW655", path, text, "its people have to name one each time")
         for index, high in enumerate(policy.priorities):
+            if high.default and high.preempts:
+                text = f"whoever names no priority has jobs of {', '.join(high.preempts)} leave"
+                yield self._warning("GW657", ("priorities", index, "default"), text)
             yield from self._preempted(index)
             same = [e.name for e in policy.priorities[:index] if e.value == high.value]
             if same:
@@ -362,9 +382,16 @@ class _Look:
         if terms.no_show_after >= terms.longest:
             text = "no slot is longer than that: none is ever released"
             yield self._warning("GW658", ("bookings", "no_show_after"), text)
-        if all(int(card.count * terms.at_most_share) == 0 for card in policy.cards):
-            text = "of no kind of cards is that a whole one: nothing can be booked"
+        none = [card.name for card in policy.cards if int(card.count * terms.at_most_share) == 0]
+        if none:
+            text = f"of {', '.join(none)} that is less than a whole card: none can be booked"
             yield self._warning("GW658", ("bookings", "at_most_share"), text)
+        if terms.lead_time >= terms.ahead:
+            text = (
+                f"no slot is booked further ahead than {durations.render(terms.ahead)}: who must "
+            )
+            text += "leave is always told later than that"
+            yield self._warning("GW656", ("bookings", "lead_time"), text)
 
     def _images(self, engine: Engine) -> Iterator[Diagnostic]:
         if engine == "kueue" and not self._policy.images:

@@ -17,6 +17,7 @@ from gpuwarden.scheduling.policies import policy_hash
 from gpuwarden.scheduling.policy_checks import check_policy
 from gpuwarden.scheduling.policy_engine_cli import apply, diff, drift, render, undo
 from gpuwarden.scheduling.policy_options import engine_option, policy_argument
+from gpuwarden.scheduling.policy_people import people_here
 from gpuwarden.scheduling.policy_references import policy_reference
 from gpuwarden.scheduling.policy_schemas import policy_schema
 from gpuwarden.scheduling.policy_templates import policy_template
@@ -51,14 +52,20 @@ def policy() -> None:
 @policy.command(short_help="Say every mistake, each at its line and column.")
 @policy_argument
 @engine_option
+@click.option(
+    "--here", is_flag=True, help="Warn also of users and groups that this machine does not know."
+)
 @output_option
 @click.pass_context
-def check(context: click.Context, file: Path, output: str, *, engine: Engine | None) -> None:
+def check(
+    context: click.Context, file: Path, output: str, *, engine: Engine | None, here: bool
+) -> None:
     """Say everything that is wrong with a policy file, and what is hardly meant.
 
     Exit status: 0 usable (warnings are allowed); 2 not usable.
     """
-    checked = check_policy(file, now=SystemClock().wall(), engine=engine)
+    people = people_here() if here else None
+    checked = check_policy(file, now=SystemClock().wall(), engine=engine, people=people)
     if not show_checked(checked, output, counted=_counted):
         context.exit(2)
 

@@ -25,5 +25,6 @@ CODES: dict[str, str] = {
     "GW656": "Warning: cards may still be taken when their owner, or a slot, wants them.",
     "GW657": "Warning: whom a priority preempts is not what its place among the others suggests.",
     "GW658": "Warning: this bound can never be reached.",
+    "GW659": "Warning: this machine knows nobody of that name (`policy check --here`).",
 }
 """Code -> meaning. GW1xx is about form, GW60x about meaning, GW65x are warnings."""

@@ -24,7 +24,7 @@ from gpuwarden.scheduling.engines import (
     undoing,
 )
 from gpuwarden.scheduling.policies import policy_hash
-from gpuwarden.scheduling.policy_checks import load_policy
+from gpuwarden.scheduling.policy_checks import check_policy, load_policy
 from gpuwarden.scheduling.policy_differences import (
     difference_lines,
     differences,
@@ -72,7 +72,10 @@ def _record_path(chosen: Path | None, engine: Engine) -> Path:
 
 
 def _load(file: Path, engine: Engine | None) -> tuple[Policy, Engine]:
-    found = load_policy(file, now=SystemClock().wall(), engine=engine)
+    checked = check_policy(file, now=SystemClock().wall(), engine=engine)
+    found = checked.usable()
+    if checked.diagnostics:
+        click.echo(printable(checked.render()), err=True)
     return found, engine or found.engine
 
 
@@ -424,14 +427,15 @@ async def _checked(session: _Session, wanted: Rendering, outcome: Outcome) -> in
 
 def _failed(outcome: Outcome) -> int:
     error = outcome.error
+    how = "was interrupted, and may have been done" if error is None else f"failed: {error}"
     click.echo(
         printable(
-            f"{outcome.failed} failed: {error}\n{len(outcome.done)} steps were done, "
+            f"{outcome.failed} {how}\n{len(outcome.done)} steps were done, "
             f"{len(outcome.left)} were not tried. The same command goes on from here."
         ),
         err=True,
     )
-    return 1 if error is None else error.exit_code
+    return 130 if error is None else error.exit_code
 
 
 @click.command(short_help="Take away from the engine what gpuwarden has made.")

@@ -123,9 +123,17 @@ DOUBTFUL = (
     ("users: [cy]", "users: [cy, ana]", "GW654", "ana is in vision too"),
     ("users: [cy]", "users: []", "GW655", "nobody can submit"),
     ("value: 100,", "value: 1000,", "GW657", "neither goes first"),
-    ("value: 100,", "value: 100, preempts: [low],", "", ""),
     ("per: 24h", "per: 2h", "GW658", "never more than 3 times in 2h"),
     ("no_show_after: 30m", "no_show_after: 7d", "GW658", "none is ever released"),
+    ("at_most_share: 50%", "at_most_share: 4%", "GW658", "of h100-80 that is less than a whole"),
+    ("ahead: 90d", "ahead: 20m", "GW656", "told later than that"),
+    ("share: 3", "priorities: [low, high]", "GW655", "normal, which is chosen where"),
+    (
+        "value: 100, default: true",
+        "value: 100, default: true, preempts: [low]",
+        "GW657",
+        "names no",
+    ),
 )
 
 
@@ -145,7 +153,7 @@ def test_what_is_hardly_meant_is_a_warning(
 
 def test_preempting_who_preempts_is_said(tmp_path: Path) -> None:
     """High takes from normal, normal from low, and high not from low: hardly meant."""
-    text = TEXT.replace("value: 100,", "value: 100, preempts: [low],")
+    text = TEXT.replace("value: 100, default: true", "value: 100, preempts: [low]")
     text = text.replace("value: 1000, preempts: [low]", "value: 1000, preempts: [normal]")
     (found,) = findings(tmp_path, text)
     assert (found.code, found.severity) == ("GW657", Severity.WARNING)

@@ -61,6 +61,17 @@ def test_check_says_every_mistake_and_exits_two(file: Path) -> None:
     assert [item["code"] for item in found["diagnostics"]] == ["GW601", "GW107"]
 
 
+def test_check_knows_who_is_known_here(file: Path) -> None:
+    """Only if it is asked: a file is often checked on another machine than it is used on."""
+    assert run("check", file).stdout.count("GW659") == 0
+    result = run("check", file, "--here", "-o", "json")
+    assert result.exit_code == 0
+    words = [item["message"] for item in json.loads(result.stdout)["diagnostics"]]
+    assert 'teams[0].users[0]: this machine knows no user "ana"' in words
+    assert 'operators.groups[0]: this machine knows no group "ops"' in words
+    assert not [text for text in words if '"root"' in text]
+
+
 def test_the_file_may_come_from_the_environment(file: Path) -> None:
     """So that nobody names it in every command."""
     result = CliRunner().invoke(policy, ["check"], env={"GPUWARDEN_POLICY": str(file)})
