@@ -1,0 +1,193 @@
+"""What a cluster has of a policy's objects, by sacctmgr and scontrol."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.scheduling.engines import FoundObject
+from gpuwarden.scheduling.slurm.accounts import (
+    ACCOUNT,
+    BETWEEN,
+    QOS,
+    TRES_FIELDS,
+    USER,
+    is_marked,
+    normal_tres,
+    normal_words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_QOS_FIELDS: Final = {
+    "Name": "Name",
+    "Priority": "Priority",
+    "Preempt": "Preempt",
+    "GraceTime": "GraceTime",
+    "PreemptExemptTime": "PreemptExemptTime",
+    "Flags": "Flags",
+    "Description": "Description",
+}
+"""People's words come last: they may hold what separates values."""
+_ASSOC_FIELDS: Final = {
+    "Account": "Account",
+    "User": "User",
+    "Parent": "ParentName",
+    "FairShare": "Share",
+    "QOS": "QOS",
+    "DefaultQOS": "DefaultQOS",
+    "GrpTRES": "GrpTRES",
+    "GrpTRESMins": "GrpTRESMins",
+}
+QOS_QUESTION: Final = (
+    "show",
+    "qos",
+    "--parsable2",
+    "--noheader",
+    f"format={','.join(_QOS_FIELDS.values())}",
+)
+ACCOUNT_QUESTION: Final = (
+    "show",
+    "account",
+    "--parsable2",
+    "--noheader",
+    "format=Account,Description",
+)
+_USER_FIELDS: Final = ("User", "DefaultAccount")
+USER_QUESTION: Final = (
+    "show",
+    "user",
+    "--parsable2",
+    "--noheader",
+    f"format={','.join(_USER_FIELDS)}",
+)
+
+
+def assoc_question(cluster: str) -> tuple[str, ...]:
+    """What sacctmgr is asked about the associations of a cluster."""
+    fields = ",".join(_ASSOC_FIELDS.values())
+    return (
+        "show",
+        "assoc",
+        "--parsable2",
+        "--noheader",
+        "where",
+        f"cluster={cluster}",
+        f"format={fields}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bookkeeping:
+    """What sacctmgr keeps of one cluster.
+
+    Attributes:
+        qos: name -> fields.
+        descriptions: account -> its description, of all clusters.
+        associations: (account, user or an empty text) -> fields.
+        defaults: person -> the account that jobs without one are charged to.
+    """
+
+    qos: Mapping[str, Mapping[str, str]]
+    descriptions: Mapping[str, str]
+    associations: Mapping[tuple[str, str], Mapping[str, str]]
+    defaults: Mapping[str, str]
+
+    def found(self) -> Iterator[FoundObject]:
+        """Everything, in the order in which it would be made: parents before children."""
+        for name, values in sorted(
+            self.qos.items(), key=lambda each: (_number(each[1]["Priority"]), each[0])
+        ):
+            yield FoundObject(QOS, name, values, is_marked(values["Description"]))
+        for (account, user), values in sorted(self.associations.items(), key=self._depth):
+            if not user:
+                described = {"Description": self.descriptions.get(account, ""), **values}
+                yield FoundObject(ACCOUNT, account, described, self.is_ours(account))
+        for account, user in sorted(self.associations):
+            if user:
+                name = f"{user}{BETWEEN}{account}"
+                yield FoundObject(USER, name, {"Account": account}, self.is_ours(account))
+
+    def is_ours(self, account: str) -> bool:
+        """Whether an account carries gpuwarden's mark."""
+        return is_marked(self.descriptions.get(account, ""))
+
+    def accounts_of(self, user: str) -> tuple[str, ...]:
+        """Where a person has an association."""
+        return tuple(sorted(account for account, name in self.associations if name == user))
+
+    def _depth(self, each: tuple[tuple[str, str], Mapping[str, str]]) -> tuple[int, str]:
+        depth, (account, _) = 0, each[0]
+        at = account
+        while at and depth < len(self.associations):
+            at = self.associations.get((at, ""), {}).get("Parent", "")
+            depth += 1
+        return depth, account
+
+
+def decode_bookkeeping(qos: str, account: str, assoc: str, user: str) -> Bookkeeping:
+    """What the four questions were answered with.
+
+    Raises:
+        ServiceUnavailable: in another form than was asked for.
+    """
+    qualities = {row["Name"]: _qos_values(row) for row in _rows(qos, tuple(_QOS_FIELDS))}
+    described = {
+        row["Account"]: row["Description"] for row in _rows(account, ("Account", "Description"))
+    }
+    associations = {
+        (row["Account"], row["User"]): _assoc_values(row)
+        for row in _rows(assoc, tuple(_ASSOC_FIELDS))
+    }
+    defaults = {row["User"]: row["DefaultAccount"] for row in _rows(user, _USER_FIELDS)}
+    return Bookkeeping(qualities, described, associations, defaults)
+
+
+def decode_partitions(text: str) -> dict[str, dict[str, str]]:
+    """Name -> settings of each partition of `scontrol --oneliner show partition`."""
+    found = {}
+    for line in text.splitlines():
+        values = dict(re.findall(r"(\w+)=(\S*)", line))
+        if "PartitionName" in values:
+            found[values["PartitionName"]] = values
+    return found
+
+
+def _rows(text: str, names: Sequence[str]) -> list[dict[str, str]]:
+    """Rows of an answer with `|` between values; the last may hold one."""
+    rows = []
+    for line in text.splitlines():
+        values = line.split("|", len(names) - 1)
+        if len(values) == len(names):
+            rows.append(dict(zip(names, values, strict=True)))
+        elif line.strip():
+            raise ServiceUnavailable("sacctmgr answered in another form than it was asked for")
+    return rows
+
+
+def _qos_values(row: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "Description": row["Description"],
+        "Priority": row["Priority"],
+        "Preempt": normal_words(row["Preempt"]),
+        "GraceTime": row["GraceTime"],
+        "PreemptExemptTime": row["PreemptExemptTime"],
+        "Flags": normal_words(row["Flags"]),
+    }
+
+
+def _assoc_values(row: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "Parent": row["Parent"],
+        "FairShare": row["FairShare"],
+        "QOS": normal_words(row["QOS"]),
+        "DefaultQOS": row["DefaultQOS"],
+        **{name: normal_tres(row[name]) for name in TRES_FIELDS},
+    }
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0
