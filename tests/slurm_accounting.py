@@ -3,8 +3,11 @@
 Nothing here depends on pytest. The start takes some six seconds, so a test module starts it once::
 
     @pytest.fixture(scope="module")
-    def cluster(tmp_path_factory):
-        with accounted_slurm(tmp_path_factory.mktemp("s"), preemption="qos", grace=20) as cluster:
+    def cluster():
+        with (
+            tempfile.TemporaryDirectory(prefix="gw") as name,  # others may enter it, as munge wants
+            accounted_slurm(Path(name), preemption="qos", grace=20) as cluster,
+        ):
             yield cluster
 
     manage(cluster, "add", "qos", "high", "set", "priority=1000")

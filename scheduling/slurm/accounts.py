@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden.scheduling.engines import OWNER, EngineObject
 from gpuwarden.scheduling.slurm.configs import preemptible, preempting
-from gpuwarden.scheduling.slurm.names import qos_of, tres_of
+from gpuwarden.scheduling.slurm.names import account_of, qos_of, top_account_of, tres_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,12 +41,13 @@ def is_marked(description: str) -> bool:
 
 def account_objects(policy: Policy) -> tuple[EngineObject, ...]:
     """Everything that sacctmgr is to keep for a policy, in the order in which it is made."""
-    top = policy.slurm.account
+    top = top_account_of(policy)
     objects = [_qos(policy, each) for each in _ascending(policy)]
     objects.append(_top(policy))
-    for team in sorted(policy.teams, key=lambda each: each.account):
+    for team in sorted(policy.teams, key=lambda each: each.name):
+        account = account_of(policy, team.name)
         objects.append(_account(policy, team, top))
-        objects += [_user(team.account, user) for user in sorted(set(team.users))]
+        objects += [_user(account, user) for user in sorted(set(team.users))]
     # People after all accounts: deleted the other way round, they leave before their account.
     return tuple(sorted(objects, key=lambda each: KINDS.index(each.kind)))
 
@@ -58,7 +59,8 @@ def written_tres(limits: Mapping[str, int]) -> str:
 
 def normal_tres(text: str) -> str:
     """Limits as Slurm prints them, in the order of `written_tres`."""
-    return ",".join(sorted(word for word in text.split(",") if word))
+    words = [word for word in text.split(",") if word]
+    return ",".join(sorted(words, key=lambda word: word.partition("=")[0]))
 
 
 def normal_words(text: str) -> str:
@@ -114,15 +116,15 @@ def _qos(policy: Policy, priority: Priority) -> EngineObject:
         "Priority": str(priority.value),
         "Preempt": normal_words(",".join(qos_of(policy, each) or each for each in preempts)),
         # Both are those of the job that leaves.
-        "GraceTime": _clock(terms.deadline if leaves and terms else 0),
-        "PreemptExemptTime": _clock(terms.minimum_run) if leaves and terms else "",
+        "GraceTime": written_clock(terms.deadline if leaves and terms else 0),
+        "PreemptExemptTime": written_clock(terms.minimum_run) if leaves and terms else "",
         "Flags": "DenyOnLimit",
     }
     return _object(QOS, name, values)
 
 
 def _top(policy: Policy) -> EngineObject:
-    top = policy.slurm.account
+    top = top_account_of(policy)
     counts = {each.name: each.count for each in policy.cards}
     values = {
         "Description": mark("all", "teams"),
@@ -150,7 +152,7 @@ def _account(policy: Policy, team: Team, top: str) -> EngineObject:
     if not has_moving_cap(policy, team.name):
         minutes = month_limit_minutes(policy, team.name)
         values["GrpTRESMins"] = "" if minutes is None else f"gres/gpu={minutes}"
-    return _object(ACCOUNT, team.account, values)
+    return _object(ACCOUNT, account_of(policy, team.name), values)
 
 
 def _user(account: str, user: str) -> EngineObject:
@@ -178,7 +180,7 @@ def _value(policy: Policy, name: str) -> int:
     return 0 if found is None else found.value
 
 
-def _clock(seconds: float) -> str:
+def written_clock(seconds: float) -> str:
     """A length of time as sacctmgr prints it: [days-]hours:minutes:seconds."""
     minutes, second = divmod(math.ceil(seconds), 60)
     hours, minute = divmod(minutes, 60)

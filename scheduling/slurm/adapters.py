@@ -5,21 +5,24 @@ What a person decides, slurm.conf, is compared and told; this writes none of it.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.platforms.slurm_texts import decode_settings
 from gpuwarden.scheduling.engines import FoundObject
+from gpuwarden.scheduling.slurm.accounts import ACCOUNT, KINDS, QOS, USER
 from gpuwarden.scheduling.slurm.applies import commands_of
-from gpuwarden.scheduling.slurm.configs import config_terms, decode_settings, satisfied_values
+from gpuwarden.scheduling.slurm.configs import config_terms, satisfied_values
 from gpuwarden.scheduling.slurm.inits import render_init
 from gpuwarden.scheduling.slurm.names import by_qos
 from gpuwarden.scheduling.slurm.readings import (
     ACCOUNT_QUESTION,
+    ASSOC_QUESTION,
     QOS_QUESTION,
     USER_QUESTION,
-    assoc_question,
     decode_bookkeeping,
     decode_partitions,
 )
@@ -28,7 +31,7 @@ from gpuwarden.scheduling.slurm.versions import version_of, written
 from gpuwarden.slurm_commands import SlurmCommands
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
     from gpuwarden.scheduling.engines import Rendering, Step
     from gpuwarden.scheduling.policies import Policy
@@ -84,7 +87,7 @@ class SlurmAdapter:
         found = list[FoundObject]()
         if by_qos(self._policy):
             keys = {each.key for each in wanted.objects}
-            there = (await self._bookkeeping()).found()
+            there = (await self._bookkeeping(KINDS)).found()
             found += [each for each in there if each.marked or each.key in keys]
         terms = config_terms(self._policy, version_of(wanted.version))
         found.append(FoundObject(CONFIG, FRAGMENT, satisfied_values(terms, settings), marked=False))
@@ -99,7 +102,7 @@ class SlurmAdapter:
             RefusedAction: it refuses, or what is there is not gpuwarden's.
         """
         cluster = await self._name()
-        for command in commands_of(step, await self._bookkeeping(), cluster):
+        for command in commands_of(step, await self._bookkeeping((step.kind,)), cluster):
             answer = await self._commands.run("sacctmgr", "--immediate", *command.words)
             said = f"{answer.output} {answer.complaint}".strip()
             if not answer.status or command.settled in said.lower():
@@ -123,15 +126,22 @@ class SlurmAdapter:
             raise ServiceUnavailable("`scontrol show config` names no cluster")
         return self._cluster
 
-    async def _bookkeeping(self) -> Bookkeeping:
+    async def _bookkeeping(self, kinds: Collection[str]) -> Bookkeeping:
+        """What sacctmgr keeps, as far as these kinds need it: a question costs a connection."""
+        people = USER in kinds
+        accounts = people or ACCOUNT in kinds
         questions = (
-            QOS_QUESTION,
-            ACCOUNT_QUESTION,
-            assoc_question(await self._name()),
-            USER_QUESTION,
+            QOS_QUESTION if QOS in kinds else None,
+            ACCOUNT_QUESTION if accounts else None,
+            ASSOC_QUESTION if accounts else None,
+            USER_QUESTION if people else None,
         )
-        answers = [await self._commands.output("sacctmgr", *words) for words in questions]
-        return decode_bookkeeping(*answers)
+        cluster = await self._name()
+        qos, account, assoc, user = await asyncio.gather(*map(self._answered, questions))
+        return decode_bookkeeping(cluster, qos=qos, account=account, assoc=assoc, user=user)
+
+    async def _answered(self, words: tuple[str, ...] | None) -> str:
+        return "" if words is None else await self._commands.output("sacctmgr", *words)
 
     async def _partitions(self, wanted: Rendering) -> AsyncIterator[FoundObject]:
         names = [each for each in wanted.objects if each.kind == PARTITION]
@@ -169,6 +179,7 @@ def _advice(said: str) -> str:
 
 
 _ADVICE: Final = (
+    (r"no tres known", f"put {FRAGMENT} in place, restart slurmctld, and apply again"),
     (r"job\(s\) active", "wait for these jobs, or cancel them, and apply again"),
     (r"as their default qos", "other associations rest on it: change their DefaultQOS first"),
     (r"permission|not in the accounting|access", "only an administrator of Slurm's accounting may"),

@@ -17,6 +17,7 @@ from gpuwarden.scheduling.slurm.accounts import (
     TRES_FIELDS,
     USER,
 )
+from gpuwarden.scheduling.slurm.configs import clock_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.engines import EngineObject, FoundObject, Step
     from gpuwarden.scheduling.slurm.readings import Bookkeeping
 
-_ADDED = ("Description", "Parent")
-"""Fields of an account that are given when it is made."""
-_ORGANIZATION = "gpuwarden"
 _BUILT_IN_QOS = "normal"
 """Every database has it, and other associations may rest on it."""
 
@@ -65,11 +63,12 @@ def commands_of(step: Step, there: Bookkeeping, cluster: str) -> tuple[Command, 
         return () if have is None else tuple(_deletion(have, there, cluster))
     if step.wanted is None:
         raise RefusedAction("no_object", f"{step} names nothing that could be made")
-    return tuple(_making(step.wanted, have, cluster))
+    return tuple(_making(step.wanted, have, there, cluster))
 
 
-def _making(wanted: EngineObject, have: FoundObject | None, cluster: str) -> Iterator[Command]:
-    values = wanted.values
+def _making(
+    wanted: EngineObject, have: FoundObject | None, there: Bookkeeping, cluster: str
+) -> Iterator[Command]:
     if wanted.kind == USER:
         if have is None:
             user, account = _pair(wanted.name)
@@ -77,38 +76,28 @@ def _making(wanted: EngineObject, have: FoundObject | None, cluster: str) -> Ite
             yield Command(words)
         return
     if have is None:
-        yield _addition(wanted, cluster)
-    changed = _changes(values, {} if have is None else have.values)
+        fields = [word for word in _changes(wanted.values, {}) if not word.endswith("=")]
+        here = [f"cluster={cluster}"] if wanted.kind == ACCOUNT else []
+        yield Command(("add", wanted.kind, f"name={wanted.name}", *fields, *here))
+        return
     if wanted.kind == QOS:
-        if changed:
+        if changed := _changes(wanted.values, have.values):
             yield Command(("modify", "qos", wanted.name, "set", *changed))
         return
-    yield from _account_changes(wanted, have, changed, cluster)
-
-
-def _addition(wanted: EngineObject, cluster: str) -> Command:
-    words = [
-        "add",
-        wanted.kind,
-        f"name={wanted.name}",
-        f"description={wanted.values['Description']}",
-    ]
-    if wanted.kind == ACCOUNT:
-        words += [
-            f"organization={_ORGANIZATION}",
-            f"parent={wanted.values['Parent']}",
-            f"cluster={cluster}",
-        ]
-    return Command(tuple(words))
+    yield from _account_changes(wanted, have, there, cluster)
 
 
 def _account_changes(
-    wanted: EngineObject, have: FoundObject | None, changed: list[str], cluster: str
+    wanted: EngineObject, have: FoundObject, there: Bookkeeping, cluster: str
 ) -> Iterator[Command]:
     """A description is the account's, on all clusters; all else is of its association here."""
+    if not there.is_here(wanted.name):
+        parent = f"parent={wanted.values['Parent']}"
+        yield Command(("add", "account", f"name={wanted.name}", parent, f"cluster={cluster}"))
+    changed = _changes(wanted.values, have.values)
     described = [word for word in changed if word.startswith("description=")]
     here = [word for word in changed if word not in described]
-    if have is not None and described:
+    if described:
         yield Command(("modify", "account", "set", *described, "where", f"name={wanted.name}"))
     if here:
         where = ("where", f"name={wanted.name}", f"cluster={cluster}")
@@ -116,16 +105,16 @@ def _account_changes(
 
 
 def _changes(wanted: Mapping[str, str], have: Mapping[str, str]) -> list[str]:
-    """`field=value` of all that differs; what was given with the object's making is left out."""
+    """`field=value` of all that differs."""
     words = []
     for name, value in wanted.items():
         found = have.get(name)
-        if found == value or (not have and (name in _ADDED or not value)):
+        if (found or "") == value:
             continue
         if name in TRES_FIELDS:
             words.append(f"{name.lower()}={_tres_change(value, found or '')}")
         else:
-            words.append(f"{name.lower()}={value or _nothing(name)}")
+            words.append(f"{name.lower()}={_assigned(name, value)}")
     return words
 
 
@@ -136,9 +125,13 @@ def _tres_change(wanted: str, found: str) -> str:
     return ",".join(filter(None, (wanted, *(f"{name}=-1" for name in sorted(gone)))))
 
 
-def _nothing(name: str) -> str:
-    """What clears a field."""
-    return "-1" if name == "PreemptExemptTime" else ""
+def _assigned(name: str, value: str) -> str:
+    """A value as it is set, where that is not how it is shown."""
+    if name == "PreemptExemptTime":
+        return value or "-1"  # which clears it
+    if name == "GraceTime":
+        return str(clock_seconds(value))
+    return value
 
 
 def _deletion(have: FoundObject, there: Bookkeeping, cluster: str) -> Iterator[Command]:
@@ -152,7 +145,9 @@ def _deletion(have: FoundObject, there: Bookkeeping, cluster: str) -> Iterator[C
             yield Command(("delete", "qos", f"name={have.name}"))
         return
     if have.kind == ACCOUNT:
-        yield Command(("delete", "account", "where", f"name={have.name}", f"cluster={cluster}"))
+        # Where no other cluster uses it all of it goes: a rest would keep its mark for ever.
+        here = (f"cluster={cluster}",) if have.name in there.elsewhere else ()
+        yield Command(("delete", "account", "where", f"name={have.name}", *here))
         return
     user, account = _pair(have.name)
     others = [name for name in there.accounts_of(user) if name != account]

@@ -24,7 +24,6 @@ KILL_WAIT_SECONDS: Final = 60
 _FAIR_SHARE, _AGE = 1000, 100
 """Weights beside that of priorities: together less than the smallest step between two of them."""
 _MOST_WEIGHT = 4_000_000_000
-_SETTING = re.compile(r"^(?P<name>\w+)\s*=\s*(?P<value>.*?)\s*$", re.MULTILINE)
 _RANGE = re.compile(r"([0-9]{1,3})-([0-9]{1,3})")
 _CLOCK = re.compile(r"(?:([0-9]{1,4})-)?([0-9]{1,4}):([0-9]{1,2}):([0-9]{1,2})")
 
@@ -69,16 +68,10 @@ class ConfigTerm:
             case Test.HAS:
                 return _words(self.value) <= _words(found)
             case Test.AT_LEAST:
-                seconds = _seconds(found)
+                seconds = clock_seconds(found)
                 return seconds is not None and seconds >= int(self.value)
             case Test.SECONDS:
-                return _seconds(found) == int(self.value)
-
-
-def decode_settings(text: str) -> dict[str, str]:
-    """Key -> value of `scontrol show config`; what is not set is an empty text."""
-    found = {match["name"]: match["value"] for match in _SETTING.finditer(text)}
-    return {name: "" if value == "(null)" else value for name, value in found.items()}
+                return clock_seconds(found) == int(self.value)
 
 
 def preempting(policy: Policy) -> bool:
@@ -231,7 +224,7 @@ def _words(text: str) -> set[str]:
     return words
 
 
-def _seconds(text: str) -> int | None:
+def clock_seconds(text: str) -> int | None:
     """`90`, `5 sec`, `00:30:00`, `7-00:00:00`; None for what is no length of time."""
     if (found := _CLOCK.fullmatch(text)) is not None:
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())

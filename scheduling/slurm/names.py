@@ -25,6 +25,11 @@ def account_of(policy: Policy, team: str) -> str:
     return found.account.lower()  # as sacctmgr writes it down
 
 
+def top_account_of(policy: Policy) -> str:
+    """The account below which those of the teams are."""
+    return policy.slurm.account.lower()
+
+
 def qos_of(policy: Policy, priority: str) -> str | None:
     """The QOS of a priority; None where partitions tell priorities apart."""
     return priority if by_qos(policy) else None

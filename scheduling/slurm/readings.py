@@ -33,6 +33,7 @@ _QOS_FIELDS: Final = {
 }
 """People's words come last: they may hold what separates values."""
 _ASSOC_FIELDS: Final = {
+    "Cluster": "Cluster",
     "Account": "Account",
     "User": "User",
     "Parent": "ParentName",
@@ -66,18 +67,14 @@ USER_QUESTION: Final = (
 )
 
 
-def assoc_question(cluster: str) -> tuple[str, ...]:
-    """What sacctmgr is asked about the associations of a cluster."""
-    fields = ",".join(_ASSOC_FIELDS.values())
-    return (
-        "show",
-        "assoc",
-        "--parsable2",
-        "--noheader",
-        "where",
-        f"cluster={cluster}",
-        f"format={fields}",
-    )
+ASSOC_QUESTION: Final = (
+    "show",
+    "assoc",
+    "--parsable2",
+    "--noheader",
+    f"format={','.join(_ASSOC_FIELDS.values())}",
+)
+"""Of all clusters: an account that another one uses is not taken away there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +84,15 @@ class Bookkeeping:
     Attributes:
         qos: name -> fields.
         descriptions: account -> its description, of all clusters.
-        associations: (account, user or an empty text) -> fields.
+        associations: (account, user or an empty text) -> fields, on this cluster.
+        elsewhere: accounts that other clusters use.
         defaults: person -> the account that jobs without one are charged to.
     """
 
     qos: Mapping[str, Mapping[str, str]]
     descriptions: Mapping[str, str]
     associations: Mapping[tuple[str, str], Mapping[str, str]]
+    elsewhere: frozenset[str]
     defaults: Mapping[str, str]
 
     def found(self) -> Iterator[FoundObject]:
@@ -102,10 +101,13 @@ class Bookkeeping:
             self.qos.items(), key=lambda each: (_number(each[1]["Priority"]), each[0])
         ):
             yield FoundObject(QOS, name, values, is_marked(values["Description"]))
-        for (account, user), values in sorted(self.associations.items(), key=self._depth):
-            if not user:
-                described = {"Description": self.descriptions.get(account, ""), **values}
-                yield FoundObject(ACCOUNT, account, described, self.is_ours(account))
+        for account in sorted(self.descriptions, key=self._depth):
+            here = self.associations.get((account, ""))
+            ours = self.is_ours(account)
+            if here is None and ours and account in self.elsewhere:
+                continue  # it is that cluster's, and of no use here
+            described = {"Description": self.descriptions[account], **(here or {})}
+            yield FoundObject(ACCOUNT, account, described, ours)
         for account, user in sorted(self.associations):
             if user:
                 name = f"{user}{BETWEEN}{account}"
@@ -119,17 +121,27 @@ class Bookkeeping:
         """Where a person has an association."""
         return tuple(sorted(account for account, name in self.associations if name == user))
 
-    def _depth(self, each: tuple[tuple[str, str], Mapping[str, str]]) -> tuple[int, str]:
-        depth, (account, _) = 0, each[0]
-        at = account
+    def is_here(self, account: str) -> bool:
+        """Whether an account can be charged on this cluster; Slurm keeps the rest for long."""
+        return (account, "") in self.associations
+
+    def _depth(self, account: str) -> tuple[int, str]:
+        depth, at = 0, account
         while at and depth < len(self.associations):
             at = self.associations.get((at, ""), {}).get("Parent", "")
             depth += 1
         return depth, account
 
 
-def decode_bookkeeping(qos: str, account: str, assoc: str, user: str) -> Bookkeeping:
-    """What the four questions were answered with.
+def decode_bookkeeping(cluster: str, qos: str, account: str, assoc: str, user: str) -> Bookkeeping:
+    """What the four questions were answered with; an empty text where one was not asked.
+
+    Args:
+        cluster: whose associations are meant.
+        qos: answer to `QOS_QUESTION`.
+        account: to `ACCOUNT_QUESTION`.
+        assoc: to `ASSOC_QUESTION`.
+        user: to `USER_QUESTION`.
 
     Raises:
         ServiceUnavailable: in another form than was asked for.
@@ -138,12 +150,15 @@ def decode_bookkeeping(qos: str, account: str, assoc: str, user: str) -> Bookkee
     described = {
         row["Account"]: row["Description"] for row in _rows(account, ("Account", "Description"))
     }
+    rows = _rows(assoc, tuple(_ASSOC_FIELDS))
     associations = {
         (row["Account"], row["User"]): _assoc_values(row)
-        for row in _rows(assoc, tuple(_ASSOC_FIELDS))
+        for row in rows
+        if row["Cluster"] == cluster
     }
+    elsewhere = frozenset(row["Account"] for row in rows if row["Cluster"] != cluster)
     defaults = {row["User"]: row["DefaultAccount"] for row in _rows(user, _USER_FIELDS)}
-    return Bookkeeping(qualities, described, associations, defaults)
+    return Bookkeeping(qualities, described, associations, elsewhere, defaults)
 
 
 def decode_partitions(text: str) -> dict[str, dict[str, str]]:

@@ -216,7 +216,8 @@ def _places(text: str, job: SlurmJob) -> list[str]:
 # ---------------------------------------------------------------------------------------------
 # The cluster and its nodes
 
-_SETTING = re.compile(r"^(?P<name>\w+)\s*=\s*(?P<value>.*?)\s*$", re.MULTILINE)
+_SETTING = re.compile(r"^(?P<name>\w+)[ \t]*=[ \t]*(?P<value>.*?)[ \t]*$", re.MULTILINE)
+"""What is empty ends with its line: the next one is another setting."""
 _SECONDS = re.compile(r"[0-9]{1,6}")
 _VERSION = re.compile(r"\b(?P<major>[0-9]{2})\.(?P<minor>[0-9]{1,2})\b")
 _CLUSTER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -243,6 +244,12 @@ class ClusterConfig:
     requeues_by_exit: bool = False
 
 
+def decode_settings(text: str) -> dict[str, str]:
+    """Key -> value of `scontrol show config`; what is not set is an empty text."""
+    found = {match["name"]: match["value"] for match in _SETTING.finditer(text)}
+    return {name: "" if value == "(null)" else value for name, value in found.items()}
+
+
 def decode_config(text: str) -> ClusterConfig:
     """Settings of a cluster.
 
@@ -252,7 +259,7 @@ def decode_config(text: str) -> ClusterConfig:
     Raises:
         ServiceUnavailable: it names no cluster.
     """
-    settings = {match["name"]: match["value"] for match in _SETTING.finditer(text)}
+    settings = decode_settings(text)
     name = settings.get("ClusterName", "")
     if not _CLUSTER.fullmatch(name):
         raise ServiceUnavailable("`scontrol show config` names no cluster")
@@ -262,7 +269,7 @@ def decode_config(text: str) -> ClusterConfig:
         name,
         accounts_for_gpus="gres/gpu" in tracked,
         kill_wait=None if wait is None else float(wait[0]),
-        requeues_by_exit=settings.get("RequeueExit", "(null)") not in ("(null)", ""),
+        requeues_by_exit=bool(settings.get("RequeueExit")),
     )
 
 
