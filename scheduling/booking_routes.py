@@ -102,7 +102,7 @@ class BookingRoutes:
             key=text(body, "key") if "key" in body else None,
             dry_run=flag(body, "dry_run"),
         )
-        return self._answered(found, dry_run=flag(body, "dry_run"))
+        return self._answered(found, wish, dry_run=flag(body, "dry_run"))
 
     async def _list(self, request: Request) -> Response:
         self._caller(request)
@@ -236,10 +236,12 @@ class BookingRoutes:
             "released_by": item.released_by,
         }
 
-    def _answered(self, found: Outcome, *, dry_run: bool) -> Response:
+    def _answered(self, found: Outcome, wish: Wish | None = None, *, dry_run: bool) -> Response:
         answer = found.answer
         document = {
             "schema": "gpuwarden.booking/v1",
+            "start": None if wish is None else wish.start,
+            "until": None if wish is None else wish.until,
             "booking": found.booking,
             "repeated": found.repeated,
             "slots": [self._document(item) for item in found.slots],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket as sockets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -149,8 +150,11 @@ class DaemonClient:
         parameters: Mapping[str, str],
     ) -> tuple[int, bytes]:
         began, content = time.monotonic(), bytearray()
-        transport = None if self._socket is None else httpx.HTTPTransport(uds=str(self._socket))
+        transport = None
         try:
+            if self._socket is not None:
+                _reach(self._socket)
+                transport = httpx.HTTPTransport(uds=str(self._socket))
             with (
                 httpx.Client(
                     transport=transport, timeout=_TIMEOUT, headers=self._headers, trust_env=False
@@ -166,12 +170,23 @@ class DaemonClient:
                     if time.monotonic() > began + _WHOLE_SECONDS:
                         raise ServiceUnavailable(f"{self._where}: no whole answer in time")
                 return response.status_code, bytes(content)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
             why = str(error) or type(error).__name__
             raise ServiceUnavailable(
                 f"the scheduler does not answer at {self._where} ({why}): is `gpuwarden scheduler` "
                 "running here? Else say --url, or set GPUWARDEN_SCHEDULER_URL"
             ) from error
+
+
+def _reach(path: Path) -> None:
+    """See that somebody listens; httpcore leaves the socket of a failed connection open.
+
+    Raises:
+        OSError: nobody does.
+    """
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.settimeout(5.0)
+        probe.connect(str(path))
 
 
 def _refusal(status: int, content: bytes) -> Exception:

@@ -143,6 +143,24 @@ _COMPONENTS = {
     "ledger": _Component(
         "gpuwarden.ruleengine.cli", "ledger", "ruleengine", "Back up what the engine knows."
     ),
+    "queue": _Component(
+        "gpuwarden.scheduling.queue_cli",
+        "queue",
+        "scheduling",
+        "Show who waits for cards, who has them, and why.",
+    ),
+    "book": _Component(
+        "gpuwarden.scheduling.book_cli",
+        "book",
+        "scheduling",
+        "Book cards for a team, and give bookings back.",
+    ),
+    "usage": _Component(
+        "gpuwarden.scheduling.usage_cli",
+        "usage",
+        "scheduling",
+        "Say who held how many GPU-hours, by the engine and by Prometheus.",
+    ),
     "scheduler": _Component(
         "gpuwarden.scheduling.scheduler_cli",
         "scheduler",

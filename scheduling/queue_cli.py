@@ -1,0 +1,280 @@
+"""`gpuwarden queue`: one list over the engine's jobs, why each waits, and when it will start."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pwd
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from zoneinfo import ZoneInfo
+
+import click
+from rich.live import Live
+from rich.table import Table
+
+from gpuwarden.consoles import open_console, printable
+from gpuwarden.errors import GpuwardenError, RefusedAction, ServiceUnavailable
+from gpuwarden.option_values import output_option
+from gpuwarden.schedule_api import EntryState, ScheduleDocument
+from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
+from gpuwarden.scheduling.policy_checks import load_policy
+from gpuwarden.scheduling.queue_texts import about_entry, age, row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpuwarden.schedule_api import QueueEntry
+
+DEFAULT_POLICY = Path("/etc/gpuwarden/policy.yaml")
+_OVER = (EntryState.DONE, EntryState.FAILED)
+_HEADS = ("ID", "NAME", "USER", "TEAM", "PRIORITY", "STATE", "GPUS", "FOR", "EXPECTED", "WHY")
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the queue is read: of the daemon or, without one, of the engine itself."""
+
+    client: DaemonClient
+    policy: Path
+
+    def read(self) -> ScheduleDocument:
+        """The schedule.
+
+        Raises:
+            ServiceUnavailable: neither answers.
+        """
+        try:
+            return self.client.schedule()
+        except ServiceUnavailable as error:
+            if self.client.base is not None or not self.policy.exists():
+                raise
+            return self._of_the_engine(error)
+
+    def _of_the_engine(self, why: ServiceUnavailable) -> ScheduleDocument:
+        """The engine's own queue: without receipts, bookings and predictions."""
+        now = time.time()
+        policy = load_policy(self.policy, now=now)
+        reader = _reader(policy.engine)
+        if reader is None:
+            raise why
+        click.echo(f"no scheduler answers: this is {policy.engine}'s own queue", err=True)
+        entries = tuple(reader(policy, now))
+        return ScheduleDocument(policy.engine, "", now, entries=entries, timezone=policy.timezone)
+
+
+def _reader(engine: str) -> Callable[[Any, float], Sequence[QueueEntry]] | None:
+    """What reads an engine's queue and changes nothing, where it has that."""
+    try:
+        module = importlib.import_module(f"gpuwarden.scheduling.{engine}.driver")
+    except ModuleNotFoundError:
+        return None
+    found: Callable[[Any, float], Sequence[QueueEntry]] | None = getattr(
+        module, "read_entries", None
+    )
+    return found
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog="""
+\b
+Exit status:
+  0   told, or done
+  1   the answer is no: there is no such job, or it is not yours
+  2   wrong usage or input
+  3   neither the scheduler nor the engine answers
+""",
+)
+@click.option("-a", "--all", "over", is_flag=True, help="Also jobs that have ended.")
+@click.option("-m", "--mine", is_flag=True, help="Only your own.")
+@click.option("--team", help="Only of this team.")
+@click.option("-w", "--watch", is_flag=True, help="Show it anew every few seconds, until Ctrl-C.")
+@click.option(
+    "--policy",
+    envvar="GPUWARDEN_POLICY",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=DEFAULT_POLICY,
+    show_default=True,
+    metavar="FILE",
+    help="The cluster's policy, for the engine's own queue where no daemon answers.",
+)
+@output_option
+@daemon_options
+@click.pass_context
+def queue(
+    context: click.Context,
+    over: bool,
+    *,
+    mine: bool,
+    team: str | None,
+    watch: bool,
+    policy: Path,
+    output: str,
+    socket: Path,
+    url: str | None,
+    token_file: Path | None,
+) -> None:
+    """Show who waits for cards, who has them, and why.
+
+    Jobs that wait stand in their order. EXPECTED is an interval with the number of past cases it
+    rests on (n=12), or the engine's own plan; where nobody can tell, it is empty. What ends have
+    come true is told by `gpuwarden queue calibration`.
+    """
+    source = _Source(DaemonClient(socket, url, token_file=token_file), policy)
+    context.obj = source
+    if context.invoked_subcommand is not None:
+        return
+    user = pwd.getpwuid(os.getuid()).pw_name if mine else None
+
+    def chosen(document: ScheduleDocument) -> list[QueueEntry]:
+        return [
+            item
+            for item in document.entries
+            if (over or item.state not in _OVER)
+            and user in (None, item.user)
+            and team in (None, item.team)
+        ]
+
+    if output == "json":
+        document = source.read()
+        data = json.loads(document.encode())
+        ids = {item.id for item in chosen(document)}
+        data["entries"] = [item for item in data["entries"] if item["id"] in ids]
+        click.echo(json.dumps(data, indent=2))
+    elif watch:
+        _watch(source, chosen)
+    else:
+        document = source.read()
+        open_console().print(_table(document, chosen(document), time.time()))
+        _remarks(document)
+
+
+def _table(document: ScheduleDocument, entries: Sequence[QueueEntry], now: float) -> Table:
+    table = Table(*_HEADS, box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
+    zone = ZoneInfo(document.timezone)
+    for item in entries:
+        table.add_row(*(printable(text) for text in row(item, now=now, zone=zone)))
+    return table
+
+
+def _remarks(document: ScheduleDocument) -> None:
+    if not document.entries:
+        click.echo("the queue is empty")
+    if old := age(document, time.time()):
+        click.echo(old, err=True)
+    for problem in document.problems:
+        click.echo(f"problem: {printable(problem.words)} [{problem.code}]", err=True)
+    if document.left_out:
+        click.echo(f"{document.left_out} rows more do not fit", err=True)
+
+
+def _watch(source: _Source, chosen: Callable[[ScheduleDocument], list[QueueEntry]]) -> None:
+    console = open_console()
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            try:
+                document = source.read()
+                table = _table(document, chosen(document), time.time())
+                table.caption = age(document, time.time()) or None
+                live.update(table, refresh=True)
+            except ServiceUnavailable as error:
+                live.update(printable(str(error)), refresh=True)
+            time.sleep(5)
+
+
+@queue.command()
+@click.argument("name", metavar="ID")
+@output_option
+@click.pass_obj
+def show(source: _Source, name: str, *, output: str) -> None:
+    """Show one job: why it waits, what would have to end, and the receipts of its preemptions."""
+    document = source.read()
+    entry = next((item for item in document.entries if name in (item.id, item.run_id)), None)
+    if entry is None:
+        raise RefusedAction("unknown", f"there is no job {name} in the queue: see gpuwarden queue")
+    if output == "json":
+        data = json.loads(document.encode())
+        found = next(item for item in data["entries"] if item["id"] == entry.id)
+        found["preemptions"] = [
+            item for item in data["preemptions"] if entry.id in (item["victim"], item["successor"])
+        ]
+        click.echo(json.dumps(found, indent=2))
+        return
+    zone = ZoneInfo(document.timezone)
+    for line in about_entry(entry, document, now=time.time(), zone=zone):
+        click.echo(printable(line))
+    if old := age(document, time.time()):
+        click.echo(old, err=True)
+
+
+@queue.command()
+@click.option(
+    "--from", "begin", default="now-90d", show_default=True, metavar="WHEN", help="Made since then."
+)
+@output_option
+@click.pass_obj
+def calibration(source: _Source, begin: str, *, output: str) -> None:
+    """Say how often what was foretold came true.
+
+    For each number of past cases that predictions rested on: how many of the moments lay in their
+    intervals, with the interval of the true share (95 %). Jobs that were cancelled or asked to
+    leave settle nothing.
+    """
+    document = source.client.ask("GET", "/v1/calibration", parameters={"from": begin})
+    if output == "json":
+        click.echo(json.dumps(document, indent=2))
+        return
+    if not document["bins"]:
+        click.echo("nothing that was foretold has come to pass yet")
+    else:
+        table = Table("OF", "FROM CASES", box=None, pad_edge=False)
+        for head in ("PREDICTIONS", "INSIDE", "TRUE SHARE", "EARLIER", "LATER"):
+            table.add_column(head, justify="right")
+        for item in document["bins"]:
+            table.add_row(
+                "starts" if item["kind"] == "start" else "ends",
+                _cases(item),
+                str(item["count"]),
+                f"{100 * item['share']:.0f} %",
+                f"{100 * item['low']:.0f} to {100 * item['high']:.0f} %",
+                str(item["early"]),
+                str(item["late"]),
+            )
+        open_console().print(table)
+    click.echo(f"{document['open']} are open, {document['void']} became void")
+
+
+def _cases(item: dict[str, Any]) -> str:
+    if item["most"] == 0:
+        return "the engine's plan"
+    return (
+        f"{item['least']} and more" if item["most"] is None else f"{item['least']}-{item['most']}"
+    )
+
+
+def _command(verb: str, text: str) -> None:
+    @queue.command(verb, help=text)
+    @click.argument("names", metavar="ID...", nargs=-1, required=True)
+    @click.pass_context
+    def command(context: click.Context, names: tuple[str, ...]) -> None:
+        source: _Source = context.obj
+        worst = 0
+        for name in names:
+            try:
+                source.client.ask("POST", f"/v1/jobs/{quote(name, safe='')}/{verb}", body={})
+                click.echo(f"{name}: {verb} is done")
+            except GpuwardenError as error:
+                click.echo(f"{name}: {error}", err=True)
+                worst = max(worst, error.exit_code)
+        context.exit(worst)
+
+
+_command("cancel", "Take jobs of the local queue out; one that runs is asked to leave for good.")
+_command("hold", "Have jobs of the local queue wait until they are released.")
+_command("release", "Let held jobs of the local queue wait for their turn again.")

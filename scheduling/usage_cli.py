@@ -1,0 +1,137 @@
+"""`gpuwarden usage`: who held how much, by the engine and by Prometheus side by side."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from gpuwarden.consoles import open_console, printable
+from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_COLUMNS = (
+    "name", "team", "user", "gpu_hours", "jobs", "attempts", "prometheus_gpu_hours",
+    "difference_gpu_hours", "apart",
+)  # fmt: skip
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+@click.command(
+    epilog="""
+\b
+Exit status:
+  0   told; the two accounts agree, or only one is there
+  1   they differ by more than 2 % somewhere (with --check)
+  2   wrong usage or input
+  3   the scheduler does not answer
+"""
+)
+@click.option(
+    "--by",
+    type=click.Choice(["team", "project", "job", "user"]),
+    default="team",
+    show_default=True,
+    help="What a line is about.",
+)
+@click.option(
+    "--from",
+    "begin",
+    default="now-7d",
+    show_default=True,
+    metavar="WHEN",
+    help="From then on, by the clocks of the policy's zone: 2026-11-01, now-30d.",
+)
+@click.option("--to", "end", default="now", show_default=True, metavar="WHEN", help="Until then.")
+@click.option("--team", default="", help="Only of this team.")
+@click.option("--check", is_flag=True, help="Exit with 1 where the two accounts differ.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json", "csv"]),
+    default="text",
+    show_default=True,
+    help="Form of the answer.",
+)
+@daemon_options
+@click.pass_context
+def usage(
+    context: click.Context,
+    by: str,
+    *,
+    begin: str,
+    end: str,
+    team: str,
+    check: bool,
+    output: str,
+    socket: Path,
+    url: str | None,
+    token_file: Path | None,
+) -> None:
+    """Say who held how many GPU-hours, and what they cost.
+
+    Time is counted from starts to ends, each attempt once: a job that came back is one job with
+    several attempts. Where the daemon knows a Prometheus (--prometheus), what the nodes saw stands
+    beside it; a `!` marks lines that differ by more than 2 %, and the reasons are told.
+    """
+    client = DaemonClient(socket, url, token_file=token_file)
+    parameters = {"by": by, "from": begin, "to": end} | ({"team": team} if team else {})
+    document = client.ask("GET", "/v1/usage", parameters=parameters)
+    if output == "json":
+        click.echo(json.dumps(document, indent=2))
+    elif output == "csv":
+        _write_csv(document)
+    else:
+        _show(document)
+    if check and any(line["apart"] for line in document["lines"]):
+        context.exit(1)
+
+
+def _show(document: dict[str, Any]) -> None:
+    both = document["total"]["prometheus_gpu_hours"] is not None
+    teams = document["by"] != "team"
+    table = Table(document["by"].upper(), *(("TEAM",) if teams else ()), box=None, pad_edge=False)
+    seen = ("PROMETHEUS", "DIFFERENCE") if both else ()
+    for head in (document["engine"].upper(), *seen, "JOBS", "STARTS"):
+        table.add_column(head, justify="right")
+    table.add_column("COST", justify="right")
+    for line in (*document["lines"], document["total"]):
+        row = [printable(line["name"])]
+        if teams:
+            row.append(line["team"])
+        row.append(f"{line['gpu_hours']:,.1f}")
+        if both:
+            mark = " !" if line["apart"] else ""
+            row += [
+                f"{line['prometheus_gpu_hours']:,.1f}",
+                f"{line['difference_gpu_hours']:+,.1f}{mark}",
+            ]
+        row += [str(line["jobs"]), str(line["attempts"])]
+        row.append(", ".join(f"{amount:,.2f} {unit}" for unit, amount in line["cost"].items()))
+        table.add_row(*row)
+    open_console().print(table)
+    for note in document["notes"]:
+        click.echo(f"note: {printable(note)}", err=True)
+
+
+def _write_csv(document: dict[str, Any]) -> None:
+    currencies = sorted(document["total"]["cost"])
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*_COLUMNS, *(f"cost_{unit}" for unit in currencies)])
+    for line in document["lines"]:
+        values = [line[name] for name in _COLUMNS]
+        cost = [line["cost"].get(unit, "") for unit in currencies]
+        writer.writerow([_plain(value) for value in (*values, *cost)])
+
+
+def _plain(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula."""
+    if isinstance(value, str) and value.lstrip().startswith(_FORMULA):
+        return f"'{value}"
+    return "" if value is None else value
