@@ -21,6 +21,8 @@ from gpuwarden.scheduling.booking_routes import BookingRoutes
 from gpuwarden.scheduling.callers import Caller, Role, local_caller
 from gpuwarden.scheduling.job_routes import JobRoutes
 from gpuwarden.scheduling.metrics import SchedulerCollector
+from gpuwarden.scheduling.policies import policy_hash
+from gpuwarden.scheduling.policy_texts import as_written
 from gpuwarden.scheduling.tokens import bearer
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ class SchedulerApp:
             routes=[
                 Route("/v1/schedule", _plain(self._schedule)),
                 Route("/v1/whoami", _plain(self._whoami)),
+                Route("/v1/policy", _plain(self._policy)),
                 Route("/metrics", self._metrics),
                 Route("/-/healthy", _healthy),
                 Route("/-/ready", self._ready),
@@ -142,6 +145,20 @@ class SchedulerApp:
                 "engine": self._scheduler.driver.engine,
                 "timezone": policy.timezone,
             }
+        )
+
+    async def _policy(self, request: Request) -> Response:
+        """The policy in force, as people write it; the file may have another by now."""
+        self.caller(request)
+        policy = self._scheduler.policy
+        return JSONResponse(
+            {
+                "schema": "gpuwarden.scheduler-policy/v1",
+                "hash": policy_hash(policy),
+                "problem": self._scheduler.reload_problem,
+                "policy": as_written(policy),
+            },
+            headers={"Cache-Control": "no-store"},
         )
 
     async def _metrics(self, _request: Request) -> Response:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import json
 import re
 import zoneinfo
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ from gpuwarden.scheduling.engine_terms import (
     SlurmTeam,
     SlurmTerms,
 )
+from gpuwarden.scheduling.policy_texts import as_written, flat
 
 if TYPE_CHECKING:
     from gpuwarden.periods import Span
@@ -379,4 +381,6 @@ class Policy(Strict):
 
 def policy_hash(policy: Policy) -> str:
     """Sixteen hexadecimal digits that stand for all that a policy says, whatever its layout."""
-    return hashlib.sha256(policy.model_dump_json(by_alias=True).encode()).hexdigest()[:16]
+    cards = [card.name for card in policy.cards]
+    text = json.dumps([cards, flat(as_written(policy))], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -40,6 +40,32 @@ def as_written(model: BaseModel) -> dict[str, Any]:
     return found
 
 
+def flat(written: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """A policy as it is written, by the path of each value: `teams.vision.share` -> 3.
+
+    The order of entries is not in it; in what is written, only that of cards means anything.
+
+    Args:
+        written: as `as_written` gives it, also after a way through JSON.
+        above: path of it.
+    """
+    found: dict[str, str] = {}
+    for key, value in written.items():
+        path = f"{above}.{key}" if above else str(key)
+        if isinstance(value, Mapping):
+            found |= flat(value, path)
+        elif isinstance(value, (list, tuple)):
+            entries = [each for each in value if isinstance(each, Mapping)]
+            for each in entries:
+                name = each.get("name") or f"{each.get('team')} per {each.get('per')}"
+                found |= flat(each, f"{path}.{name}")
+            if not entries:
+                found[path] = ", ".join(sorted(map(str, value)))
+        else:
+            found[path] = str(value)
+    return found
+
+
 def _text(value: Any, annotation: Any, beside: Sequence[Any]) -> Any:
     if isinstance(value, BaseModel):
         return as_written(value)

@@ -1,0 +1,90 @@
+"""The single host behind the port to engines: its object is the policy that its daemon goes by.
+
+There is nothing to render: the daemon reads the policy itself. What can differ is the file and the
+policy in force, since a daemon keeps the old one until it is told, and while the new one is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden import __version__
+from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.scheduling.daemon_clients import DEFAULT_SOCKET, DaemonClient
+from gpuwarden.scheduling.engines import By, EngineObject, FoundObject, Rendering
+from gpuwarden.scheduling.policies import policy_hash
+from gpuwarden.scheduling.policy_texts import as_written, flat, policy_yaml
+
+if TYPE_CHECKING:
+    from gpuwarden.scheduling.engines import Step
+    from gpuwarden.scheduling.policies import Policy
+
+_KIND, _NAME = "policy", "in force"
+_NOTE = (
+    "write it to the file that the daemon of this machine was started with, then `systemctl reload "
+    "gpuwarden-scheduler`"
+)
+_INIT_NOTE = (
+    "write it to /etc/gpuwarden/policy.yaml, then `systemctl enable --now gpuwarden-scheduler` "
+    "(deploy/systemd)"
+)
+
+
+def adapter(_policy: Policy) -> LocalAdapter:
+    """The adapter of this machine's daemon, or of the one that GPUWARDEN_SCHEDULER_URL names."""
+    variables = os.environ
+    token = variables.get("GPUWARDEN_SCHEDULER_TOKEN_FILE")
+    return LocalAdapter(
+        Path(variables.get("GPUWARDEN_SCHEDULER_SOCKET") or DEFAULT_SOCKET),
+        variables.get("GPUWARDEN_SCHEDULER_URL") or None,
+        token_file=Path(token) if token else None,
+    )
+
+
+class LocalAdapter:
+    """Compares a policy with the one that a daemon goes by; it changes nothing.
+
+    Args:
+        socket: of the daemon.
+        url: of a daemon on the network instead, or None.
+        token_file: with the token for it, or None.
+    """
+
+    def __init__(self, socket: Path, url: str | None, *, token_file: Path | None) -> None:
+        self._socket = socket
+        self._url = url
+        self._token_file = token_file
+
+    def render(self, policy: Policy, *, version: str | None, init: bool = False) -> Rendering:
+        """The policy itself."""
+        text = policy_yaml(policy)
+        # What the file has no more is in no field of it; the hash tells that something is gone.
+        values = {"hash": policy_hash(policy)} | flat(as_written(policy))
+        found = EngineObject(_KIND, _NAME, values, text, By.HAND, _NOTE)
+        if init:
+            found = EngineObject("file", "policy.yaml", {}, text, By.HAND, _INIT_NOTE)
+        return Rendering("local", version or __version__, policy_hash(policy), (found,))
+
+    async def version(self) -> str:
+        """This program's: the daemon is a part of it."""
+        return __version__
+
+    async def read(self, _wanted: Rendering) -> tuple[FoundObject, ...]:
+        """The policy in force."""
+        client = DaemonClient(self._socket, self._url, token_file=self._token_file)
+        document = await asyncio.to_thread(client.ask, "GET", "/v1/policy")
+        values: Any = document.get("policy")
+        if not isinstance(values, dict):
+            raise ServiceUnavailable("the scheduler's answer names no policy")
+        there = {"hash": str(document.get("hash"))} | flat(values)
+        return (FoundObject(_KIND, _NAME, there, marked=False),)
+
+    async def carry_out(self, step: Step) -> None:
+        """Refused: the file is its owner's."""
+        raise RefusedAction("by_hand", f"{step.kind} {step.name} is put in place by hand")
+
+    async def aclose(self) -> None:
+        """Nothing is kept open."""
