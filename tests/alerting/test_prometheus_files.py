@@ -17,8 +17,11 @@ ROOT = Path(__file__).parents[2]
 ALERTING = ROOT / "alerting"
 HEALTH = yaml.safe_load((ALERTING / "rules" / "health.yml").read_text())
 RECORDING = yaml.safe_load((ALERTING / "rules" / "recording.yml").read_text())
+SCHEDULING = yaml.safe_load((ALERTING / "rules" / "scheduling.yml").read_text())
 MONEY = yaml.safe_load((ALERTING / "rules" / "money.yml").read_text())
-ALERTS = [rule for group in HEALTH["groups"] for rule in group["rules"]]
+ALERTS = [
+    rule for file in (HEALTH, SCHEDULING) for group in file["groups"] for rule in group["rules"]
+]
 RECORDED = [
     rule for file in (RECORDING, MONEY) for group in file["groups"] for rule in group["rules"]
 ]
@@ -62,7 +65,7 @@ def test_prometheus_takes_the_configuration() -> None:
     """`promtool check config` finds no fault in prometheus.yml and every file it names."""
     done = promtool("check", "config", "prometheus.yml")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 rule files found" in done.stdout
+    assert "4 rule files found" in done.stdout
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
