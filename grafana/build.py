@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import RowPanel
 
-from grafana import fleet, governance, job, node
+from grafana import fleet, governance, job, node, scheduling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FOLDER = Path(__file__).parent / "dashboards"
-BOARDS = (fleet.board, node.board, job.board, governance.board)
+BOARDS = (fleet.board, node.board, job.board, governance.board, scheduling.board)
 
 
 def rendered() -> dict[Path, str]:

@@ -19,6 +19,12 @@ ENGINE = f'job="gpuwarden-engine",{CLUSTER}'
 RULED = f'{ENGINE},rule=~"$rule"'
 """Of the engine's series that name a rule: the chosen rules."""
 
+SCHEDULER = f'job="gpuwarden-scheduler",{CLUSTER}'
+"""Of the scheduler's series."""
+
+SCHEDULED = f'{SCHEDULER},team=~"$team"'
+"""Of the scheduler's series that name a team: the chosen teams."""
+
 RECORDED = CLUSTER
 """Of recorded series, which carry no scrape job."""
 

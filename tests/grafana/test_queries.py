@@ -32,6 +32,7 @@ from tests.grafana.scenarios import (
     NOBODY,
     ONE_DEAD,
     SCENARIOS,
+    SCHEDULER_DEAD,
     Scenario,
 )
 
@@ -80,8 +81,8 @@ def test_no_board_breaks_when_something_is_wrong(past: Server, scenario: Scenari
 
 @pytest.mark.parametrize(
     ("scenario", "source"),
-    [(DEAD, Source.EXPORTER), (ENGINE_DEAD, Source.ENGINE)],
-    ids=["exporters", "engine"],
+    [(DEAD, Source.EXPORTER), (ENGINE_DEAD, Source.ENGINE), (SCHEDULER_DEAD, Source.SCHEDULER)],
+    ids=["exporters", "engine", "scheduler"],
 )
 def test_a_figure_of_the_dead_is_no_figure(
     past: Server, scenario: Scenario, source: Source
