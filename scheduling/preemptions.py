@@ -69,14 +69,19 @@ def choose(
             f"{'' if request.spread else ' in one host'}, and there are never more than {largest}.",
         )
     able, later = candidates(request, jobs, history, terms=terms, now=now)
-    options = [_Option.of(request, place, jobs, room=room, coming=coming) for place in places]
+    held = _held_by(request.team, jobs)
+    options = [_Option.of(request, place, held, room=room, coming=coming) for place in places]
     answered = _without_new_victims(base, options)
     if answered is not None:
         return answered
+    there: dict[Pool, list[Running]] = {}
+    for job in able:
+        for pool in job.holds:
+            there.setdefault(pool, []).append(job)
     found = [
         (cover.cost, option.pools, cover)
         for option in options
-        if (cover := _cover(option, able, terms=terms, now=now)) is not None
+        if (cover := _cover(option, option.givers(able, there), terms=terms, now=now)) is not None
     ]
     if found:
         _cost, pools, cover = min(found, key=lambda each: each[:2])
@@ -137,7 +142,7 @@ class _Option:
         cls,
         request: Request,
         pools: tuple[Pool, ...],
-        jobs: Sequence[Running],
+        held: Mapping[str, int],
         *,
         room: Room,
         coming: Sequence[Running],
@@ -146,14 +151,7 @@ class _Option:
         missing = request.gpus - sum(room.free.get(pool, 0) for pool in pools)
         over = 0
         if request.team is not None and (request.team, kind) in room.quota:
-            held = sum(
-                count
-                for job in jobs
-                if job.team == request.team
-                for pool, count in job.holds.items()
-                if pool.kind == kind
-            )
-            over = held + request.gpus - room.quota[request.team, kind]
+            over = held.get(kind, 0) + request.gpus - room.quota[request.team, kind]
         option = cls(pools, max(0, missing), max(0, over), 0, 0, request.team)
         gains = [option.gain(job) for job in coming]
         return dataclasses.replace(
@@ -162,6 +160,19 @@ class _Option:
             over_new=max(0, option.over - sum(quota for _cards, quota in gains)),
         )
 
+    def givers(
+        self, able: Sequence[Running], there: Mapping[Pool, Sequence[Running]]
+    ) -> Sequence[Running]:
+        """Those of the jobs that could give it anything.
+
+        Args:
+            able: that may be told, by id.
+            there: pool -> those of them that hold cards in it.
+        """
+        if self.over_new or len(self.pools) > 1:
+            return able
+        return there.get(self.pools[0], ())
+
     def gain(self, job: Running) -> tuple[int, int]:
         """Cards in these pools, and of the team's quota, that a job's leaving gives."""
         cards = sum(job.holds.get(pool, 0) for pool in self.pools)
@@ -169,6 +180,16 @@ class _Option:
             return cards, 0
         kind = self.pools[0].kind
         return cards, sum(count for pool, count in job.holds.items() if pool.kind == kind)
+
+
+def _held_by(team: str | None, jobs: Iterable[Running]) -> dict[str, int]:
+    """Kind -> cards that a team's jobs hold."""
+    held: dict[str, int] = {}
+    for job in jobs:
+        if team is not None and job.team == team:
+            for pool, count in job.holds.items():
+                held[pool.kind] = held.get(pool.kind, 0) + count
+    return held
 
 
 def _without_new_victims(base: Choice, options: Sequence[_Option]) -> Choice | None:
@@ -250,6 +271,7 @@ def _cover(option: _Option, able: Sequence[Running], *, terms: Terms, now: float
         return None
     classes = sorted({terms.value(job.priority) for job, _gain in useful}, reverse=True)
     best: dict[tuple[int, int], _Cover] = {(0, 0): _Cover((), ())}
+    keys: dict[tuple[int, int], tuple[_Cost, tuple[str, ...]]] = {}
     for job, gain in useful:
         value = terms.value(job.priority)
         own: _Cost = (
@@ -265,8 +287,9 @@ def _cover(option: _Option, able: Sequence[Running], *, terms: Terms, now: float
             base = cover.cost or (0.0,) * len(own)
             cost = tuple(map(math.fsum, zip(base, own, strict=True)))
             offer = _Cover(cost, (*cover.ids, job.id))
-            if reached not in best or _key(offer) < _key(best[reached]):
-                best[reached] = offer
+            key = _key(offer)
+            if reached not in keys or key < keys[reached]:
+                best[reached], keys[reached] = offer, key
     chosen = best.get(wanted)
     if chosen is None:
         return None
@@ -471,8 +494,9 @@ def _suffice(
     request: Request, jobs: Sequence[Running], victims: Sequence[Running], *, room: Room
 ) -> bool:
     """Whether a request fits once these have left."""
+    held = _held_by(request.team, jobs)
     for place in _places(request, room):
-        option = _Option.of(request, place, jobs, room=room, coming=victims)
+        option = _Option.of(request, place, held, room=room, coming=victims)
         if not option.missing_new and not option.over_new:
             return True
     return False

@@ -80,8 +80,17 @@ def openings(
         Stretches that neither overlap nor touch; the first and last may have begun earlier, or end
         later, than is looked at.
     """
+    today = dt.datetime.fromtimestamp(around, zoneinfo.ZoneInfo(zone)).date()
+    return _openings(tuple(days), opens, closes, zone=zone, today=today)
+
+
+@functools.lru_cache(maxsize=256)
+def _openings(
+    days: tuple[Day, ...], opens: int, closes: int, *, zone: str, today: dt.date
+) -> tuple[Span, ...]:
+    # Remembered: every job that waits for a window asks for the same at every tick.
     merged: list[Span] = []
-    for span in _each(days, opens, closes, zone=zone, around=around):
+    for span in _each(days, opens, closes, zone=zone, today=today):
         if merged and span.begin <= merged[-1].end:
             merged[-1] = Span(merged[-1].begin, max(span.end, merged[-1].end))
         else:
@@ -90,9 +99,8 @@ def openings(
 
 
 def _each(
-    days: Sequence[Day], opens: int, closes: int, *, zone: str, around: float
+    days: Sequence[Day], opens: int, closes: int, *, zone: str, today: dt.date
 ) -> Iterator[Span]:
-    today = dt.datetime.fromtimestamp(around, zoneinfo.ZoneInfo(zone)).date()
     for offset in range(-_LOOK, _LOOK + 1):
         day = today + dt.timedelta(days=offset)
         if DAYS[day.weekday()] not in days:

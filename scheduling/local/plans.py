@@ -92,6 +92,8 @@ class _Planner:
     overdue: set[str] = field(default_factory=set)
     shadows: list[_Shadow] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    firm: dict[object, tuple[str, ...]] = field(default_factory=dict)
+    """Answers to who would have to end; long queues ask the same for many jobs."""
 
     def run(self) -> Plan:
         """Make it."""
@@ -523,19 +525,30 @@ class _Planner:
         code = str(choice.code)
         must_end = told
         if choice.code in (Code.NO_VICTIM, Code.NOT_YET, Code.OVERDUE):
-            firm = Request(
-                request.id,
-                request.gpus,
-                request.kinds,
-                team=request.team,
-                spread=request.spread,
-            )
-            would = self._choose(firm, view, quota)
-            must_end = tuple(victim.id for victim in would.victims) or told
+            must_end = self._must_end(request, view, quota) or told
         words = choice.words
         if self.terms is None and choice.code is Code.NO_VICTIM:
             words = f"All cards are in use; it needs {counted_cards(request.gpus)}."
         return Wait(code, words, must_end=must_end, again=choice.again)
+
+    def _must_end(
+        self, request: Request, view: Mapping[Pool, int], quota: Mapping[tuple[str, str], int]
+    ) -> tuple[str, ...]:
+        """Who would have to end, whatever their class: one answer for all requests alike."""
+        firm = Request(
+            request.id, request.gpus, request.kinds, team=request.team, spread=request.spread
+        )
+        # Only who is leaving for it already makes a request another than those like it.
+        key = (
+            firm if self._has_told(request.id) else dataclasses.replace(firm, id=""),
+            tuple(sorted(view.items())),
+            tuple(sorted(quota.items())),
+            frozenset(self.told),
+        )
+        if key not in self.firm:
+            would = self._choose(firm, view, quota)
+            self.firm[key] = tuple(victim.id for victim in would.victims)
+        return self.firm[key]
 
     def _take_back(self) -> None:
         """Take back notices whose successor waits no more."""
