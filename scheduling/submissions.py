@@ -140,7 +140,7 @@ def plan(
         name=name,
         run_id=run_id_of(name),
         words=_words(asked.words, training, chosen),
-        options=asked.options,
+        options=_options(asked.options, policy),
         user=asked.user,
         team=team.name,
         priority=priority.name,
@@ -406,6 +406,13 @@ def _limit(asked: Asked, training: Training, chosen: CardEstimate) -> float | No
             + (" and --card" if isinstance(training.model, Unknown) and not asked.card else ""),
         )
     return limit
+
+
+def _options(options: tuple[str, ...], policy: Policy) -> tuple[str, ...]:
+    """With what a signal of an engine means, where the policy lets a job finish its epoch."""
+    epoch = policy.preemption is not None and policy.preemption.notice == "epoch"
+    said = any(option.partition("=")[0] == "--on-signal" for option in options)
+    return (*options, "--on-signal=epoch") if epoch and not said else options
 
 
 def _words(words: tuple[str, ...], training: Training, chosen: CardEstimate) -> tuple[str, ...]:

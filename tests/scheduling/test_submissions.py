@@ -79,6 +79,7 @@ def test_a_task_carries_what_engines_need() -> None:
     assert task.image is not None
     assert "@sha256:" in task.image
     assert task.command[-1] == "device=0,1"
+    assert "--on-signal=epoch" in task.command
     assert Task.from_document(task.as_document()) == task
 
 
@@ -152,6 +153,17 @@ def test_a_data_set_that_cannot_be_counted_needs_a_time() -> None:
     assert reason == "unknown"
     assert "data=" in text
     assert ask("model=yolov8m", time_limit=3600.0).chosen.fit is Fit.YES
+
+
+def test_a_signal_means_what_the_policy_says() -> None:
+    """Its notice lets an epoch end, unless the policy or the user wants less."""
+    words = ("model=yolov8m", "data=100")
+    assert ask(*words).task.options == ("--on-signal=epoch",)
+    said = ("--on-signal=step",)
+    assert ask(*words, options=said).task.options == said
+    at_once = {"minimum_run": "30m", "notice": "step", "deadline": "20m", "back_off": "30m"}
+    at_once |= {"at_most": {"times": 3, "per": "24h"}}
+    assert ask(*words, policy=a_policy(preemption=at_once)).task.options == ()
 
 
 def test_a_deadline_passes_over_what_is_too_slow() -> None:
