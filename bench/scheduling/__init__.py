@@ -1,0 +1,1 @@
+"""A simulated month of a fleet, under several policies: `python -m bench.scheduling`."""
