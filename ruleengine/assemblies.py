@@ -40,6 +40,7 @@ MAX_PID_DIGITS = 10
 SCRAPED_TWICE = "scraped_twice"
 """Reason: the server holds a node's series more than once, under labels that we do not ask for."""
 
+ACTIVITY_METRIC = "gpu_job_activity_timestamp_seconds"
 _OF_JOB = ("instance", "job_id")
 _OF_CARD = ("instance", "uuid")
 _OF_RUN = ("instance", "job_id", "run_id")
@@ -54,7 +55,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu_job_executable": (*_OF_JOB, "executable", "cgroup"),
     "gpu_job_start_time_seconds": _OF_JOB,
     "gpu_job_first_gpu_use_timestamp_seconds": _OF_JOB,
-    "gpu_job_activity_timestamp_seconds": (*_OF_JOB, "signal"),
+    ACTIVITY_METRIC: (*_OF_JOB, "signal"),
     "gpu_process_start_time_seconds": (*_OF_JOB, "pid"),
     "yolo_info": (*_OF_RUN, "model", "batch", "imgsz", "amp", "project"),
     "yolo_phase": (*_OF_RUN, "phase"),
@@ -150,6 +151,12 @@ class Assembly:
         self._layout = Layout(())
         self._failed: dict[SignalKey, str] = {}
         self._numbers: dict[SignalKey, float] = {}
+        self._disbelieved: list[_Draft] = []
+
+    @property
+    def jobs(self) -> int:
+        """How many were found; once they are laid out."""
+        return len(self._drafts)
 
     # -- inventory
 
@@ -197,7 +204,7 @@ class Assembly:
                     continue
                 draft = drafts[job_id] = _Draft()
             draft.instances.add(texts[0])
-            yield draft, min(max(value, 0.0), LAST_MOMENT), texts
+            yield draft, _moment(value), texts
 
     def _drafted(self) -> dict[str, _Draft]:
         for draft, _, (instance, _, uuid, _) in self._of_jobs("gpu_job_holds_gpu"):
@@ -218,12 +225,22 @@ class Assembly:
             draft.start = at if draft.start is None else max(draft.start, at)
         for draft, at, _ in self._of_jobs("gpu_job_first_gpu_use_timestamp_seconds"):
             draft.first_use = at if draft.first_use is None else max(draft.first_use, at)
-        for draft, at, (_, _, signal) in self._of_jobs("gpu_job_activity_timestamp_seconds"):
-            draft.activity[signal] = max(at, draft.activity.get(signal, -math.inf))
+        self.take_activity()
         for draft, at, (_, _, pid) in self._of_jobs("gpu_process_start_time_seconds"):
             if pid.isascii() and pid.isdecimal() and len(pid) <= MAX_PID_DIGITS:
                 draft.processes.add((int(pid), at))
         return self._drafts
+
+    def take_activity(self) -> None:
+        """Fold the signs of life that were answered into their jobs; they place no job on a node.
+
+        Who asks for them after `facts` calls it once more: they become part of those facts.
+        """
+        for value, (_, job_id, signal) in self._rows[ACTIVITY_METRIC]:
+            draft = self._drafts.get(job_id)
+            if draft is not None and math.isfinite(value):
+                at = _moment(value)
+                draft.activity[signal] = max(at, draft.activity.get(signal, -math.inf))
 
     def _amend_runs(self, runs: RunDrafts) -> None:
         for draft, _, (_, _, run_id, phase) in self._of_jobs("yolo_phase"):
@@ -446,13 +463,19 @@ class Assembly:
             if len(draft.runs) > 1 or not conflicts.isdisjoint(draft.runs):
                 claims = tuple(sorted(draft.runs))
                 draft.runs = {claims[0]: RunFacts(claims[0], conflict=True, claims=claims)}
-                self._disbelieve(draft)
+                self._disbelieved.append(draft)
+        self.forget_claims()
 
-    def _disbelieve(self, draft: _Draft) -> None:
+    def forget_claims(self) -> None:
+        """Drop what jobs whose runs are in conflict say of themselves.
+
+        Who takes answers after `facts` calls it once more: they become part of those facts.
+        """
         for key in self._layout.keys:
             spec = signals.SIGNALS.get(key.signal)
             if spec is not None and spec.self_report:
-                draft.numbers[self._layout.job[key]] = ABSENT
+                for draft in self._disbelieved:
+                    draft.numbers[self._layout.job[key]] = ABSENT
 
     def _job(self, job_id: str, draft: _Draft, dark: Mapping[str, str]) -> JobFacts:
         instances = tuple(sorted(draft.instances))
@@ -493,6 +516,11 @@ class Assembly:
             )
             for card, facts in self._cards.items()
         }
+
+
+def _moment(value: float) -> float:
+    """A time as a node told it, with a date."""
+    return min(max(value, 0.0), LAST_MOMENT)
 
 
 def _mig_name(card: str, profile: str) -> str:

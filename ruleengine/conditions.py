@@ -478,7 +478,9 @@ class All(Strict):
     """Every condition holds."""
 
     all: Annotated[tuple[Condition, ...], BeforeValidator(some_tuple)]
-    """Conditions; the least of their truths is the truth."""
+    """Conditions; the least of their truths is the truth. Their order changes no verdict. In a
+    large fleet the first that measures is asked of everybody, all others of the jobs that it
+    leaves: let it be one that is NO of most jobs."""
 
 
 class Any_(Strict):  # noqa: N801 - typing.Any would be shadowed

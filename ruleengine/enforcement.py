@@ -99,6 +99,13 @@ class CaseTable:
         """Jobs with which a rule has an open case."""
         return {job_id for rule, job_id in self._open if rule == rule_id}
 
+    def by_rule(self) -> dict[str, set[str]]:
+        """Id of each rule with open cases -> their jobs."""
+        found: dict[str, set[str]] = {}
+        for rule, job_id in self._open:
+            found.setdefault(rule, set()).add(job_id)
+        return found
+
     def save(self, changes: list[Change], *, time: float) -> None:
         """Write changes, then take them over."""
         kept = self._ledger.save(changes, time=time)

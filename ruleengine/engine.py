@@ -185,6 +185,7 @@ class Engine:
             clock=clock,
             trials=self.trials,
         )
+        self.rounds = self._judgements.rounds
         self._requests = TrainerRequests(
             self.cases,
             self.trials,
@@ -334,6 +335,7 @@ class Engine:
             scrape_interval=self.settings.scrape_interval,
             expected_nodes=self._expectation(),
             teams={name: user.team for name, user in book.directory.users.items()},
+            rounds=self.rounds,
         )
         return await with_demands(facts, book.rules, self._demands)
 

@@ -31,7 +31,9 @@ from gpuwarden.ruleengine.conditions import (
     SilentFor,
     leaves,
 )
+from gpuwarden.ruleengine.measures import listed, rendered
 from gpuwarden.ruleengine.model import Target
+from gpuwarden.ruleengine.needs import ACTIVITY
 from gpuwarden.ruleengine.profiles import expectation, needed_memory
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Evidence, Grade, Truth, Verdict
 
@@ -395,6 +397,10 @@ class _Judge:
             return True
         return self._now - signals.window_length(key, self._scrape) < self._warm
 
+    def _gap(self, key: SignalKey, value: float | None) -> str:
+        absent = self._context.fleet.why_absent(key, self._job.job_id)
+        return absent if value is None else "cold_start"
+
     def _signal(self, condition: Signal) -> Evidence:
         spec, key = condition.spec, condition.key
         if condition.share is not None:
@@ -420,7 +426,7 @@ class _Judge:
             return _unknown(text, "query_failed", found)
         value = self._job.values.get(key, {}).get("")
         if value is None or self._early(key):
-            return _unknown(text, "no_data" if value is None else "cold_start")
+            return _unknown(text, self._gap(key, value))
         return Evidence(
             text,
             Truth.YES if condition.holds(value) else Truth.NO,
@@ -449,7 +455,7 @@ class _Judge:
         return Evidence(
             text,
             truth,
-            measured=_listed(self._job.gpus, key, known),
+            measured=listed(self._job.gpus, key, known),
             reason=reason,
             values=known,
             expected="" if expected is None else str(expected),
@@ -460,10 +466,8 @@ class _Judge:
         if signals.SIGNALS[key.signal].device and gpu.tenants > 1:
             return Truth.UNKNOWN, "shared_card"
         value = self._job.values.get(key, {}).get(gpu.uuid)
-        if value is None:
-            return Truth.UNKNOWN, "no_data"
-        if self._early(key):
-            return Truth.UNKNOWN, "cold_start"
+        if value is None or self._early(key):
+            return Truth.UNKNOWN, self._gap(key, value)
         return (Truth.YES if holds(value) else Truth.NO), ""
 
     def _deviation(self, condition: ProfileCondition, name: str) -> Evidence:
@@ -483,12 +487,12 @@ class _Judge:
             return self._cards(text, key, condition.gpus, holds=holds, expected=target)
         value = self._job.values.get(key, {}).get("")
         if value is None or self._early(key):
-            found_none = _unknown(text, "no_data" if value is None else "cold_start")
+            found_none = _unknown(text, self._gap(key, value))
             return replace(found_none, expected=str(target), estimated=target.estimated)
         return Evidence(
             text,
             Truth.YES if holds(value) else Truth.NO,
-            measured=_rendered(key, value),
+            measured=rendered(key, value),
             values={"": value},
             expected=str(target),
             estimated=target.estimated,
@@ -501,7 +505,7 @@ class _Judge:
             return _unknown(text, "no_run" if run is None else "run_conflict")
         steps = self._job.values.get(key, {}).get("")
         if steps is None or self._early(key):
-            return _unknown(text, "no_data" if steps is None else "cold_start")
+            return _unknown(text, self._gap(key, steps))
         return Evidence(
             text,
             Truth.NO if steps > 0 else Truth.YES,
@@ -548,6 +552,8 @@ class _Judge:
         ]
         text = f"silent for {durations.render(needed)} on {', '.join(channels) or 'nothing'}"
         activity = self._job.activity
+        if self._context.fleet.why_absent(ACTIVITY, self._job.job_id) == "not_asked":
+            return _unknown(text, "not_asked")
         found = [self._channel(channel, needed) for channel in channels]
         truth = all_of(found)
         ages = {name: self._now - activity[name] for name in channels if name in activity}
@@ -581,20 +587,3 @@ class _Judge:
         if self._warm is None or self._now - self._warm < needed:
             return Truth.UNKNOWN
         return Truth.YES
-
-
-def _rendered(key: SignalKey, value: float) -> str:
-    spec = signals.SIGNALS.get(key.signal)
-    return quantities.render(value, spec.unit if spec else quantities.Unit.COUNT)
-
-
-def _listed(gpus: Sequence[GpuFacts], key: SignalKey, known: Mapping[str, float]) -> str:
-    """The values of the first cards in words."""
-    parts = [
-        f"GPU {gpu.index or gpu.uuid}: "
-        + (_rendered(key, known[gpu.uuid]) if gpu.uuid in known else "not known")
-        for gpu in gpus[:4]
-    ]
-    if len(gpus) > 4:
-        parts.append(f"and {len(gpus) - 4} more")
-    return ", ".join(parts)

@@ -63,6 +63,7 @@ def job_document(engine: Engine, job_id: str) -> dict[str, Any] | None:
     Rules of `target: gpu` judge cards: of one it tells the same, by its UUID.
     """
     facts = engine.view.facts
+    engine.rounds.look_at(job_id, engine.clock.wall())
     card = None if facts is None else facts.cards.get(job_id)
     job = card if facts is None or card is not None else facts.jobs.get(job_id)
     decisions = engine.ledger.job_decisions(job_id)

@@ -7,34 +7,32 @@ and a fixed number of inventory queries. Nothing is decided here; what is missin
 from __future__ import annotations
 
 import asyncio
-import json
-import re
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
 from gpuwarden.catalogue import SCRAPE_JOB
 from gpuwarden.errors import GpuwardenError, TemporaryError
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.assemblies import LABELS, OF_VALUES, Assembly, Expectation
-from gpuwarden.ruleengine.conditions import (
-    NoProgress,
-    OverBudget,
-    ProfileCondition,
-    Promql,
-    Signal,
-    leaves,
+from gpuwarden.ruleengine.assemblies import (
+    ACTIVITY_METRIC,
+    LABELS,
+    OF_VALUES,
+    Assembly,
+    Expectation,
 )
+from gpuwarden.ruleengine.job_expressions import of_jobs
+from gpuwarden.ruleengine.needs import ACTIVITY, needed_keys
 from gpuwarden.ruleengine.prometheus import QueryRefused, table, tabulated
-from gpuwarden.ruleengine.verdicts import SignalKey
+from gpuwarden.ruleengine.rounds import everything
 
 __all__ = [
     "Expectation",
     "assemble",
-    "condition_keys",
     "current_queries",
     "gather",
     "inventory_queries",
-    "needed_keys",
     "remembered_queries",
     "silent_nodes",
     "silent_query",
@@ -44,29 +42,15 @@ __all__ = [
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpuwarden.ruleengine.conditions import Condition
     from gpuwarden.ruleengine.model import RuleSet
     from gpuwarden.ruleengine.prometheus import Sample, Source, Table
-    from gpuwarden.ruleengine.verdicts import FleetFacts
+    from gpuwarden.ruleengine.rounds import Rounds
+    from gpuwarden.ruleengine.verdicts import FleetFacts, SignalKey
 
 HELD_FOR = "1h"
 """For how long a dark node's jobs are still known by what they held."""
-CAUSE_WINDOW_SECONDS = 300.0
-"""The longest window that is asked only so that causes can be told."""
-SHARED_CAUSE_SECONDS = 900.0
-"""The longest window of a rule that tells causes as well, in place of one of their own."""
 PARALLEL_QUERIES = 8
 _NODE = ("instance",)
-
-_CAUSE_SIGNALS = (
-    "gpu_utilization",
-    "gpu_memory",
-    "throughput",
-    "data_wait_share",
-    "job_cpu_cores",
-    "job_io_wait",
-    "job_loader_workers",
-)
 
 # Without the gate, Prometheus serves for five minutes what vanished while it was down.
 _STILL = "timestamp({metric}) >= time() - {fresh}"
@@ -82,39 +66,11 @@ _SILENT = (
     " or group by (instance) (last_over_time(gpuwarden_nvml_up[" + HELD_FOR + "])))"
     " unless on (instance) (" + _LIT + ")"
 )
+MAX_NAMES_BYTES = 3000
+"""Of jobs that one selector names: a query has up to five, and VictoriaMetrics reads queries of up
+to 16 KiB (its -search.maxQueryLen)."""
 MAX_NAMED_NODES = 400
 """Of more silent nodes than these everything is asked, and not theirs alone."""
-
-
-def needed_keys(rules: RuleSet) -> set[SignalKey]:
-    """Every query that the rules need, and those that tell causes where none of theirs does."""
-    keys: set[SignalKey] = set()
-    for rule in rules.rules:
-        for condition in rule.conditions:
-            keys |= set(condition_keys(condition))
-        if rule.only_if_waiting is not None and rule.only_if_waiting.promql is not None:
-            keys.add(rule.only_if_waiting.key)
-    windows = [key.window_seconds for key in keys if key.window_seconds]
-    # Rules with short windows would be explained too late by a long one.
-    window = min(CAUSE_WINDOW_SECONDS, max(windows, default=CAUSE_WINDOW_SECONDS))
-    asked = {
-        key.signal
-        for key in keys
-        if key.agg == "avg" and 0 < key.window_seconds <= SHARED_CAUSE_SECONDS
-    }
-    return keys | {SignalKey(name, "avg", window) for name in _CAUSE_SIGNALS if name not in asked}
-
-
-def condition_keys(condition: Condition) -> Iterable[SignalKey]:
-    """The queries behind a condition."""
-    for leaf in leaves(condition):
-        match leaf:
-            case Signal() | NoProgress() | Promql() | OverBudget():
-                yield leaf.key
-            case ProfileCondition():
-                yield from leaf.keys
-            case _:
-                pass  # silence is read from the inventory
 
 
 async def gather(
@@ -125,6 +81,7 @@ async def gather(
     scrape_interval: float,
     expected_nodes: Expectation | int | None = None,
     teams: Mapping[str, str] | None = None,
+    rounds: Rounds | None = None,
 ) -> FleetFacts:
     """Gather the facts of one tick.
 
@@ -135,6 +92,7 @@ async def gather(
         scrape_interval: of the nodes, in seconds.
         expected_nodes: which nodes should be lit, or how many; counted from `up` where not given.
         teams: user -> team, of the operator's directory.
+        rounds: decide what is asked only of jobs in question; None: everything is asked of all.
 
     Returns:
         The facts; a custom expression that fails is named in `failed`, and its values are absent.
@@ -148,8 +106,7 @@ async def gather(
     assembly = Assembly(
         time=time, expected=expected_nodes, teams=teams or {}, scrape_interval=scrape_interval
     )
-    asking = _Asking(source, time, assembly)
-    values = value_queries(rules, scrape_interval)
+    asking = _Asking(source, time, assembly, scrape_interval=scrape_interval)
     try:
         async with asyncio.TaskGroup() as group:
             skew = group.create_task(source.clock_skew())
@@ -157,21 +114,34 @@ async def gather(
                 silent_nodes(source, time=time, scrape_interval=scrape_interval)
             )
             for name, query in current_queries(scrape_interval, expected_nodes).items():
-                group.create_task(asking.inventory(name, query))
+                if name != ACTIVITY_METRIC:  # asked as values are, of whom it can concern
+                    group.create_task(asking.inventory(name, query))
         async with asyncio.TaskGroup() as group:
             for name, query in remembered_queries(scrape_interval, silent.result()).items():
                 group.create_task(asking.inventory(name, query))
-        assembly.lay_out(key for keys in values.values() for key in keys)
-        async with asyncio.TaskGroup() as group:
-            for query, keys in values.items():
-                group.create_task(asking.values(query, keys))
+        assembly.lay_out(sorted(needed_keys(rules)))
+        questions = (
+            everything(rules)
+            if rounds is None
+            else rounds.questions(rules, jobs=assembly.jobs, now=time)
+        )
+        await asking.answers(dict.fromkeys(questions.early))
+        assembly.take_activity()
+        facts = assembly.facts(skew.result())
+        if rounds is not None and questions.keys != questions.early:
+            chosen = rounds.in_question(questions, rules, facts)
+            await asking.answers(chosen)
+            assembly.take_activity()
+            assembly.forget_claims()
+            narrowed = {key: jobs for key, jobs in chosen.items() if jobs is not None}
+            facts = replace(facts, narrowed=MappingProxyType(narrowed))
     except BaseExceptionGroup as errors:
         # Callers know our tree, not groups: one server fails for one reason, many times over.
         ours = errors.subgroup(GpuwardenError)
         if ours is None:
             raise
         raise ours.exceptions[0] from errors
-    return assembly.facts(skew.result())
+    return facts
 
 
 async def silent_nodes(source: Source, *, time: float, scrape_interval: float) -> list[str]:
@@ -192,8 +162,11 @@ async def silent_nodes(source: Source, *, time: float, scrape_interval: float) -
 class _Asking:
     """Asks a few queries at a time, and hands each answer on before it asks for more."""
 
-    def __init__(self, source: Source, time: float, assembly: Assembly) -> None:
+    def __init__(
+        self, source: Source, time: float, assembly: Assembly, *, scrape_interval: float
+    ) -> None:
         self._source, self._time, self._assembly = source, time, assembly
+        self._scrape_interval = scrape_interval
         self._gate = asyncio.Semaphore(PARALLEL_QUERIES)
 
     async def inventory(self, name: str, query: str) -> None:
@@ -201,7 +174,22 @@ class _Asking:
             rows = await table(self._source, query, self._time, LABELS[name])
             self._assembly.take_inventory(name, rows)
 
-    async def values(self, query: str, keys: Sequence[SignalKey]) -> None:
+    async def answers(self, keys: Mapping[SignalKey, frozenset[str] | None]) -> None:
+        """Ask for values: of the jobs that are named, of all where None is."""
+        asked: dict[frozenset[str] | None, list[SignalKey]] = {}
+        for key, jobs in keys.items():
+            asked.setdefault(jobs, []).append(key)
+        async with asyncio.TaskGroup() as group:
+            for jobs, found in asked.items():
+                numbers = [key for key in found if key != ACTIVITY]
+                for part in [None] if jobs is None else named_parts(jobs):
+                    for query, same in queries_of(numbers, self._scrape_interval, part).items():
+                        group.create_task(self._values(query, same))
+                    if ACTIVITY in found:
+                        query = _latest(ACTIVITY_METRIC, self._scrape_interval, part)
+                        group.create_task(self.inventory(ACTIVITY_METRIC, query))
+
+    async def _values(self, query: str, keys: Sequence[SignalKey]) -> None:
         """What our own queries cannot answer ends the tick; an expression fails alone."""
         async with self._gate:
             answer: Table | str
@@ -215,19 +203,54 @@ class _Asking:
                 self._assembly.take_answer(key, answer, amounts=signals.amount(key) is not None)
 
 
+def named_parts(jobs: frozenset[str]) -> list[list[str]]:
+    """Jobs in parts that a query can name, in their order.
+
+    Args:
+        jobs: their ids.
+    """
+    parts: list[list[str]] = []
+    size = MAX_NAMES_BYTES
+    for job in sorted(jobs):
+        length = len(signals.one_of([job]).encode()) - 1
+        if size + length > MAX_NAMES_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(job)
+        size += length
+    return parts
+
+
 def value_queries(rules: RuleSet, scrape_interval: float) -> dict[str, list[SignalKey]]:
     """PromQL of every value that rules need -> its keys; what several ask for is asked once.
-
-    Of a share of the card's memory the amount is asked.
 
     Args:
         rules: what will be judged.
         scrape_interval: of the nodes, in seconds.
     """
+    return queries_of(needed_keys(rules), scrape_interval)
+
+
+def queries_of(
+    keys: Iterable[SignalKey], scrape_interval: float, jobs: Sequence[str] | None = None
+) -> dict[str, list[SignalKey]]:
+    """PromQL of values -> their keys.
+
+    Of a share of the card's memory the amount is asked.
+
+    Args:
+        keys: what to measure.
+        scrape_interval: of the nodes, in seconds.
+        jobs: of which jobs; None for the whole fleet.
+    """
     found: dict[str, list[SignalKey]] = {}
-    for key in sorted(needed_keys(rules)):
+    for key in sorted(keys):
         asked = signals.amount(key) or key
-        found.setdefault(signals.query(asked, scrape_interval=scrape_interval), []).append(key)
+        if key.promql and jobs is not None:
+            query = of_jobs(key.promql, jobs)
+        else:
+            query = signals.query(asked, scrape_interval=scrape_interval, jobs=jobs)
+        found.setdefault(query, []).append(key)
     return found
 
 
@@ -282,7 +305,6 @@ def current_queries(scrape_interval: float, expected: Expectation) -> dict[str, 
         expected: which nodes should be lit.
     """
     fresh = _fresh(scrape_interval)
-    window = durations.render(signals.FRESH_SCRAPES * scrape_interval)
     # What is always 1 tells nothing by its value: to know that it is there is enough.
     there = ("gpu_job_executable", "yolo_info", *REMEMBERED)
     latest = (
@@ -290,7 +312,7 @@ def current_queries(scrape_interval: float, expected: Expectation) -> dict[str, 
         "gpu_mig_memory_total_bytes",
         "gpu_job_start_time_seconds",
         "gpu_job_first_gpu_use_timestamp_seconds",
-        "gpu_job_activity_timestamp_seconds",
+        ACTIVITY_METRIC,
         "gpu_process_start_time_seconds",
         "yolo_phase_start_timestamp_seconds",
         "yolo_checkpoint_timestamp_seconds",
@@ -298,13 +320,13 @@ def current_queries(scrape_interval: float, expected: Expectation) -> dict[str, 
     )
     return {
         **{metric: _STILL.format(metric=metric, fresh=fresh) for metric in there},
-        **{metric: _LATEST.format(metric=metric, window=window) for metric in latest},
+        **{metric: _latest(metric, scrape_interval) for metric in latest},
         # Many series of which one is 1: what always stands beside it on a page is asked its age.
         "yolo_phase": "yolo_phase == 1 and on (instance, job_id, run_id) "
         + _STILL.format(metric='yolo_phase{phase="train"}', fresh=fresh),
         "gpu_throttle_active": "gpu_throttle_active == 1 and on (instance, uuid) "
         + _STILL.format(metric="gpu_info", fresh=fresh),
-        "yolo_resume_mode": _LATEST.format(metric="yolo_resume_mode", window=window) + " == 1",
+        "yolo_resume_mode": _latest("yolo_resume_mode", scrape_interval) + " == 1",
         "gpuwarden_snapshot_timestamp_seconds": "gpuwarden_snapshot_timestamp_seconds",
         "scraped": "timestamp(gpuwarden_snapshot_timestamp_seconds)",
         "expected": _expected_query(expected),
@@ -327,8 +349,7 @@ def remembered_queries(scrape_interval: float, silent: Sequence[str]) -> dict[st
         return {
             name: f"{_ONCE.format(metric=name)} unless on (instance) ({lit})" for name in REMEMBERED
         }
-    names = "|".join(re.escape(node) for node in sorted(silent))
-    chosen = f"{{instance=~{json.dumps(names, ensure_ascii=False)}}}"
+    chosen = f"{{instance=~{signals.one_of(silent)}}}"
     return {name: _ONCE.format(metric=name + chosen) for name in REMEMBERED}
 
 
@@ -339,6 +360,12 @@ def silent_query(scrape_interval: float) -> str:
         scrape_interval: of the nodes, in seconds.
     """
     return _SILENT.format(fresh=_fresh(scrape_interval))
+
+
+def _latest(metric: str, scrape_interval: float, jobs: Sequence[str] | None = None) -> str:
+    """What was said within two scrapes, of these jobs or of all."""
+    window = durations.render(signals.FRESH_SCRAPES * scrape_interval)
+    return _LATEST.format(metric=metric + signals.of_jobs(jobs), window=window)
 
 
 def _fresh(scrape_interval: float) -> str:

@@ -14,6 +14,7 @@ from gpuwarden.ruleengine.causes import IDLE, diagnose, recognised
 from gpuwarden.ruleengine.ledger import Ledger, LedgerUnusable
 from gpuwarden.ruleengine.profiles import Expectations
 from gpuwarden.ruleengine.records import Change
+from gpuwarden.ruleengine.rounds import Rounds
 from gpuwarden.ruleengine.sweeps import Sweeper
 from gpuwarden.ruleengine.ticks import OUTAGE_TICKS
 from gpuwarden.ruleengine.verdicts import Truth
@@ -79,6 +80,7 @@ class Judgements:
         self._trust = ledger.trust_spent()
         self._completed_at: float | None = None
         self._remembered = Expectations(rulebook.rules.profiles)
+        self.rounds = Rounds(expectations=self._expectations, cases=table.by_rule)
         self.rule_texts = papers.RuleTexts(ledger, settings.scrape_interval)
         self._openings = 0
 

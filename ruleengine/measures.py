@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from gpuwarden import quantities
 from gpuwarden.ruleengine import signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from gpuwarden.ruleengine.verdicts import SignalKey
+    from gpuwarden.ruleengine.verdicts import GpuFacts, SignalKey
 
 ABSENT = math.nan
 """Stands for a value that is not known; known values are finite."""
@@ -140,3 +141,21 @@ class Measures(Mapping["SignalKey", Mapping[str, float]]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def rendered(key: SignalKey, value: float) -> str:
+    """A value in words, with its unit."""
+    spec = signals.SIGNALS.get(key.signal)
+    return quantities.render(value, spec.unit if spec else quantities.Unit.COUNT)
+
+
+def listed(gpus: Sequence[GpuFacts], key: SignalKey, known: Mapping[str, float]) -> str:
+    """The values of the first cards in words."""
+    parts = [
+        f"GPU {gpu.index or gpu.uuid}: "
+        + (rendered(key, known[gpu.uuid]) if gpu.uuid in known else "not known")
+        for gpu in gpus[:4]
+    ]
+    if len(gpus) > 4:
+        parts.append(f"and {len(gpus) - 4} more")
+    return ", ".join(parts)

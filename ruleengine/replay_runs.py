@@ -20,7 +20,8 @@ import numpy as np
 from gpuwarden.errors import GpuwardenError, InvalidInput
 from gpuwarden.ruleengine import signals
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS, DryRun
-from gpuwarden.ruleengine.facts import Expectation, condition_keys, inventory_queries
+from gpuwarden.ruleengine.facts import Expectation, inventory_queries
+from gpuwarden.ruleengine.needs import condition_keys
 from gpuwarden.ruleengine.replay_arms import Arm, Clock, IdleTimes
 from gpuwarden.ruleengine.replay_columns import MAX_POINTS, HistoryClient, Ticks
 from gpuwarden.ruleengine.replay_frames import Frame

@@ -7,7 +7,9 @@ scrapes old (`up == 1` and a value prove nothing: after a crash Prometheus serve
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,8 @@ from gpuwarden import durations
 from gpuwarden.quantities import Unit, Window
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from gpuwarden.ruleengine.verdicts import SignalKey
 
 MIN_COVERAGE = 0.8
@@ -26,6 +30,9 @@ MIN_TRAIN_SHARE = 0.2
 
 PROGRESS = "progress"
 """Name in keys of the steps that a trainer counts; a rule asks for it with `no_progress_for`."""
+
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+"""What Go's regular expressions take for more than itself (regexp.QuoteMeta)."""
 
 _RUN = "on (instance, job_id, run_id)"
 
@@ -65,11 +72,6 @@ class SignalSpec:
     where: str = ""
     combined: bool = False
     additive: bool = True
-
-    @property
-    def series(self) -> str:
-        """Selector of the raw series."""
-        return f"{self.metric}{self.where}"
 
 
 HARMFUL_THROTTLING = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
@@ -289,12 +291,14 @@ def amount(key: SignalKey) -> SignalKey | None:
     return replace(key, signal=spec.amount) if spec is not None and spec.amount else None
 
 
-def query(key: SignalKey, *, scrape_interval: float) -> str:
-    """The PromQL of a signal for the whole fleet, gates included.
+def query(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | None = None) -> str:
+    """The PromQL of a signal, gates included.
 
     Args:
         key: what to measure.
         scrape_interval: of the nodes, in seconds.
+        jobs: whose values are wanted; None for the whole fleet. Expressions of rules and signals of
+            the card ask for all.
 
     Returns:
         An expression whose rows are known values; what is absent is UNKNOWN. Rows have the labels
@@ -303,19 +307,21 @@ def query(key: SignalKey, *, scrape_interval: float) -> str:
     """
     if key.promql:
         return key.promql
+    named = "" if jobs is None else _named(jobs)
     if key.signal == PROGRESS:
-        return _progress(key, scrape_interval)
+        return _progress(key, scrape_interval, named)
     spec = SIGNALS[key.signal]
+    series = spec.metric + _where(spec.where, "" if spec.device else named)
     on = f"{_RUN} " if spec.training else ""
     fresh = f"{FRESH_SCRAPES * scrape_interval:g}"
-    gates = f"and {on}timestamp({spec.series}) >= time() - {fresh}"
+    gates = f"and {on}timestamp({series}) >= time() - {fresh}"
     if key.agg == "last":
-        value = spec.series
+        value = series
     else:
         window = f"[{durations.render(window_length(key, scrape_interval))}]"
         count = min_samples(key, scrape_interval)
-        gates = f"and {on}count_over_time({spec.series}{window}) >= {count} {gates}"
-        value = _aggregate(spec, key.agg, window)
+        gates = f"and {on}count_over_time({series}{window}) >= {count} {gates}"
+        value = _aggregate(spec, key.agg, series + window, trained=_training(named) + window)
     if spec.divisor:
         value = f"({value} / on (instance, uuid) group_left () {spec.divisor})"
     if spec.training:
@@ -323,27 +329,61 @@ def query(key: SignalKey, *, scrape_interval: float) -> str:
     return f"max by (instance, uuid) ({value} {gates})" if spec.combined else f"{value} {gates}"
 
 
-def _progress(key: SignalKey, scrape_interval: float) -> str:
+def of_jobs(jobs: Collection[str] | None) -> str:
+    """The braces of a selector of these jobs' series; nothing for all jobs."""
+    return "" if jobs is None else _where(_named(jobs))
+
+
+def _named(jobs: Collection[str]) -> str:
+    """A matcher of these jobs' series."""
+    return f"job_id=~{one_of(jobs)}"
+
+
+def one_of(names: Collection[str]) -> str:
+    """A regular expression of PromQL that is these texts and no other, with its quotes."""
+    escaped = "|".join(_SPECIAL.sub(r"\\\g<0>", name) for name in sorted(names))
+    return json.dumps(escaped, ensure_ascii=False)
+
+
+def _where(*matchers: str) -> str:
+    """The braces of a selector; nothing where nothing is picked."""
+    parts = [part.strip("{}") for part in matchers if part]
+    return f"{{{','.join(parts)}}}" if parts else ""
+
+
+def _training(named: str) -> str:
+    """Selector of the phase that training is."""
+    return "yolo_phase" + _where('phase="train"', named)
+
+
+def _progress(key: SignalKey, scrape_interval: float, named: str) -> str:
     """Steps in the window; without any, only where the run was in `train` all the time."""
-    window = f"[{durations.render(key.window_seconds)}]"
-    steps = f"increase(yolo_steps_total{window})"
-    trained = f'min_over_time(yolo_phase{{phase="train"}}{window}) == 1'
+    window, series = f"[{durations.render(key.window_seconds)}]", "yolo_steps_total" + _where(named)
+    steps = f"increase({series}{window})"
+    trained = f"min_over_time({_training(named)}{window}) == 1"
     count, fresh = min_samples(key, scrape_interval), f"{FRESH_SCRAPES * scrape_interval:g}"
     return (
         f"max by (job_id) (({steps} > 0 or ({steps} and {_RUN} {trained})) "
-        f"and {_RUN} count_over_time(yolo_steps_total{window}) >= {count} "
-        f"and {_RUN} timestamp(yolo_steps_total) >= time() - {fresh})"
+        f"and {_RUN} count_over_time({series}{window}) >= {count} "
+        f"and {_RUN} timestamp({series}) >= time() - {fresh})"
     )
 
 
-def _aggregate(spec: SignalSpec, agg: str, window: str) -> str:
+def _aggregate(spec: SignalSpec, agg: str, samples: str, *, trained: str) -> str:
+    """The value of a window.
+
+    Args:
+        spec: of the signal.
+        agg: of its key.
+        samples: range selector of its series.
+        trained: range selector of the phase `train`.
+    """
     if spec.training:
         # Time spent outside `train` must not dilute a rate; a hung trainer stays in it and has 0.
-        trained = f'(avg_over_time(yolo_phase{{phase="train"}}{window}) >= {MIN_TRAIN_SHARE:g})'
-        value = f"(rate({spec.series}{window}) / {_RUN} {trained})"
+        value = f"(rate({samples}) / {_RUN} (avg_over_time({trained}) >= {MIN_TRAIN_SHARE:g}))"
         return f"clamp_max({value}, 1)" if spec.unit is Unit.RATIO else value
     if spec.rate:
-        return f"rate({spec.series}{window})"
+        return f"rate({samples})"
     if agg.startswith("q"):
-        return f"quantile_over_time({float(agg[1:]):g}, {spec.series}{window})"
-    return f"{agg}_over_time({spec.series}{window})"
+        return f"quantile_over_time({float(agg[1:]):g}, {samples})"
+    return f"{agg}_over_time({samples})"

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpuwarden import hours
 from gpuwarden.ruleengine import evaluation, whitelists
 from gpuwarden.ruleengine.conditions import All, Any_, Not, leaves
-from gpuwarden.ruleengine.facts import condition_keys
 from gpuwarden.ruleengine.leaf_programs import NO, UNKNOWN, YES, Moment, leaf_programs
 from gpuwarden.ruleengine.measures import Layout, Measures
 from gpuwarden.ruleengine.model import Target
+from gpuwarden.ruleengine.needs import condition_keys
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Truth
 
 if TYPE_CHECKING:
@@ -137,6 +137,29 @@ class Sweeper:
                     quiet += 1
         self._quiet[rule.id] = quiet
 
+    def in_question(self, rule: Rule) -> Iterator[str]:
+        """The jobs for which values that are not known yet can count.
+
+        All others are out of the rule's hours, protected, not fresh, or NO with what is known: of
+        them the verdict stays as it is, and so do its reasons.
+
+        Args:
+            rule: one of the rules.
+        """
+        if not hours.within(rule.only_during, self._now):
+            return
+        layout, subjects = self._laid_out(rule)
+        judge = _Judge(rule, layout, Moment(self._fleet, self._expectations, self._now))
+        matched, shielded = _matcher(rule), self._shield(rule)
+        for job_id, job, numbers, begin in subjects:
+            if (
+                job.fresh
+                and (matched is None or matched(job) is not Truth.NO)
+                and (shielded is None or shielded(job) is Truth.NO)
+                and judge.open(job, numbers, begin)
+            ):
+                yield job_id
+
     def quiet(self, rule: Rule) -> int:
         """How many plain NOs the last sweep of a rule left out, once it has come to its end."""
         return self._quiet.get(rule.id, 0)
@@ -232,6 +255,15 @@ class _Judge:
         if code == UNKNOWN:
             return self._unknown(job, numbers, warm, gate=gate, only=only)
         return Finding(job, Truth.NO, self_report_only=True) if only else None
+
+    def open(self, job: JobFacts, numbers: array[float], begin: float) -> bool:
+        """Whether more numbers could make of it anything but what `__call__` says now."""
+        warm = begin + self._cold
+        if self._now < warm or (self._phases and self._phase(job)):
+            return True  # UNKNOWN, for reasons that depend on them
+        if self._truth(job, numbers, warm) != NO:
+            return True
+        return self._listens and self._plain(job, numbers, warm) != NO
 
     def _phase(self, job: JobFacts) -> str:
         """Why the job's phase keeps the rule from being judged, or an empty string."""

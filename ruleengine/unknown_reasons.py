@@ -11,6 +11,7 @@ REASONS = {
     "no_gpus": "it holds no card",
     "no_profile": "nobody has said what it should show: no profile fits, and no estimate is known",
     "no_run": "it declares no training",
+    "not_asked": "not looked at, since it can change nothing: another condition says NO",
     "phase": "its training is in a phase that this rule passes over for a while",
     "run_conflict": "two jobs claim its run",
     "scraped_twice": "Prometheus holds its node's series twice, so that none can be believed",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
 
     from gpuwarden.ruleengine.demands import Demand
 
@@ -160,6 +161,8 @@ class FleetFacts:
         numbers: custom expressions that gave exactly one row -> its value.
         demands: platform, as `only_if_waiting` names it -> who waits there; of those that a rule
             asks, and that answered.
+        narrowed: values that were asked of some jobs alone -> of which; no other job's verdict
+            could depend on them. All others were asked of every job.
     """
 
     time: float
@@ -175,6 +178,14 @@ class FleetFacts:
     lit_names: tuple[str, ...] = ()
     numbers: Mapping[SignalKey, float] = field(default_factory=lambda: MappingProxyType({}))
     demands: Mapping[str, Demand] = field(default_factory=lambda: MappingProxyType({}))
+    narrowed: Mapping[SignalKey, AbstractSet[str]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+
+    def why_absent(self, key: SignalKey, job_id: str) -> str:
+        """The reason for which a value that is absent is not known."""
+        asked = self.narrowed.get(key)
+        return "no_data" if asked is None or job_id in asked else "not_asked"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.ruleengine.fleets import A100, GIB, NOW_FACTS, a_job, a_run
 
 from gpuwarden.quantities import Unit
-from gpuwarden.ruleengine.facts import condition_keys
 from gpuwarden.ruleengine.model import Rule
+from gpuwarden.ruleengine.needs import condition_keys
 from gpuwarden.ruleengine.signals import SIGNALS, SignalSpec
 from gpuwarden.ruleengine.verdicts import GpuFacts, JobFacts, SignalKey
 

@@ -17,9 +17,10 @@ from tests.servers import Server, backfill, prometheus
 
 from gpuwarden import estimate_tables, estimates
 from gpuwarden.ruleengine.evaluation import evaluate, subjects
-from gpuwarden.ruleengine.facts import condition_keys, gather
+from gpuwarden.ruleengine.facts import gather
 from gpuwarden.ruleengine.loading import check_rule_files
 from gpuwarden.ruleengine.model import Action, Mode, Target
+from gpuwarden.ruleengine.needs import condition_keys
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.verdicts import FleetFacts, Truth, Verdict
 

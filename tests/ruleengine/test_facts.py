@@ -23,8 +23,9 @@ from tests.ruleengine.fleets import (
 from tests.servers import Server, backfill, prometheus
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.ruleengine.facts import Expectation, gather, needed_keys
+from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.model import RuleSet
+from gpuwarden.ruleengine.needs import needed_keys
 from gpuwarden.ruleengine.prometheus import PrometheusClient, Sample
 from gpuwarden.ruleengine.verdicts import FleetFacts, SignalKey
 

@@ -25,10 +25,11 @@ from tests.ruleengine.worlds import OwnedClock, alertmanager_sink
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
 from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
 from gpuwarden.ruleengine.engine import Engine
-from gpuwarden.ruleengine.facts import Expectation, inventory_queries, needed_keys
+from gpuwarden.ruleengine.facts import Expectation, inventory_queries
 from gpuwarden.ruleengine.histories import history
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.loading import load_rule_files
+from gpuwarden.ruleengine.needs import needed_keys
 from gpuwarden.ruleengine.prometheus import PrometheusClient, QueryRefused
 from gpuwarden.ruleengine.replay_columns import HistoryClient, Ticks, over_history
 from gpuwarden.ruleengine.replay_runs import Plan

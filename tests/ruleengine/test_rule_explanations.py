@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from tests.ruleengine.fleets import a_rule
 from tests.ruleengine.rehearsing import RULES, checked, failures, run
 
-from gpuwarden.ruleengine.facts import condition_keys
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.model import RuleSet
+from gpuwarden.ruleengine.needs import condition_keys
 from gpuwarden.ruleengine.rule_cli import rules
 from gpuwarden.ruleengine.rule_explanations import earliest, explain_rule, explanation_lines
 from gpuwarden.ruleengine.signals import query

@@ -24,9 +24,9 @@ from gpuwarden.platforms.slurm_queue import (
 )
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.demands import service
-from gpuwarden.ruleengine.facts import needed_keys
 from gpuwarden.ruleengine.linting import lint_rule
 from gpuwarden.ruleengine.model import RuleSet
+from gpuwarden.ruleengine.needs import needed_keys
 from gpuwarden.ruleengine.rule_differences import differences
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
 from gpuwarden.ruleengine.slurm_queues import SlurmQueue

@@ -22,8 +22,8 @@ from tests.ruleengine.fleets import (
 )
 
 from gpuwarden.ruleengine import evaluation
-from gpuwarden.ruleengine.facts import condition_keys
 from gpuwarden.ruleengine.measures import Layout, Measures, per_card
+from gpuwarden.ruleengine.needs import condition_keys
 from gpuwarden.ruleengine.profiles import Expectations
 from gpuwarden.ruleengine.sweeps import Finding, Sweeper
 from gpuwarden.ruleengine.verdicts import FleetFacts, GpuFacts, JobFacts, Truth

@@ -15,10 +15,10 @@ from gpuwarden.ruleengine import causes, messages, signals
 from gpuwarden.ruleengine.causes import diagnose
 from gpuwarden.ruleengine.described import Described, described
 from gpuwarden.ruleengine.evaluation import evaluate
-from gpuwarden.ruleengine.facts import condition_keys
 from gpuwarden.ruleengine.layouts import Message
 from gpuwarden.ruleengine.messages import Outlook, UpcomingAct
 from gpuwarden.ruleengine.model import OwnerMay
+from gpuwarden.ruleengine.needs import condition_keys
 from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.texts import causes as cause_texts
 from gpuwarden.ruleengine.texts.conditions import seen, words

@@ -36,7 +36,8 @@ from gpuwarden.agent_api import (
 )
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.facts import needed_keys, silent_query
+from gpuwarden.ruleengine.facts import silent_query
+from gpuwarden.ruleengine.needs import needed_keys
 from gpuwarden.ruleengine.prometheus import Sample
 from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS
 from gpuwarden.ruleengine.signals import query as signal_query
