@@ -91,7 +91,7 @@ def sorted_hash(policy: Policy) -> str:
     return repr(document)
 
 
-@pytest.mark.parametrize("engine", ["kueue", "local"])
+@pytest.mark.parametrize("engine", ENGINES)
 @given(documents(), st.randoms())
 @settings(max_examples=30, deadline=None)
 def test_every_policy_renders_and_always_the_same(
