@@ -148,7 +148,9 @@ class _Look:
         words = {"local": "model", "slurm": "gres and partition", "kueue": "labels and resource"}
         yield from self._same("cards", marks[engine], words[engine])
         if engine == "slurm":
-            yield from self._same("teams", [team.account for team in policy.teams], "account")
+            yield from self._same(
+                "teams", [team.account.lower() for team in policy.teams], "account"
+            )
 
     def _same(self, kind: str, marks: Sequence[object], words: str) -> Iterator[Diagnostic]:
         for index, mark in enumerate(marks):

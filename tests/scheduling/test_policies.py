@@ -87,6 +87,7 @@ WRONG = (
     ("timezone: Europe/Berlin", "timezone: CET", "GW107", "time zone"),
     ("slurm: {gres: h100, partition: gpu}", "", "GW605", "write slurm: {gres: a100}"),
     ("gres: h100", "gres: a100", "GW607", "same gres and partition as cards[0]"),
+    ("share: 3", "slurm: {account: SPEECH}", "GW607", "same account as teams[0]"),
     ("share: 3", "shares: 3", "GW103", 'did you mean "share"?'),
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner, Result
 from tests.scheduling.policy_files import a_policy
 from tests.servers import ServerFailed
 from tests.slurm_accounting import accounted_slurm, manage
@@ -15,6 +16,8 @@ from tests.slurm_servers import commands_of
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.scheduling.engines import Act, Outcome, Plan, carry_out, plan, undoing
+from gpuwarden.scheduling.policy_cli import policy as policy_group
+from gpuwarden.scheduling.policy_texts import policy_yaml
 from gpuwarden.scheduling.slurm.adapters import SlurmAdapter
 
 if TYPE_CHECKING:
@@ -127,6 +130,36 @@ def test_a_policy_is_made_once_and_taken_back(empty: SlurmCluster) -> None:
     everything = undoing(asyncio.run(applied.adapter.read(applied.wanted)))
     assert asyncio.run(carry_out(applied.adapter, everything.steps, _silent)).failed is None
     assert foreign(empty) == before
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
+def test_the_commands_apply_watch_and_take_back(empty: SlurmCluster, tmp_path: Path) -> None:
+    """From a file: what somebody changes by hand is named, and another apply puts it right."""
+
+    def run(command: str, *words: str) -> Result:
+        keeping = () if command == "diff" else ("--record", str(tmp_path / "record.json"))
+        return CliRunner().invoke(policy_group, [command, str(file), *keeping, *words])
+
+    file = tmp_path / "policy.yaml"
+    file.write_text(policy_yaml(a_policy(**PARTS, slurm={"config": str(empty.config)})))
+    before = run("diff")
+    assert before.exit_code == 1, before.output
+    assert "+ create account vision" in before.stdout
+    assert "* by hand: file gpuwarden.conf" in before.stdout
+    applied = run("apply", "--yes")
+    assert applied.exit_code == 0, applied.output
+    assert "8 steps done" in applied.stderr
+    clean = run("drift")
+    assert (clean.exit_code, clean.stdout) == (0, "No drift: the engine is as it was applied.\n")
+    manage(empty, "modify", "qos", "high", "set", "priority=7")
+    drift = run("drift")
+    assert (drift.exit_code, drift.stdout) == (1, "qos high: Priority is 7, and was 1000\n")
+    assert "[1/1] change qos high" in run("apply", "--yes").stderr
+    undone = run("undo", "--yes")
+    assert undone.exit_code == 0, undone.output
+    assert "8 steps done" in undone.stderr
+    assert run("diff").stdout.splitlines()[0] == before.stdout.splitlines()[0]
 
 
 @pytest.mark.sweep
