@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gpuwarden.budget_terms import GPU_HOURS, quantity
 from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import InvalidInput, RefusedAction
 from gpuwarden.estimates import GIB, ModelCosts, Range, Unknown
@@ -24,6 +25,7 @@ from gpuwarden.scheduling.trainings import read_training
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from gpuwarden.schedule_api import BudgetEntry
     from gpuwarden.scheduling.policies import Image, Policy, Priority, Team, Window
     from gpuwarden.scheduling.trainings import Training
     from gpuwarden.training_profiles import Profile
@@ -51,6 +53,7 @@ class Asked:
         deadline: Unix time by which it should be done, or None.
         images: of one epoch, where the data set is out of sight.
         program: `gpuwarden`, or its absolute path in the training's environment.
+        engine: instead of the policy's, or None.
     """
 
     words: tuple[str, ...]
@@ -70,6 +73,7 @@ class Asked:
     deadline: float | None = None
     images: int | None = None
     program: str = "gpuwarden"
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +137,11 @@ def plan(
     ]
     everywhere = estimate(training, kinds, gpus=asked.gpus, profiles=profiles)
     chosen, why = _card(asked, training, everywhere, team=team, profiles=profiles, now=now)
-    picked = images.choose(policy.images, training.model_name, wanted=asked.image, gpu=chosen.gpu)
+    picked = images.Chosen(None)
+    if asked.image is not None or runs_images(policy, asked.engine or policy.engine):
+        picked = images.choose(
+            policy.images, training.model_name, wanted=asked.image, gpu=chosen.gpu
+        )
     limit = _limit(asked, training, chosen)
     name = asked.name if asked.name is not None else usual_name(training, now)
     task = Task(
@@ -171,6 +179,40 @@ def plan(
         ),
         sizes=recommendations.sizes(training, chosen, gpus=asked.gpus, profiles=profiles),
     )
+
+
+def runs_images(policy: Policy, engine: str) -> bool:
+    """Whether jobs of an engine run in images, unless somebody asks for one."""
+    return engine == "kueue" or (engine == "slurm" and bool(policy.slurm.container))
+
+
+def budget_doubts(
+    budgets: Iterable[BudgetEntry], *, team: str, hours: Range | None
+) -> tuple[str, ...]:
+    """What is to be said of a team's budgets before it uses more of them.
+
+    Args:
+        budgets: as they stand.
+        team: that submits.
+        hours: GPU-hours that it is about to use, or None where nobody can tell.
+    """
+    found = []
+    for each in budgets:
+        if each.team != team or each.used is None:
+            continue
+        more = 0.0 if hours is None else hours.expected
+        if each.used + more <= each.limit_gpu_hours:
+            continue
+        used, limit = (quantity(amount, GPU_HOURS) for amount in (each.used, each.limit_gpu_hours))
+        what = (
+            "once it is spent, nothing of the team starts" if each.kind == "hard" else "it is told"
+        )
+        found.append(
+            f"{each.kind} budget of the {each.per}: {used.partition(' ')[0]} of {limit} are used"
+            + (f", and this takes about {more:,.1f}" if more else "")
+            + f"; {what}"
+        )
+    return tuple(found)
 
 
 def usual_name(training: Training, now: float) -> str:

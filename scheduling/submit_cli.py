@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import grp
 import importlib
 import json
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gpuwarden import option_values
-from gpuwarden.errors import InvalidInput, ServiceUnavailable
+from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.option_values import output_option
 from gpuwarden.scheduling import submission_texts
+from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
 from gpuwarden.scheduling.policy_checks import load_policy
-from gpuwarden.scheduling.submissions import Asked, plan, read
+from gpuwarden.scheduling.submissions import Asked, budget_doubts, plan, read
 from gpuwarden.scheduling.tasks import Foreseen
 from gpuwarden.training_profiles import load_profiles
 
@@ -128,6 +130,7 @@ What the estimate rests on, and how cards, batches and images are chosen: docs/s
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: the policy's.")
 @click.option("--dry-run", is_flag=True, help="Show everything, and what would be sent.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask. Only a terminal is asked.")
+@daemon_options
 @output_option
 @click.argument("words", nargs=-1, required=True, metavar="KEY=VALUE... [-- --OPTION=VALUE...]")
 def submit(words: tuple[str, ...], **said: Any) -> None:
@@ -150,7 +153,9 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
         os.chdir(said["chdir"])  # words name files from there on
     asked = _asked(words, said, policy, now)
     found = plan(asked, read(asked), policy, profiles=profiles, now=now)
-    submitter = open_submitter(said["engine"] or policy.engine, policy)
+    client = DaemonClient(said["socket"], said["url"], token_file=said["token_file"])
+    found = _with_budgets(found, client)
+    submitter = open_submitter(asked.engine or policy.engine, policy, client)
     foreseen = _foreseen(submitter, found)
     as_json = said["output"] == "json"
     if not as_json:
@@ -174,11 +179,30 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
         click.echo(f"\n{job.engine} {job.id}: {job.words}")
 
 
-def open_submitter(engine: str, policy: Policy) -> Submitter:
-    """The engine's port for tasks; its modules are loaded only where it is the one."""
+def open_submitter(engine: str, policy: Policy, client: DaemonClient) -> Submitter:
+    """The engine's port for tasks; its modules are loaded only where it is the one.
+
+    Args:
+        engine: slurm, kueue or local.
+        policy: of this cluster.
+        client: of the daemon, which is the local engine itself; the others do without.
+    """
     module: Any = importlib.import_module(f"gpuwarden.scheduling.{engine}.submitters")
-    submitter: Submitter = module.submitter(policy)
+    submitter: Submitter = (
+        module.submitter(policy, client) if engine == "local" else module.submitter(policy)
+    )
     return submitter
+
+
+def _with_budgets(found: Plan, client: DaemonClient) -> Plan:
+    """With what the daemon says of the team's budgets; without a daemon nobody can tell."""
+    try:
+        budgets = client.schedule().budgets
+    except (ServiceUnavailable, RefusedAction):
+        return found
+    hours = found.chosen.gpu_hours(found.task.gpus)
+    doubts = budget_doubts(budgets, team=found.task.team, hours=hours)
+    return dataclasses.replace(found, warnings=(*found.warnings, *doubts))
 
 
 def _asked(words: tuple[str, ...], said: dict[str, Any], policy: Policy, now: float) -> Asked:
@@ -202,7 +226,9 @@ def _asked(words: tuple[str, ...], said: dict[str, Any], policy: Policy, now: fl
         directory=str(Path.cwd()),
         deadline=moment,
         **{key: said[key] for key in ("team", "priority", "gpus", "card", "window", "after")},
-        **{key: said[key] for key in ("name", "image", "time_limit", "images", "program")},
+        **{
+            key: said[key] for key in ("name", "image", "time_limit", "images", "program", "engine")
+        },
     )
 
 

@@ -13,9 +13,10 @@ from tests.scheduling.policy_files import NOW, a_policy
 
 from gpuwarden.errors import InvalidInput, RefusedAction
 from gpuwarden.estimates import GIB, Range, Unknown
+from gpuwarden.schedule_api import BudgetEntry
 from gpuwarden.scheduling import submission_texts, trainings
 from gpuwarden.scheduling.estimations import Fit
-from gpuwarden.scheduling.submissions import Asked, Plan, plan, read
+from gpuwarden.scheduling.submissions import Asked, Plan, budget_doubts, plan, read
 from gpuwarden.scheduling.tasks import Foreseen, SubmittedJob, Task
 from gpuwarden.training_profiles import Profile
 
@@ -76,11 +77,42 @@ def test_a_task_carries_what_engines_need() -> None:
     assert task.time_limit_seconds is not None
     assert chosen.training_seconds.high < task.time_limit_seconds
     assert task.time_limit_seconds % 300 == 0
-    assert task.image is not None
-    assert "@sha256:" in task.image
+    assert task.image is None
     assert task.command[-1] == "device=0,1"
     assert "--on-signal=epoch" in task.command
     assert Task.from_document(task.as_document()) == task
+
+
+def test_an_image_is_chosen_where_jobs_run_in_images() -> None:
+    """On Kubernetes, and on a Slurm whose policy says how; elsewhere only if it is asked for."""
+    words = ("model=yolov8m", "data=100")
+    assert "@sha256:" in (ask(*words, engine="kueue").task.image or "")
+    contained = a_policy(slurm={"container": ["apptainer", "exec", "{image}"]})
+    assert ask(*words, policy=contained).task.image is not None
+    assert ask(*words, policy=contained, engine="local").task.image is None
+    assert ask(*words, image="yolo:m-cu124").task.image is not None
+
+
+def test_a_budget_that_would_be_spent_is_told() -> None:
+    """Only the team's own, and only where it does not suffice."""
+
+    def entry(team: str, per: str, *, used: float | None, kind: str = "hard") -> BudgetEntry:
+        return BudgetEntry(team, per, 100.0, kind, NOW, NOW + 1, used=used)
+
+    budgets = [
+        entry("vision", "month", used=95.0),
+        entry("vision", "day", used=95.0, kind="soft"),
+        entry("vision", "week", used=1.0),
+        entry("vision", "year", used=None),
+        entry("speech", "month", used=200.0),
+    ]
+    told = budget_doubts(budgets, team="vision", hours=Range(5.0, 10.0, 20.0))
+    assert [line.partition(":")[0] for line in told] == [
+        "hard budget of the month",
+        "soft budget of the day",
+    ]
+    assert "95.0 of 100.0 GPU-hours are used, and this takes about 10.0" in told[0]
+    assert budget_doubts(budgets, team="vision", hours=None) == ()
 
 
 def test_what_has_no_room_anywhere_is_refused_with_what_would() -> None:

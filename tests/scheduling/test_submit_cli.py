@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import subprocess
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from tests.scheduling.policy_files import TEXT
+from tests.scheduling.daemons import PlayedQueue, running
+from tests.scheduling.policy_files import NOW, TEXT
 
+from gpuwarden.errors import RefusedAction
 from gpuwarden.scheduling.submit_cli import submit
 
 if TYPE_CHECKING:
@@ -75,6 +78,46 @@ def test_a_policy_with_a_mistake_is_shown_with_its_line(policy: Path) -> None:
     assert done.returncode == 2
     assert 'did you mean "quota"' in done.stderr
     assert run("model=yolov8m", policy=policy.parent / "none.yaml").returncode == 2
+
+
+def test_a_task_goes_to_the_daemon_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As whoever asks; the answer names the job. What it costs is told before, and in JSON."""
+    monkeypatch.chdir(tmp_path)
+    text = TEXT.replace("users: [ana, bo]", f"users: [{ME}]")
+    text = text.replace("engine: slurm", "engine: local")
+    with running(tmp_path, text, now=NOW, driver=PlayedQueue) as here:
+        where = ["--policy", str(tmp_path / "policy.yaml"), "--socket", str(here.settings.socket)]
+        words = [*where, "model=yolov8m.yaml", "data=100", "--name", "exp1"]
+        dry = CliRunner().invoke(submit, [*words, "--dry-run"])
+        assert dry.exit_code == 0
+        assert "nobody waits, and 40 of 40 cards are free" in dry.output
+        assert '"schema": "gpuwarden.task/v1"' in dry.output
+        assert here.driver.taken == []
+        done = CliRunner().invoke(submit, [*words, "-o", "json"])
+        document = json.loads(done.output)
+        assert (document["submitted"], document["job"]["id"]) == (True, "1")
+        (task, uid, _gid, token) = here.driver.taken[0]
+        assert (task.user, task.directory, uid) == (ME, str(tmp_path), os.geteuid())
+        assert task.command[:5] == (
+            *("gpuwarden", "train", "--run-id", "exp1"),
+            "--on-signal=epoch",
+        )
+        assert len(token) == 16
+        refused = CliRunner().invoke(submit, [*words, "--gpus", "8", "batch=16"])
+        assert isinstance(refused.exception, RefusedAction)
+        assert "there are 4 cards" in str(refused.exception)
+
+
+def test_without_its_daemon_the_local_engine_takes_nothing(policy: Path) -> None:
+    """Status 3; what can be said without it is said."""
+    nowhere = str(policy.parent / "none.sock")
+    words = ("model=yolov8m.yaml", "data=100", "--engine", "local", "--socket", nowhere)
+    done = run(*words, policy=policy)
+    assert done.returncode == 3
+    assert "UNKNOWN when it starts" in done.stdout
+    assert "gpuwarden scheduler" in done.stderr
 
 
 def test_profiles_must_be_profiles(policy: Path) -> None:
