@@ -140,7 +140,7 @@ class Engine:
             epoch=self.epoch,
             platforms=platforms,
             withheld=self._withheld,
-            saved_at=self._saved_at,
+            saved_at=lambda job_id: self.view.saved_at(job_id),
             comeback=settings.comeback,
             poll=poll,
             leaves=self.leaves,
@@ -397,13 +397,6 @@ class Engine:
         killed = switched_on(self.kill_switch)
         blocks = guards.standing_blocks(killed=killed, paused=self.pauses.sentence, bad_files="")
         return "; ".join(block.sentence for block in blocks)
-
-    def _saved_at(self, job_id: str) -> float | None:
-        """Unix time of the newest saved state of a job, by the last tick's facts."""
-        facts = self.view.facts
-        job = None if facts is None else facts.jobs.get(job_id)
-        run = None if job is None or not job.fresh else job.run
-        return None if run is None or run.conflict else run.checkpoint_time
 
     def _due(self) -> list[StoredCase]:
         return [stored for stored in self.cases.all() if stored.case.state is CaseState.DUE]

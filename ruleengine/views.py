@@ -91,6 +91,12 @@ class View:
     shares: tuple[Blocked, ...] = ()
     halted_since: float | None = None
 
+    def saved_at(self, job_id: str) -> float | None:
+        """Unix time of the newest saved state of a job, or None where that is not known."""
+        job = None if self.facts is None else self.facts.jobs.get(job_id)
+        run = None if job is None or not job.fresh else job.run
+        return None if run is None or run.conflict else run.checkpoint_time
+
 
 def waiting_order(stored: StoredCase) -> tuple[float, float, str]:
     """By which due cases are sorted: the longest wait first."""
