@@ -56,7 +56,23 @@ if TYPE_CHECKING:
 
 Engine = Literal["slurm", "kueue", "local"]
 """What starts the jobs."""
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+
+
+def _name(text: str) -> str:
+    if _NAME.fullmatch(text) is None:
+        likely = re.sub(r"[^a-z0-9]+", "-", text.lower())[:40].strip("-")
+        raise PydanticCustomError(
+            "GW107",
+            "{text} is no name here: lower-case letters, digits and -, at most 40",
+            {"text": f'"{text}"', "hint": f"such as {likely}" if likely else ""},
+        )
+    return text
+
+
+Name = Annotated[
+    str, AfterValidator(_name), Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$"})
+]
 """Lower-case letters, digits and `-`, at most 40: every engine takes it as an object's name."""
 CardCount = Annotated[int, Field(ge=0, le=100_000)]
 """Number of cards."""

@@ -441,6 +441,10 @@ def _finding(model: type[BaseModel], detail: ErrorDetails, context: Mapping[str,
         known_keys = _known_keys(model, detail["loc"][:-1])
         hint = did_you_mean(str(detail["loc"][-1]), known_keys) or _listing(known_keys)
         return _Finding("GW103", "this key is not known here", hint)
+    if kind in ("model_type", "model_attributes_type"):
+        keys = _known_keys(model, detail["loc"])
+        hint = f"its keys are {', '.join(keys)}" if keys else None
+        return _Finding("GW106", f"must be a mapping, not {_shown(detail['input'])}", hint)
     if kind in ("enum", "literal_error"):
         return _not_allowed(detail["input"], str(context.get("expected", "")))
     return _plain_finding(kind, detail, context)
@@ -458,6 +462,8 @@ def _plain_finding(kind: str, detail: ErrorDetails, context: Mapping[str, Any]) 
         message = f"must be {_TYPES[kind]}, not {_shown(given)}"
         if kind == "string_type" and isinstance(given, (bool, int, float)):
             hint = "put it in quotes"
+        elif kind in ("list_type", "tuple_type") and isinstance(given, str):
+            hint = f"write [{given}]"
     elif kind in _RANGES:
         words, bound = _RANGES[kind]
         code, message = "GW109", f"must be {words} {context[bound]:g}"

@@ -120,7 +120,11 @@ def test_all_mistakes_are_found_in_one_pass() -> None:
         ("items: []", "label: is missing", None),
         ("label:", "label: must be text, not nothing", None),
         ("label: a\nitems: 3", "items: must be a list, not 3", None),
-        ("label: a\nitems: [true]", "items[0]: must be a mapping, not true", None),
+        (
+            "label: a\nitems: [true]",
+            "items[0]: must be a mapping, not true",
+            "its keys are name, count, colour",
+        ),
         ("label: 3", "label: must be text, not 3", "put it in quotes"),
         ("label: a\nformat: '1'", 'format: "1" is none of 1, 2', "write it without quotes"),
     ],
