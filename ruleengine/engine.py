@@ -140,7 +140,7 @@ class Engine:
             epoch=self.epoch,
             platforms=platforms,
             withheld=self._withheld,
-            saved_at=lambda job_id: self.view.saved_at(job_id),
+            saved_at=self._saved_at,
             comeback=settings.comeback,
             poll=poll,
             leaves=self.leaves,
@@ -397,6 +397,9 @@ class Engine:
         killed = switched_on(self.kill_switch)
         blocks = guards.standing_blocks(killed=killed, paused=self.pauses.sentence, bad_files="")
         return "; ".join(block.sentence for block in blocks)
+
+    def _saved_at(self, job_id: str) -> float | None:
+        return self.view.saved_at(job_id)
 
     def _due(self) -> list[StoredCase]:
         return [stored for stored in self.cases.all() if stored.case.state is CaseState.DUE]
