@@ -71,6 +71,8 @@ ELSEWHERE = {
     "Nice": "how much of the machine it gets",
     "IOSchedulingClass": "likewise",
     "LogsDirectory": "where it may write its log",
+    "RuntimeDirectory": "where its socket lies; a test shows a folder of its own",
+    "RuntimeDirectoryMode": "likewise",
 }
 
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from tests.deploy import sandboxes
 from tests.exporter.agent.conftest import cards, engine, jobs
 from tests.exporter.agent.nodes import AgentProcess, until
+from tests.scheduling.policy_files import TEXT as POLICY_TEXT
 from tests.servers import free_port
 
 from gpuwarden.agent_api import Outcome
@@ -60,6 +62,7 @@ ALLOWED = {
     | {"signal another", "signal init", "write another's file", "write another's memory"},
     "gpuwarden-engine": ANYBODY | NET,
     "gpuwarden-report": ANYBODY | NET,
+    "gpuwarden-scheduler": ANYBODY | NET,
     "gpuwarden-drill": ANYBODY | {"see another's process"},
 }
 
@@ -360,3 +363,53 @@ def test_a_unit_with_a_key_that_nobody_tries_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(sandboxes, "APPLIED", sandboxes.APPLIED - {"PrivateTmp"})
     with pytest.raises(LookupError, match="PrivateTmp"):
         sandboxes.service("gpuwarden-engine")
+
+
+WHO = """
+import sys
+from pathlib import Path
+from gpuwarden.scheduling.daemon_clients import DaemonClient
+print(DaemonClient(Path(sys.argv[1])).ask("GET", "/v1/whoami"))
+"""
+
+
+def test_the_scheduler_knows_who_asks_in_its_sandbox(
+    tmp_path: Path,
+    started: Callable[..., subprocess.Popen[bytes]],
+    request: pytest.FixtureRequest,
+) -> None:
+    """Root and a user without an account, whatever the unit hides; its store is its own."""
+    # Not below pytest's folder, which nobody else may enter.
+    place = Path(tempfile.mkdtemp(prefix="gpuwarden-"))
+    request.addfinalizer(lambda: shutil.rmtree(place))
+    policy, socket, port = place / "policy.yaml", place / "run/s.sock", free_port()
+    policy.write_text(POLICY_TEXT)
+    owned(place / "run")
+    place.chmod(0o755)
+    program = started(
+        *confined(
+            "gpuwarden-scheduler",
+            *("{python}", "/mnt/sources/tests/deploy/played_schedulers.py", policy),
+            *("/var/lib/gpuwarden-scheduler", socket, str(port)),
+            show=place,
+        )
+    )
+
+    def ready() -> str:
+        assert program.poll() is None, (tmp_path / "log-0").read_text()
+        return page(f"http://127.0.0.1:{port}/-/ready")
+
+    assert until(ready) == "ready\n"
+    for uid, name, role in ((0, "root", "operator"), (TENANT, f"#{TENANT}", "user")):
+        words = [sys.executable, "-c", WHO, str(socket)]
+        done = subprocess.run(
+            ["setpriv", f"--reuid={uid}", "--clear-groups", *words],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"'name': '{name}', 'role': '{role}'" in done.stdout
+    view = Path(f"/proc/{program.pid}/root/var/lib/gpuwarden-scheduler")
+    assert (view / "scheduler.sqlite").stat().st_mode & 0o777 == 0o600

@@ -26,6 +26,7 @@ RIGHTS = {
     "gpuwarden-engine": set(),
     "gpuwarden-drill": set(),
     "gpuwarden-report": set(),
+    "gpuwarden-scheduler": set(),
 }
 USERS = {"gpuwarden-report": "gpuwarden-engine"}
 """Of programs that read what another one owns."""
@@ -122,3 +123,8 @@ def test_the_engine_is_started_again_unless_its_files_are_wrong() -> None:
     (given_up_on,) = service(path)["RestartPreventExitStatus"]
     assert int(given_up_on) == InvalidInput.exit_code
     assert LedgerUnusable.exit_code != InvalidInput.exit_code
+
+
+def test_the_scheduler_sees_who_asks() -> None:
+    """In a user namespace of its own every peer of its socket would have the uid of nobody."""
+    assert service(FOLDER / "gpuwarden-scheduler.service")["PrivateUsers"] == ["no"]
