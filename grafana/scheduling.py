@@ -98,7 +98,7 @@ def _answer() -> tuple:
             steps=((None, GREEN), (1, RED)),
         ),
         number(
-            "Booked and used",
+            "Bookings used",
             "Of the cards of slots whose time has come, those that jobs of the team hold. n/a: no "
             "slot's time has come.",
             now(f"sum({_of('booked_used_gpus')}) / ({booked} > 0) or 0 * {LIVES} - 1"),
@@ -163,15 +163,16 @@ def _queue() -> tuple:
                 ),
             ],
             columns=(
-                Column("team", "Team"),
-                Column("priority", "Priority"),
-                Column("Value #A", "Started"),
-                Column("Value #B", "Mean wait", "s"),
+                Column("team", "Team", width=120),
+                Column("priority", "Priority", width=110),
+                Column("Value #A", "Started", width=90),
+                Column("Value #B", "Mean wait", "s", width=120),
                 Column(
                     "Value #C",
                     "Longest now",
                     "s",
                     steps=((None, GREY), (0, GREEN), (4 * 3600, ORANGE), (86400, RED)),
+                    width=120,
                 ),
             ),
             sort=("Mean wait", True),
@@ -229,8 +230,8 @@ def _preemption() -> tuple:
         ),
         graph(
             "Work lost",
-            "GPU time of work that preemptions have lost, where that is known: since the last "
-            "saved state of jobs that left without one.",
+            "GPU time of work that preemptions have lost, where that is known, in cards: 1 is one "
+            "card that works for nothing all the time.",
             [
                 query(
                     "sum by (cause) (rate("
@@ -289,18 +290,21 @@ def _limits() -> tuple:
                 rows(f"topk(100, {forecast} or {key} {plain} * 0 - 1)", "D"),
             ],
             columns=(
-                Column("team", "Team", links=(to_engine("budgets", "Budgets (engine)"),)),
-                Column("per", "Per"),
-                Column("kind", "Kind"),
-                Column("Value #B", "Used", "short"),
-                Column("Value #A", "Of", "short"),
+                Column(
+                    "team", "Team", links=(to_engine("budgets", "Budgets (engine)"),), width=110
+                ),
+                Column("per", "Per", width=80),
+                Column("kind", "Kind", width=80),
+                Column("Value #B", "Used", "short", width=90),
+                Column("Value #A", "Of", "short", width=90),
                 Column(
                     "Value #C",
                     "Share",
                     "percentunit",
                     steps=((None, GREY), (0, GREEN), (0.8, ORANGE), (1, RED)),
+                    width=90,
                 ),
-                Column("Value #D", "At the end", "short"),
+                Column("Value #D", "At the end", "short", width=100),
             ),
             sort=("Share", True),
             span=14,
