@@ -81,6 +81,9 @@ class Access:
                 (job_id,),
             )
             user = str(closed[0][0] or "") if closed else ""
+        if not user:
+            left = engine.leaves.store.of_job(job_id)
+            user = left[-1].user if left else ""
         return user, engine.rulebook.directory.user(user).team
 
     def sees_decision(self, person: Person, decision: Decision) -> bool:

@@ -408,6 +408,34 @@ class JobEvent(Shape):
     detail: dict[str, Any]
 
 
+class LeaveDocument(Shape):
+    """A leave request and what became of it."""
+
+    id: str
+    key: str
+    by: str
+    """The scheduler, as the audit names it."""
+    job_id: str
+    run_id: str
+    user: str
+    """Whose job it is; empty where it is not known."""
+    at: str
+    then: str
+    cause: str
+    reason: str
+    successor: str
+    nodes: list[str]
+    deadline_seconds: Seconds
+    asked_at: Time
+    deadline: Time
+    state: str
+    """asked, waiting, left, unheeded, undeliverable, refused, lapsed, withdrawn or overtaken."""
+    why: str
+    finished_at: Time | None
+    steps: dict[str, float]
+    """notified, acknowledged, saved, left, freed -> Unix time; what was not seen is absent."""
+
+
 class JobDocument(Shape):
     """Everything known of a job."""
 
@@ -422,6 +450,8 @@ class JobDocument(Shape):
     job: Job | None
     rules: list[JobRule]
     decisions: list[Decision]
+    leaves: list[LeaveDocument]
+    """What schedulers asked it for, oldest first."""
     past_cases: list[PastCase]
     events: list[JobEvent]
 

@@ -9,6 +9,7 @@ from gpuwarden.ruleengine import cases, messages
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.decision_steps import steps_of
 from gpuwarden.ruleengine.forecasts import forecasts
+from gpuwarden.ruleengine.leave_documents import leave_document
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.reclaim.drafts import evidence_record
 
@@ -76,7 +77,8 @@ def job_document(engine: Engine, job_id: str) -> dict[str, Any] | None:
             user = stored.case.user if stored is not None else "" if job is None else job.user
             rules.append(_rule(engine, engine.trials.applied(rule, user), verdict, stored))
     rules.sort(key=lambda told: told["case"] is None)  # what is broken is what is asked about
-    if job is None and not (decisions or events or past or rules):
+    leaves = engine.leaves.store.of_job(job_id)
+    if job is None and not (decisions or events or past or rules or leaves):
         return None
     return {
         "schema": JOB_SCHEMA,
@@ -91,6 +93,7 @@ def job_document(engine: Engine, job_id: str) -> dict[str, Any] | None:
             decision_record(each, engine.losses.of(each.id), steps_of(engine.ledger, each.id))
             for each in decisions
         ],
+        "leaves": [leave_document(engine, leave) for leave in leaves],
         "past_cases": [_with_times(case, "opened_at", "closed_at") for case in past],
         "events": [_with_times(event, "time") for event in events],
     }

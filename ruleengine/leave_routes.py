@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse, Response
 
 from gpuwarden.job_files import RUN_ID
 from gpuwarden.refusals import Refusal
-from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.api_models import Seconds, Shape, Time
+from gpuwarden.ruleengine.api_models import LeaveDocument, Seconds, Shape
 from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, read_object, word
+from gpuwarden.ruleengine.leave_documents import leave_document, sees
 from gpuwarden.ruleengine.leave_records import LeaveOrder
 from gpuwarden.ruleengine.leave_settings import MAX_DEADLINE_SECONDS
 from gpuwarden.ruleengine.operations import Operation
@@ -67,34 +67,6 @@ class LeaveRequestBody(Shape):
     """What is to start in its place."""
     key: str
     """Names this very request: repeated with the same key it is answered, and not made again."""
-
-
-class LeaveDocument(Shape):
-    """A leave request and what became of it."""
-
-    id: str
-    key: str
-    by: str
-    """The scheduler, as the audit names it."""
-    job_id: str
-    run_id: str
-    user: str
-    """Whose job it is; empty where it is not known."""
-    at: str
-    then: str
-    cause: str
-    reason: str
-    successor: str
-    nodes: list[str]
-    deadline_seconds: Seconds
-    asked_at: Time
-    deadline: Time
-    state: str
-    """asked, waiting, left, unheeded, undeliverable, refused, lapsed, withdrawn or overtaken."""
-    why: str
-    finished_at: Time | None
-    steps: dict[str, float]
-    """notified, acknowledged, saved, left, freed -> Unix time; what was not seen is absent."""
 
 
 class LeaveList(Shape):
@@ -204,13 +176,6 @@ class LeaveRoutes:
         return JSONResponse(leave_document(self._engine, current))
 
 
-def sees(engine: Engine, person: Person, leave: Leave) -> bool:
-    """Whether a leave is theirs to see: a scheduler's own, and those of jobs that they see."""
-    team = engine.rulebook.directory.user(leave.user).team
-    own = person.role is Role.SCHEDULER and leave.by == person.name
-    return own or person.sees(leave.user, team)
-
-
 def leaves_document(engine: Engine, person: Person, *, limit: int) -> dict[str, Any]:
     """The newest leaves that a person may see."""
     found = [
@@ -219,32 +184,6 @@ def leaves_document(engine: Engine, person: Person, *, limit: int) -> dict[str, 
         if sees(engine, person, leave)
     ]
     return {"schema": SCHEMA, "leaves": found[:limit]}
-
-
-def leave_document(engine: Engine, leave: Leave) -> dict[str, Any]:
-    """A leave as the API has it."""
-    finished = leave.finished_at
-    return {
-        "id": leave.id,
-        "key": leave.key,
-        "by": leave.by,
-        "job_id": leave.job_id,
-        "run_id": leave.run_id,
-        "user": leave.user,
-        "at": leave.at,
-        "then": leave.after,
-        "cause": leave.cause,
-        "reason": leave.reason,
-        "successor": leave.successor,
-        "nodes": list(leave.hosts),
-        "deadline_seconds": leave.deadline,
-        "asked_at": rfc3339(leave.created_at),
-        "deadline": rfc3339(leave.created_at + leave.deadline),
-        "state": leave.state.value,
-        "why": leave.why,
-        "finished_at": None if finished is None else rfc3339(finished),
-        "steps": engine.leaves.steps(leave),
-    }
 
 
 def order_of(body: Mapping[str, Any]) -> LeaveOrder:

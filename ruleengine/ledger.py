@@ -252,7 +252,7 @@ class Ledger(Decisions, Counters):
     def jobs_like(
         self, word: str, limit: int, *, users: Collection[str] | None = None
     ) -> list[tuple[str, str | None]]:
-        """(job_id, run_id) of jobs that a case was opened for, newest first.
+        """(job_id, run_id) of jobs that had a case, or were asked to leave, newest first.
 
         Args:
             word: the whole job_id or run_id, or the beginning of either.
@@ -260,13 +260,14 @@ class Ledger(Decisions, Counters):
             users: only jobs of these, or None for all.
         """
         rows = self._db.execute(
-            "SELECT job_id, json_extract(body, '$.run_id'), max(id) FROM cases "
-            "WHERE (substr(job_id, 1, ?1) = ?2 OR "
-            "substr(json_extract(body, '$.run_id'), 1, ?1) = ?2) "
-            "AND (?4 IS NULL OR json_extract(body, '$.user') IN (SELECT value FROM json_each(?4))) "
+            "SELECT job_id, run_id, max(at) FROM ("
+            "SELECT job_id, json_extract(body, '$.run_id') AS run_id, "
+            "json_extract(body, '$.user') AS user, opened_at AS at FROM cases "
+            "UNION ALL SELECT job_id, run_id, user, created_at FROM leaves) "
+            "WHERE (substr(job_id, 1, ?1) = ?2 OR substr(run_id, 1, ?1) = ?2) "
+            "AND (?4 IS NULL OR user IN (SELECT value FROM json_each(?4))) "
             # A whole name goes first, however many begin with it.
-            "GROUP BY 1, 2 ORDER BY (job_id = ?2 OR json_extract(body, '$.run_id') IS ?2) DESC, "
-            "3 DESC LIMIT ?3",
+            "GROUP BY 1, 2 ORDER BY (job_id = ?2 OR run_id IS ?2) DESC, 3 DESC, 1 DESC LIMIT ?3",
             (len(word), word, limit, None if users is None else json.dumps(sorted(users))),
         )
         return [(job_id, run_id) for job_id, run_id, _ in rows]

@@ -15,6 +15,7 @@ from gpuwarden.errors import GpuwardenError, RefusedAction
 from gpuwarden.option_values import output_option
 from gpuwarden.ruleengine.clients import ask, token_headers, token_option, url_option
 from gpuwarden.ruleengine.explain import answer, cause_lines, proof_line
+from gpuwarden.ruleengine.leave_documents import leave_sentence
 from gpuwarden.ruleengine.losses import loss_lines, risk_line
 from gpuwarden.ruleengine.messages import about
 from gpuwarden.ruleengine.unknown_reasons import REASONS
@@ -155,19 +156,27 @@ def print_document(console: Console, document: dict[str, Any], *, everything: bo
         _show_kept(console, rest)
     for decision in document["decisions"]:
         _show_decision(console, decision)
-    if document["past_cases"]:
-        table = Table("RULE", "FROM", "TO", "CLOSED", box=None, pad_edge=False, title="Earlier")
-        for past in document["past_cases"]:
-            times = (_local(past["opened_at"]), _local(past["closed_at"]))
-            table.add_row(past["rule"], *times, past["closed_because"])
-        console.print()
-        console.print(table)
+    # An engine of before schedulers does not tell of leaves.
+    for leave in document.get("leaves", ()):
+        _show_leave(console, leave)
+    _show_past(console, document["past_cases"])
     if everything and document["events"]:
         table = Table("TIME", "RULE", "EVENT", box=None, pad_edge=False, title="What happened")
         for event in document["events"]:
             table.add_row(event["time"], event["rule"], event["kind"])
         console.print()
         console.print(table)
+
+
+def _show_past(console: Console, cases: list[dict[str, Any]]) -> None:
+    if not cases:
+        return
+    table = Table("RULE", "FROM", "TO", "CLOSED", box=None, pad_edge=False, title="Earlier")
+    for past in cases:
+        times = (_local(past["opened_at"]), _local(past["closed_at"]))
+        table.add_row(past["rule"], *times, past["closed_because"])
+    console.print()
+    console.print(table)
 
 
 def _show_risk(console: Console, job: dict[str, Any]) -> None:
@@ -283,6 +292,15 @@ def _show_case(console: Console, case: dict[str, Any]) -> None:
     for kept in case["keeps"]:
         text = f"  kept by {kept['by']} until {_local(kept['until'])}: {kept['reason']}"
         console.print(text)
+
+
+def _show_leave(console: Console, leave: dict[str, Any]) -> None:
+    console.print()
+    told = {**leave, **{name: _local(leave[name]) for name in ("asked_at", "deadline")}}
+    console.print(f"Leave {leave['id']}: {leave_sentence(told)}.")
+    for step, moment in sorted(leave["steps"].items(), key=lambda pair: pair[1]):
+        seen = dt.datetime.fromtimestamp(moment, dt.UTC).isoformat()
+        console.print(f"  {step} at {_local(seen)}")
 
 
 def _show_decision(console: Console, decision: dict[str, Any]) -> None:

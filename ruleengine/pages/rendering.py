@@ -20,6 +20,7 @@ from gpuwarden import durations, quantities
 from gpuwarden.ruleengine import explain, losses
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.enforcement_routes import enforcement_document
+from gpuwarden.ruleengine.leave_documents import leave_sentence
 from gpuwarden.ruleengine.messages import about, local_time
 from gpuwarden.ruleengine.roles import STRANGER, Role
 from gpuwarden.ruleengine.unknown_reasons import REASONS
@@ -79,6 +80,7 @@ def _environment() -> Environment:
         "brief": _brief,
         "hour": _hour,
         "lapse": about,
+        "leave": leave_sentence,
     }
     for name in found.list_templates(extensions=("html",)):
         found.get_template(name)

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine import booking_weeks, schedule_rows
 from gpuwarden.ruleengine.calendars import CONTENT_TYPE, CalendarAddresses, icalendar
-from gpuwarden.ruleengine.leave_routes import leave_document, sees
+from gpuwarden.ruleengine.leave_documents import leave_document, sees
 from gpuwarden.ruleengine.pages.readings import PER_PAGE, turning
 from gpuwarden.ruleengine.pages.rendering import HEADERS
 from gpuwarden.ruleengine.queries import page_number

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from rich.console import Console
 from tests.ruleengine.engines import World, running
 from tests.ruleengine.reclaim.scenes import JOB, OTHER_NODE, Scene
 from tests.ruleengine.reclaim.test_softer_acts import passing
@@ -19,6 +21,7 @@ from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.leave_records import LeaveState
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.sign_ins import Token
+from gpuwarden.ruleengine.why_cli import print_document
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -544,5 +547,37 @@ def test_a_rule_that_ends_the_job_overtakes_its_leave(servers: World) -> None:
             assert leave.state is LeaveState.OVERTAKEN
             await passing(scene.world, lambda: "end terminate" in scene.scheduler.calls)
             assert scene.scheduler.calls.count("end terminate") == 1
+
+    asyncio.run(story())
+
+
+def test_its_owner_reads_who_asked_for_what_and_what_became_of_it(servers: World) -> None:
+    """On the job's page and by `gpuwarden why`, also by the run once the job is gone."""
+    scene = Scene.of(servers)
+
+    async def story() -> None:
+        async with planning(scene) as client:
+            name = (await client.post("/v1/leaves", json=body())).json()["id"]
+            await becomes(client, name, "waiting")
+            page = (await client.get(f"/jobs/{JOB}", headers=AS["alice"])).text
+            assert "planner asked it at" in page
+            assert "at the end of its epoch" in page
+            assert "By now it has not left yet." in page
+            scene.nodes.holds[HOST] = False
+            await becomes(client, name, "left")
+            scene.world.fleet.jobs = []
+            await scene.world.tick(2)
+            assert (await client.get(f"/v1/jobs/{JOB}", headers=AS["bob"])).status_code == 404
+            found = (await client.get(f"/v1/jobs/{JOB}", headers=AS["alice"])).json()
+            (leave,) = found["leaves"]
+            assert (leave["id"], leave["state"]) == (name, "left")
+            matches = (await client.get("/v1/matches/run-1", headers=AS["alice"])).json()
+            assert [row["job_id"] for row in matches["matches"]] == [JOB]
+            nobody = (await client.get("/v1/matches/run-1", headers=AS["bob"])).json()
+            assert nobody["matches"] == []
+            told = io.StringIO()
+            print_document(Console(file=told, width=1000), found, everything=False)
+            assert "because of priority: high-1 of team speech goes first" in told.getvalue()
+            assert "  freed at " in told.getvalue()
 
     asyncio.run(story())
