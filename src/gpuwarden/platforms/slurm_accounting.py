@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.platforms.slurm import decode_tres
 from gpuwarden.platforms.slurm_listings import clock_seconds
+from gpuwarden.platforms.slurm_texts import decode_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,11 +35,11 @@ ACCOUNTING_FIELDS: Final = (
     "Partition",
     "Cluster",
     "ExitCode",
-    # Users' words come last.
     "JobName",
+    "Comment",
 )
+"""What `sacct --format` is asked for. A comment is there only if the cluster stores it."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_ROW = re.compile(r"(?P<job>[0-9]{1,10})\|")
 _MODEL: Final = "gres/gpu:"
 
 
@@ -57,9 +58,8 @@ class Attempt:
         suspended: seconds.
         gpus: cards that it had; 0 for one that had none or never ran.
         gpu_type: in Slurm's words; empty where not told, or several.
-        tracked: whether it can be told that it had no cards: a cluster that does not account for
-            them tells of none.
-        account, user, qos, partition, cluster, name: in Slurm's words.
+        account, user, qos, partition, cluster: in Slurm's words.
+        name, comment: in its user's.
         status: exit status, or None.
     """
 
@@ -73,64 +73,59 @@ class Attempt:
     suspended: float = 0.0
     gpus: int = 0
     gpu_type: str = ""
-    tracked: bool = True
     account: str = ""
     user: str = ""
     qos: str = ""
     partition: str = ""
     cluster: str = ""
     name: str = ""
+    comment: str = ""
     status: int | None = None
 
 
-def accounting_words(begin: int, end: int, *, everybody: bool = True) -> tuple[str, ...]:
+def accounting_words(begin: int, end: int, mark: str) -> tuple[str, ...]:
     """Arguments of `sacct` for every attempt that may have held something in a stretch of time.
 
     Args:
         begin: Unix time.
         end: Unix time.
-        everybody: not only the caller's own jobs.
+        mark: as for `slurm_texts.rows_format`, for the same reason.
     """
     return (
         "--duplicates",
         "--allocations",
-        "--parsable2",
+        "--allusers",
         "--noheader",
-        *(("--allusers",) if everybody else ()),
+        "--parsable",
+        f"--delimiter={mark}",
         f"--starttime=uts{begin}",
         f"--endtime=uts{end}",
         f"--format={','.join(ACCOUNTING_FIELDS)}",
     )
 
 
-def decode_accounting(text: str, *, tracked: bool = True) -> tuple[Attempt, ...]:
+def decode_accounting(text: str, mark: str) -> tuple[Attempt, ...]:
     """Attempts of an answer to `accounting_words`, each once.
-
-    A name may hold `|` and line feeds: it comes last, and a line that does not begin as a row does
-    goes on with the name before it.
 
     Args:
         text: what it printed.
-        tracked: whether the cluster accounts for cards.
+        mark: that of the words.
 
     Raises:
         ServiceUnavailable: it is no such answer.
     """
     found: dict[tuple[int, float, float | None], Attempt] = {}
-    for line in text.split("\n"):
-        values = line.split("|", len(ACCOUNTING_FIELDS) - 1)
-        if not _ROW.match(line) or len(values) < len(ACCOUNTING_FIELDS):
-            if line and not found:
-                raise ServiceUnavailable("sacct answered in another form than it was asked for")
-            continue
-        attempt = _attempt(dict(zip(ACCOUNTING_FIELDS, values, strict=True)), tracked)
+    for row in decode_rows(text, mark, ACCOUNTING_FIELDS):
+        attempt = _attempt(row)
         if attempt is not None:
             found[attempt.job_id, attempt.submit, attempt.start] = attempt
     return tuple(found.values())
 
 
-def _attempt(row: Mapping[str, str], tracked: bool) -> Attempt | None:
-    submit = _time(row["Submit"])
+def _attempt(row: Mapping[str, str]) -> Attempt | None:
+    number, submit = row["JobIDRaw"].strip(), _time(row["Submit"])
+    if not _NUMBER.fullmatch(number):
+        raise ServiceUnavailable("sacct answered with a job that has no number")
     if submit is None:
         return None
     # An attempt that was cancelled before it ran has a start in some versions, and no cards.
@@ -139,7 +134,7 @@ def _attempt(row: Mapping[str, str], tracked: bool) -> Attempt | None:
     count = given.get("gres/gpu", "")
     models = {name.removeprefix(_MODEL) for name in given if name.startswith(_MODEL)}
     return Attempt(
-        job_id=int(row["JobIDRaw"]),
+        job_id=int(number),
         number=row["JobID"],
         submit=submit,
         start=start,
@@ -149,13 +144,13 @@ def _attempt(row: Mapping[str, str], tracked: bool) -> Attempt | None:
         suspended=clock_seconds(row["Suspended"]) or 0.0,
         gpus=int(count) if _NUMBER.fullmatch(count) else 0,
         gpu_type=models.pop() if len(models) == 1 else "",
-        tracked=tracked,
         account=row["Account"],
         user=row["User"],
         qos=row["QOS"],
         partition=row["Partition"],
         cluster=row["Cluster"],
         name=row["JobName"],
+        comment=row["Comment"],
         status=_status(row["ExitCode"]),
     )
 

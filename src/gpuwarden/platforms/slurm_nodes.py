@@ -38,6 +38,8 @@ class SlurmNode:
         idle: model of its cards (empty where they have none) -> how many are idle.
         cpus, memory: idle ones; memory in bytes.
         taken: cores that jobs have.
+        cards: model -> how many it has, idle or not.
+        cores: that it has.
     """
 
     name: str
@@ -50,6 +52,8 @@ class SlurmNode:
     cpus: float = 0.0
     memory: float = 0.0
     taken: float = 0.0
+    cards: Mapping[str, int] = field(default_factory=dict)
+    cores: int = 0
 
 
 def decode_nodes(text: str) -> tuple[SlurmNode, ...]:
@@ -102,6 +106,8 @@ def _node(values: Mapping[str, str]) -> SlurmNode:
         cpus=float(max(0, (cpus or 0) - (busy or 0))),
         memory=float(max(0, (memory or 0) - (taken or 0)) * _MEBI),
         taken=float(busy or 0),
+        cards={model: count for (name, model), count in have.items() if name == "gpu"},
+        cores=cpus or 0,
     )
 
 

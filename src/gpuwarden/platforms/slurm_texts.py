@@ -69,7 +69,7 @@ def decode_rows(text: str, mark: str, fields: Sequence[str]) -> list[dict[str, s
     values = text.split(mark)
     rest = values.pop()
     if rest.strip() or len(values) % len(fields):
-        raise ServiceUnavailable("squeue answered in another form than it was asked for")
+        raise ServiceUnavailable("Slurm answered in another form than it was asked for")
     return [
         dict(zip(fields, values[at : at + len(fields)], strict=True))
         for at in range(0, len(values), len(fields))

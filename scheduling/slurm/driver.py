@@ -1,0 +1,324 @@
+"""Slurm as the daemon sees it: Slurm decides who runs, this watches, explains and keeps the books.
+
+Everything that must go on while the daemon is down is Slurm's: limits, priorities, preemption,
+reservations. What the daemon adds: budgets of a day, jobs that only come back, who holds what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from gpuwarden.errors import GpuwardenError, ServiceUnavailable
+from gpuwarden.platforms.slurm_limits import CARDS
+from gpuwarden.schedule_api import Problem
+from gpuwarden.scheduling.slurm import caps, loops, memories
+from gpuwarden.scheduling.slurm.clusters import open_cluster
+from gpuwarden.scheduling.slurm.observations import Reader, read_accounts
+from gpuwarden.scheduling.slurm.queues import entries_of, is_waiting
+from gpuwarden.scheduling.slurm.scripts import read_comment
+from gpuwarden.scheduling.slurm.usages import account, ended_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuwarden.platforms.slurm_accounting import Attempt
+    from gpuwarden.schedule_api import Preemption, QueueEntry
+    from gpuwarden.scheduling.drivers import Context
+    from gpuwarden.scheduling.holdings import Holding
+    from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.slots import Slot, SlotUse
+    from gpuwarden.scheduling.slurm.clusters import Cluster
+    from gpuwarden.scheduling.slurm.queues import Reading
+
+ENGINE: Final = "slurm"
+DAY: Final = 86_400.0
+ACCOUNT_SECONDS: Final = 60.0
+"""How often accounting is asked, which may be far away and slow."""
+MOST_SEEN: Final = 50_000
+
+log = structlog.get_logger(__name__)
+
+
+def open_driver(policy: Policy, context: Context) -> SlurmDriver:
+    """The driver of a policy's Slurm."""
+    return SlurmDriver(policy, context, open_cluster(policy))
+
+
+def read_entries(policy: Policy, now: float) -> Sequence[QueueEntry]:
+    """The queue as it is, for whoever asks while no daemon runs; nothing is changed.
+
+    Raises:
+        ServiceUnavailable: Slurm's controller does not answer.
+    """
+    with open_cluster(policy) as cluster:
+        return entries_of(Reader(cluster).read(now), policy)
+
+
+class SlurmDriver:
+    """One cluster.
+
+    Args:
+        policy: by whose words its jobs are told of.
+        context: what the daemon gives.
+        cluster: which; closed at the end.
+    """
+
+    engine = ENGINE
+
+    def __init__(self, policy: Policy, context: Context, cluster: Cluster) -> None:
+        self.cluster = ""
+        self._policy = policy
+        self._context = context
+        self._asked = cluster
+        self._reader = Reader(cluster)
+        self._reading: Reading | None = None
+        self._memory = memories.Memory()
+        self._entries: tuple[QueueEntry, ...] = ()
+        self._ended: tuple[QueueEntry, ...] = ()
+        self._seen: dict[tuple[int, float], float] = {}
+        self._runs: dict[str, str] = {}
+        self._problems: dict[str, Problem] = {}
+        self._accounts_at: float | None = None
+
+    # -- life
+
+    def start(self, now: float) -> None:
+        """Learn which cluster it is, and take up what was left."""
+        self._memory = memories.load(self._context.state)
+        self.cluster = self._asked.config.name
+        log.info("slurm_found", cluster=self.cluster, version=self._asked.version, at=now)
+
+    def stop(self) -> None:
+        """Nothing is asked any more; jobs go on."""
+        self._asked.close()
+
+    def adopt(self, policy: Policy) -> None:
+        """Go by another policy; another cluster takes a new start.
+
+        Raises:
+            GpuwardenError: it names another Slurm.
+        """
+        if policy.slurm != self._policy.slurm:
+            changed = policy.slurm.model_copy(update={"requeues": self._policy.slurm.requeues})
+            if changed != self._policy.slurm:
+                raise GpuwardenError(
+                    "slurm of the policy has changed: start the scheduler anew to go by it"
+                )
+        self._policy = policy
+        self._accounts_at = None
+
+    # -- each tick
+
+    def tick(self, now: float) -> None:
+        """Read the queue, hold what only comes back, set limits of budgets, and keep the books.
+
+        Raises:
+            ServiceUnavailable: the controller does not answer; what was known stays.
+        """
+        reading = self._reader.read(now)
+        self._reading = reading
+        self._remember(reading)
+        self._say_cards(reading, now)
+        held = self._guard(reading, now)
+        if self._accounts_at is None or not 0 <= now - self._accounts_at < ACCOUNT_SECONDS:
+            self._keep_books(reading, now)
+        self._entries = tuple(_told(entry, held) for entry in entries_of(reading, self._policy))
+
+    def entries(self) -> Sequence[QueueEntry]:
+        """Every job as of the last tick, and those that ended within a day."""
+        known = {entry.id for entry in self._entries}
+        return (*self._entries, *(entry for entry in self._ended if entry.id not in known))
+
+    def preemptions(self) -> Sequence[Preemption]:
+        """What was seen of jobs that had to leave."""
+        return ()
+
+    def problems(self) -> Sequence[Problem]:
+        """What an operator should know of."""
+        return tuple(self._problems[code] for code in sorted(self._problems))
+
+    def _remember(self, reading: Reading) -> None:
+        running = {
+            (job.job.job_id, job.job.start_time)
+            for job in reading.jobs
+            if job.job.holds and job.job.start_time is not None
+        }
+        for number, start in running:
+            self._seen[number, start] = reading.taken
+        while len(self._seen) > MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
+        for job in reading.jobs:
+            comment = read_comment(job.job.comment)
+            if comment is not None and comment.run_id is not None:
+                self._runs[job.number] = comment.run_id
+        while len(self._runs) > MOST_SEEN:
+            del self._runs[next(iter(self._runs))]
+
+    def _say_cards(self, reading: Reading, now: float) -> None:
+        self._problem(
+            "cards_not_accounted",
+            None
+            if reading.accounts_for_gpus
+            else "Slurm does not account for cards, so budgets and use cannot be told: add "
+            "gres/gpu to AccountingStorageTRES in slurm.conf and restart slurmctld",
+            now,
+        )
+
+    def _problem(self, code: str, words: str | None, now: float) -> None:
+        """Something is so, or is not so (any more)."""
+        if words is None:
+            self._problems.pop(code, None)
+        elif code not in self._problems or self._problems[code].words != words:
+            since = self._problems[code].since if code in self._problems else now
+            self._problems[code] = Problem(code, words, since)
+
+    # -- loops
+
+    def _guard(self, reading: Reading, now: float) -> dict[str, str]:
+        """Hold the jobs that only come back; gives why each that is held for it is."""
+        terms = self._policy.slurm.requeues
+        found = loops.guard(reading.jobs, self._memory.histories, terms, now=now, epochs={})
+        jobs = {job.number: job for job in reading.jobs}
+        for loop in found.loops:
+            answer = self._asked.run("scontrol", "hold", loop.number)
+            if answer.status:
+                log.warning("requeue_loop_not_held", job=loop.number, error=answer.complaint)
+                continue
+            log.warning("requeue_loop_held", job=loop.number, words=loop.words)
+            found = loops.mark_held(found, jobs[loop.number], now)
+        if found.histories != self._memory.histories:
+            self._memory = replace(self._memory, histories=found.histories)
+            memories.save(self._context.state, self._memory)
+        held = dict(found.held)
+        words = None
+        if held:
+            words = (
+                f"jobs came back again and again without getting on, and are held: "
+                f"{', '.join(sorted(held))}; their owners look into their logs and release them"
+            )
+        self._problem("requeue_loop", words, now)
+        return held
+
+    # -- books
+
+    def _keep_books(self, reading: Reading, now: float) -> None:
+        """What accounting tells of the last day, and the limits of budgets by it."""
+        self._accounts_at = now
+        begin = caps.begin_of(self._policy, now)
+        since = now - DAY if begin is None else min(begin, now - DAY)
+        try:
+            attempts = read_accounts(self._asked, since, now)
+            self._set_caps(reading, attempts, now)
+        except ServiceUnavailable as error:
+            self._problem("accounting_unseen", f"Slurm's accounting cannot be read: {error}", now)
+            return
+        self._problem("accounting_unseen", None, now)
+        waiting = {job.number for job in reading.jobs if is_waiting(job) or job.job.holds}
+        recent = [each for each in attempts if each.end is not None and each.end >= now - DAY]
+        self._ended = tuple(
+            entry
+            for entry in ended_entries(recent, self._policy, self._runs)
+            if entry.id not in waiting
+        )
+
+    def _account(
+        self, attempts: Sequence[Attempt], begin: float, end: float, now: float
+    ) -> Sequence[Holding]:
+        found = account(
+            attempts,
+            self._policy,
+            begin=begin,
+            end=end,
+            now=now,
+            running=None if self._reading is None else self._reading.jobs,
+            seen=self._seen,
+            runs=self._runs,
+        )
+        words = None
+        if found.lost:
+            words = (
+                f"accounting knows no end of jobs that are gone: {', '.join(found.lost[:20])}; "
+                "`sacctmgr show runawayjobs` mends it, and until then they are not counted"
+            )
+        self._problem("runaway_jobs", words, now)
+        return found.holdings
+
+    def _set_caps(self, reading: Reading, attempts: Sequence[Attempt], now: float) -> None:
+        begin = caps.begin_of(self._policy, now)
+        if begin is None:
+            return
+        holdings = self._account(attempts, begin, now, now)
+        counters = {
+            name: limits.minutes[CARDS]
+            for name, limits in reading.limits.accounts.items()
+            if CARDS in limits.minutes
+        }
+        missing = caps.unset(self._policy, counters)
+        words = None
+        if missing:
+            words = (
+                f"Slurm has no account for {', '.join(missing)}, so their budgets are not "
+                "enforced: run `gpuwarden policy apply --engine slurm`"
+            )
+        self._problem("budget_not_enforced", words, now)
+        for team in caps.capped(self._policy):
+            if team in missing:
+                continue
+            account_name = self._account_of(team)
+            cap = caps.cap_of(self._policy, team, holdings, counters[account_name], now=now)
+            if caps.differs(cap, counters[account_name], self._policy):
+                self._set_cap(cap, now)
+
+    def _account_of(self, team: str) -> str:
+        found = self._policy.team(team)
+        return team if found is None else found.account
+
+    def _set_cap(self, cap: caps.Cap, now: float) -> None:
+        answer = self._asked.run(
+            "sacctmgr",
+            "--immediate",
+            "modify",
+            "account",
+            "where",
+            f"name={cap.account}",
+            f"cluster={self.cluster}",
+            "set",
+            f"GrpTRESMins={CARDS}={cap.minutes}",
+        )
+        if answer.status and "Nothing modified" not in answer.output:
+            said = answer.complaint or answer.output.strip()[:200]
+            self._problem(
+                "budget_not_enforced",
+                f"the limit of account {cap.account} could not be set, and the former one stays: "
+                f"{said}; the scheduler's user must be an operator of Slurm's",
+                now,
+            )
+            return
+        log.info("budget_cap_set", account=cap.account, minutes=cap.minutes, left=cap.left)
+
+    # -- bookings and use
+
+    def book(self, slots: Sequence[Slot], now: float) -> None:
+        """Have Slurm keep cards for these slots, and for no others of ours."""
+
+    def slot_uses(self) -> Sequence[SlotUse]:
+        """What becomes of the slots that are active."""
+        return ()
+
+    def usage(self, begin: float, end: float) -> Sequence[Holding]:
+        """Every attempt that held cards in a stretch of time.
+
+        Raises:
+            ServiceUnavailable: accounting cannot be read.
+        """
+        now = self._context.clock.wall()
+        return self._account(read_accounts(self._asked, begin, end), begin, end, now)
+
+
+def _told(entry: QueueEntry, held: dict[str, str]) -> QueueEntry:
+    """An entry that is held by the loop guard says so."""
+    words = held.get(entry.id)
+    return entry if words is None else replace(entry, why="requeue_loop", words=words)

@@ -1,0 +1,150 @@
+"""Jobs that come back again and again without getting on: a loop that nobody else ends. Pure.
+
+RequeueExit brings a job back for ever: one whose data are gone, and that leaves with status 75 as
+soon as it begins, starts some ten times a minute. What counts is coming back by itself; a job that
+was told to leave for another is no loop, and neither is one that got a new epoch done in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpuwarden.durations import render
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuwarden.platforms.slurm_listings import ListedJob
+    from gpuwarden.scheduling.engine_terms import AtMost
+
+MOST_TIMES = 200
+"""Of one job that are remembered: more than any policy asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is remembered of one job.
+
+    Attributes:
+        restarts: how often it had come back by Slurm's count, when it was last seen.
+        times: Unix times at which it came back by itself since it last got on.
+        epoch: the last one that is known of it, or None.
+        told: whether it was told to leave since it last came back.
+        held: Unix time at which it was held for this, or None.
+    """
+
+    restarts: int = 0
+    times: tuple[float, ...] = ()
+    epoch: int | None = None
+    told: bool = False
+    held: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A job that has to be held.
+
+    Attributes:
+        number: Slurm's number of it.
+        words: why, as one sentence for its owner.
+        code: of the same.
+    """
+
+    number: str
+    words: str
+    code: str = "requeue_loop"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """What is remembered after a look, and what is to be done.
+
+    Attributes:
+        histories: key of a job -> what is remembered; only of jobs that are still there.
+        loops: jobs that have to be held now.
+        held: number of a job that is held for this -> why.
+    """
+
+    histories: Mapping[str, History] = field(default_factory=dict)
+    loops: tuple[Loop, ...] = ()
+    held: Mapping[str, str] = field(default_factory=dict)
+
+
+def key_of(job: ListedJob) -> str:
+    """What stays the same of a job while it comes back: a number alone may be given anew."""
+    return f"{job.job.job_id}/{job.job.user_id}/{job.job.name}"[:200]
+
+
+def guard(
+    jobs: tuple[ListedJob, ...],
+    histories: Mapping[str, History],
+    terms: AtMost | None,
+    *,
+    now: float,
+    epochs: Mapping[str, int],
+) -> Guarded:
+    """Look at every job once.
+
+    Args:
+        jobs: all that the controller knows.
+        histories: of the last look.
+        terms: how often a job may come back; None holds nobody.
+        now: Unix time.
+        epochs: number of a job -> the last epoch that is known of its run.
+    """
+    kept: dict[str, History] = {}
+    loops: list[Loop] = []
+    held: dict[str, str] = {}
+    for job in jobs:
+        if job.job.ended or job.tasks:
+            continue
+        history = _seen(job, histories.get(key_of(job)), now, epochs.get(job.number))
+        waiting = not job.job.holds
+        if history.held is not None and waiting and job.priority:
+            # Somebody released it: it begins anew. What Slurm tells of a held job that came back
+            # is why it waits besides; its priority is 0 as long as it is held.
+            history = replace(history, held=None, times=())
+        if terms is not None:
+            recent = tuple(time for time in history.times if now - time <= terms.per)
+            if history.held is not None:
+                held[job.number] = _words(len(history.times), terms)
+            elif len(recent) > terms.times and waiting:
+                loops.append(Loop(job.number, _words(len(recent), terms)))
+        kept[key_of(job)] = history
+    return Guarded(kept, tuple(loops), held)
+
+
+def mark_held(guarded: Guarded, job: ListedJob, now: float) -> Guarded:
+    """The same, after a job was held."""
+    key = key_of(job)
+    history = replace(guarded.histories[key], held=now)
+    words = next(loop.words for loop in guarded.loops if loop.number == job.number)
+    return replace(
+        guarded,
+        histories={**guarded.histories, key: history},
+        held={**guarded.held, job.number: words},
+    )
+
+
+def _seen(job: ListedJob, history: History | None, now: float, epoch: int | None) -> History:
+    restarts = job.job.restarts
+    if history is None:
+        # What happened before it was first seen is not known: nothing is held for it.
+        return History(restarts, epoch=epoch, told=job.preempted is not None)
+    if epoch is not None and (history.epoch is None or epoch > history.epoch):
+        history = replace(history, times=(), epoch=epoch)
+    if restarts > history.restarts:
+        came_back = () if history.told else (now,) * (restarts - history.restarts)
+        times = (*history.times, *came_back)[-MOST_TIMES:]
+        history = replace(history, restarts=restarts, times=times, told=False)
+    if job.preempted is not None and job.job.holds:
+        history = replace(history, told=True)
+    return history
+
+
+def _words(times: int, terms: AtMost) -> str:
+    return (
+        f"It came back {times} times within {render(terms.per)} without a new epoch, and is held: "
+        "look into its log, then `scontrol release` it."
+    )

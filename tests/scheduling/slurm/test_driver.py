@@ -1,0 +1,189 @@
+"""The daemon's view of a real Slurm: the queue, what comes back, what is used, what is left."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.scheduling.slurm.drivers import WallClock, a_driver, hurry
+from tests.scheduling.slurm.tasks import a_task, box_policy
+from tests.servers import until
+from tests.slurm_accounting import manage
+
+from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.schedule_api import EntryState
+from gpuwarden.scheduling.slurm.driver import read_entries
+from gpuwarden.scheduling.slurm.submissions import SlurmSubmitter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.slurm_servers import SlurmCluster
+
+    from gpuwarden.schedule_api import QueueEntry
+    from gpuwarden.scheduling.slurm.clusters import Cluster
+    from gpuwarden.scheduling.slurm.driver import SlurmDriver
+
+
+@pytest.fixture
+def empty(box: SlurmCluster) -> Iterator[SlurmCluster]:
+    """The box without anybody's jobs, before and after."""
+    clear(box)
+    yield box
+    clear(box)
+
+
+def clear(box: SlurmCluster) -> None:
+    """End every job."""
+    box.run("scancel", "--user=root")
+    until(lambda: not box.run("squeue", "--noheader").strip(), every=0.2)
+
+
+def entry(driver: SlurmDriver, job: int) -> QueueEntry:
+    """The entry of a job after a look."""
+    driver.tick(time.time())
+    return next(each for each in driver.entries() if each.id == str(job))
+
+
+def test_the_queue_of_a_real_cluster(empty: SlurmCluster, cluster: Cluster, tmp_path: Path) -> None:
+    """Who runs, who waits and for whom; with a daemon and without one."""
+    policy = box_policy(empty)
+    submitter = SlurmSubmitter(policy, cluster, environment={"PATH": "/usr/bin:/bin"})
+    first = empty.submit("exec sleep 600", "--gres=gpu:4", "--account=vision", "--time=5")
+    empty.wait_for_state(first, "RUNNING")
+    task = a_task(run_id="run-9", gpus=2, program="/bin/sleep")
+    second = int(submitter.submit(task, token="a-token-of-9").id)
+    with a_driver(policy, tmp_path) as driver:
+        until(lambda: entry(driver, second).why in ("Resources", "Priority"), every=0.3)
+        waits = entry(driver, second)
+        assert waits.state is EntryState.PENDING
+        assert waits.position == 1
+        assert waits.run_id == "run-9"
+        assert (waits.team, waits.gpus, waits.gpu_type) == ("vision", 2, "a100-40")
+        assert waits.must_end == (str(first),)
+        # A plan comes with the backfill scheduler's next round.
+        until(lambda: entry(driver, second).start is not None, every=0.3)
+        assert entry(driver, first).state is EntryState.RUNNING
+        empty.run("scancel", str(second))
+        until(lambda: entry(driver, second).state is EntryState.FAILED, every=0.2)
+        assert entry(driver, second).why == "cancelled"
+    alone = {each.id: each.state for each in read_entries(policy, time.time())}
+    assert alone[str(first)] is EntryState.RUNNING
+
+
+def test_a_loop_is_held_and_told_of(empty: SlurmCluster, tmp_path: Path) -> None:
+    """A job that leaves with 75 as soon as it begins comes back until it is held, once."""
+    policy = box_policy(
+        empty,
+        slurm=box_policy(empty).slurm.model_dump(exclude_defaults=True)
+        | {"requeues": {"times": 1, "per": "10m"}, "timeout": "20s"},
+    )
+    job = empty.submit("exit 75", "--gres=gpu:1", "--account=vision", "--requeue", "--time=5")
+
+    def held() -> bool:
+        hurry(empty, job)
+        return entry(driver, job).why == "requeue_loop"
+
+    with a_driver(policy, tmp_path) as driver:
+        until(held, every=0.3)
+        found = entry(driver, job)
+        assert found.state is EntryState.HELD
+        assert "scontrol release" in found.words
+        assert [problem.code for problem in driver.problems()] == ["requeue_loop"]
+    with a_driver(policy, tmp_path) as again:
+        assert entry(again, job).why == "requeue_loop"
+
+
+def test_each_attempt_is_used_time_once(empty: SlurmCluster, tmp_path: Path) -> None:
+    """A job that came back held cards twice; eight seconds of two cards are sixteen."""
+    begin = time.time() - 1
+    script = '[ -n "$SLURM_RESTART_COUNT" ] && exec sleep 600; sleep 1; exit 75'
+    job = empty.submit(script, "--gres=gpu:2", "--account=speech", "--requeue", "--time=5")
+    until(lambda: "1" in empty.run("squeue", "-h", f"-j{job}", "-O", "RestartCnt"), every=0.2)
+
+    def runs_again() -> bool:
+        hurry(empty, job)
+        return empty.states(job) == {"RUNNING"}
+
+    until(runs_again, every=0.3)
+    with a_driver(box_policy(empty), tmp_path) as driver:
+        driver.tick(time.time())
+
+        def both() -> bool:
+            found = [h for h in driver.usage(begin, time.time()) if h.entry == str(job)]
+            return len(found) == 2 and found[0].end is not None
+
+        until(both, every=0.3)
+        found = [each for each in driver.usage(begin, time.time()) if each.entry == str(job)]
+    assert [each.gpus for each in found] == [2, 2]
+    assert [each.team for each in found] == ["speech", "speech"]
+    assert [each.card for each in found] == ["a100-40", "a100-40"]
+    assert found[0].end is not None
+    assert found[0].end <= found[1].start
+    assert found[1].end is None
+
+
+def test_a_spent_day_starts_no_job(empty: SlurmCluster, tmp_path: Path) -> None:
+    """The limit is what is left of the day; at the next midnight it is a whole day again."""
+    manage(empty, "modify", "account", "vision", "set", "GrpTRESMins=gres/gpu=-1")
+    budgets = [
+        {
+            "team": "vision",
+            "per": "day",
+            "limit": "10 GPU-hours",
+            "kind": "hard",
+            "running": "finish",
+        }
+    ]
+    policy = box_policy(empty, budgets=budgets)
+
+    def limit() -> int | None:
+        said = empty.run(
+            "sacctmgr", "-nP", "show", "assoc", "account=vision", "user=", "format=GrpTRESMins"
+        ).strip()
+        return int(said.partition("=")[2]) if said else None
+
+    clock = WallClock()
+    try:
+        with a_driver(policy, tmp_path, clock) as driver:
+            driver.tick(clock.wall())
+            first = limit()
+            assert first is not None
+            assert 590 <= first <= 600
+            # A person who raises it is corrected at the next look.
+            manage(empty, "modify", "account", "vision", "set", "GrpTRESMins=gres/gpu=9999")
+            clock.ahead = 61.0
+            driver.tick(clock.wall())
+            assert limit() == first
+        spent = [dict(budgets[0], limit="0.001 GPU-hours")]
+        with a_driver(box_policy(empty, budgets=spent), tmp_path, clock) as driver:
+            driver.tick(clock.wall())
+            job = empty.submit("exec sleep 600", "--gres=gpu:1", "--account=vision", "--time=5")
+            until(lambda: entry(driver, job).why == "AssocGrpGRESMinutes", every=0.3)
+            assert entry(driver, job).state is EntryState.HELD
+    finally:
+        manage(empty, "modify", "account", "vision", "set", "GrpTRESMins=gres/gpu=-1")
+
+
+def test_a_controller_that_is_away_is_not_an_empty_queue(
+    empty: SlurmCluster, tmp_path: Path
+) -> None:
+    """Killed and started again: what was known stays, and the jobs are the same afterwards."""
+    job = empty.submit("exec sleep 600", "--gres=gpu:1", "--account=vision", "--time=5")
+    empty.wait_for_state(job, "RUNNING")
+    policy = box_policy(empty)
+    policy = policy.model_copy(update={"slurm": policy.slurm.model_copy(update={"timeout": 2.0})})
+    with a_driver(policy, tmp_path) as driver:
+        before = entry(driver, job)
+        # The controller writes down what it knows every few seconds.
+        until((empty.folder / "state" / "job_state").exists)
+        empty.stop_daemon("slurmctld")
+        with pytest.raises(ServiceUnavailable):
+            driver.tick(time.time())
+        assert before in driver.entries()
+        empty.start("slurmctld")
+        until(lambda: entry(driver, job).started is not None, every=0.3)
+        after = entry(driver, job)
+    assert (after.id, after.started, after.gpus) == (before.id, before.started, before.gpus)

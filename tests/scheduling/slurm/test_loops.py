@@ -1,0 +1,149 @@
+"""A job that only comes back is held and told of; one that gets on, or makes way, is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.scheduling.slurm.test_queue import NOW, a_job
+
+from gpuwarden.scheduling.engine_terms import AtMost
+from gpuwarden.scheduling.slurm import memories
+from gpuwarden.scheduling.slurm.loops import Guarded, guard, key_of, mark_held
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from gpuwarden.platforms.slurm_listings import ListedJob
+
+TERMS = AtMost.model_validate({"times": 3, "per": "10m"})
+
+
+def attempt(restarts: int, *, state: str = "PENDING", told: bool = False) -> ListedJob:
+    """The job at one look: it waits, or runs and perhaps was told to leave."""
+    preempted = NOW if told else None
+    return a_job(
+        1, state=state, restarts=restarts, preempted=preempted, reason="BeginTime", priority=9
+    )
+
+
+def looks(
+    jobs: Sequence[ListedJob],
+    *,
+    every: float = 10.0,
+    terms: AtMost | None = TERMS,
+    epochs: Sequence[Mapping[str, int]] = (),
+) -> Guarded:
+    """What comes of looking at a job again and again."""
+    found = Guarded()
+    for number, job in enumerate(jobs):
+        known = epochs[number] if number < len(epochs) else {}
+        now = NOW + number * every
+        found = guard((job,), found.histories, terms, now=now, epochs=known)
+    return found
+
+
+def test_a_job_that_only_comes_back_is_held() -> None:
+    """Three times are allowed in ten minutes; the fourth is one too many."""
+    assert not looks([attempt(n) for n in range(4)]).loops
+    (loop,) = looks([attempt(n) for n in range(5)]).loops
+    assert loop.number == "1"
+    assert loop.words.startswith("It came back 4 times within 10m")
+
+
+def test_restarts_between_two_looks_count_each() -> None:
+    """A fast loop comes back several times before it is looked at."""
+    assert looks([attempt(0), attempt(4)]).loops
+
+
+def test_what_came_before_the_first_look_is_not_held_against_it() -> None:
+    """A daemon that begins does not know why a job came back nine times last week."""
+    assert not looks([attempt(9)]).loops
+    assert not looks([attempt(9), attempt(10)]).loops
+
+
+def test_slow_returns_are_no_loop() -> None:
+    """Only those within the policy's stretch of time count."""
+    assert not looks([attempt(n) for n in range(9)], every=300.0).loops
+
+
+def test_a_job_that_makes_way_is_no_loop() -> None:
+    """It was told to leave each time: somebody else's doing."""
+    jobs = []
+    for restarts in range(6):
+        jobs += [attempt(restarts), attempt(restarts, state="RUNNING", told=True)]
+    assert not looks(jobs).loops
+    alone = [replace(job, preempted=None) for job in jobs]
+    assert looks([*alone, attempt(6)]).loops
+
+
+def test_a_new_epoch_clears_it() -> None:
+    """It leaves often, and gets on."""
+    jobs = [attempt(n) for n in range(6)]
+    assert not looks(jobs, epochs=[{"1": n} for n in range(6)]).loops
+    assert looks(jobs, epochs=[{"1": 3}] * 6).loops
+
+
+def test_a_running_job_is_left_alone() -> None:
+    """Holding ends nothing: it is done when the job waits."""
+    running = [attempt(n, state="RUNNING") for n in range(6)]
+    assert not looks(running).loops
+    assert looks([*running, attempt(6)]).loops
+
+
+def test_without_terms_nobody_is_held() -> None:
+    """Nothing here has a default."""
+    assert not looks([attempt(n) for n in range(50)], terms=None).loops
+
+
+def test_once_released_it_begins_anew() -> None:
+    """Whoever releases it gets all tries again, and is not held at the next look."""
+    found = looks([attempt(n) for n in range(5)])
+    found = mark_held(found, attempt(4), NOW + 50)
+    assert set(found.held) == {"1"}
+    for reason in ("JobHeldAdmin", "BeginTime"):
+        held = a_job(1, restarts=4, reason=reason, priority=0)
+        found = guard((held,), found.histories, TERMS, now=NOW + 60, epochs={})
+        assert set(found.held) == {"1"}
+        assert not found.loops
+    found = guard((attempt(4),), found.histories, TERMS, now=NOW + 70, epochs={})
+    assert not found.held
+    assert not found.loops
+    for restarts in (5, 6, 7):
+        found = guard((attempt(restarts),), found.histories, TERMS, now=NOW + 80, epochs={})
+        assert not found.loops
+    assert guard((attempt(8),), found.histories, TERMS, now=NOW + 80, epochs={}).loops
+
+
+def test_a_number_that_is_given_anew_is_another_job() -> None:
+    """After a crash of the controller somebody else's job may bear it."""
+    found = looks([attempt(n) for n in range(4)])
+    other = a_job(1, restarts=9, name="other", user_id=77)
+    assert key_of(other) not in found.histories
+    assert not guard((other,), found.histories, TERMS, now=NOW + 50, epochs={}).loops
+
+
+def test_jobs_that_are_gone_are_forgotten() -> None:
+    """What is remembered does not grow."""
+    found = looks([attempt(n) for n in range(4)])
+    assert guard((), found.histories, TERMS, now=NOW, epochs={}).histories == {}
+
+
+def test_it_is_remembered_over_a_restart(tmp_path: Path) -> None:
+    """A daemon that is started anew in the middle of a loop goes on counting."""
+    found = looks([attempt(n) for n in range(4)])
+    memories.save(tmp_path, memories.Memory(histories=found.histories))
+    kept = memories.load(tmp_path).histories
+    assert kept == found.histories
+    assert guard((attempt(4),), kept, TERMS, now=NOW + 50, epochs={}).loops
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"version": 9}', '{"version": 1, "histories": 3}', "null", "\x00"]
+)
+def test_a_memory_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    """Nothing is held by it, and the daemon starts."""
+    (tmp_path / memories.NAME).write_text(text)
+    assert memories.load(tmp_path) == memories.Memory()
