@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all test-kubernetes reclaim-table check format preview pictures dashboards schema bench chart fuzz requirements sbom dist clean
+.PHONY: help setup demo test test-all test-kubernetes test-slurm-next reclaim-table check format preview pictures dashboards schema bench chart fuzz requirements sbom dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,10 @@ reclaim-table: setup ## run reclaims of every kind end to end, and print what be
 test-kubernetes: setup ## build a real kube-apiserver (Debian 12, 8 minutes, once) and compare the fake with it
 	@$(BIN)/python tools/kubernetes.py
 	@$(BIN)/python -m pytest -m kubernetes tests/ruleengine/reclaim $(ARGS)
+
+test-slurm-next: setup ## scheduling with the Slurm of Debian 13 in a root of its own (needs root; 1 GB, once)
+	@$(BIN)/python tools/slurm_next.py
+	@GPUWARDEN_TEST_SLURM_ROOT=/srv/t $(BIN)/python -m pytest -m "sweep or not sweep" tests/scheduling/slurm $(ARGS)
 
 check: setup ## lint, types and layers
 	@$(BIN)/ruff check .

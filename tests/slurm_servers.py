@@ -82,11 +82,6 @@ class SlurmCluster:
             return Path(name)
         return self.folder / "bin" / name if self.root else Path(binary((name,)))
 
-    @property
-    def to_host(self) -> tuple[str, ...]:
-        """What a job's command begins with that needs this machine's files, not its Slurm's."""
-        return ("nsenter", "--root=/proc/1/root", "--wd=/tmp", "--") if self.root else ()
-
     def run(self, *words: str, timeout: float = 30.0) -> str:
         """What one of Slurm's commands prints.
 
