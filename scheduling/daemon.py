@@ -169,11 +169,6 @@ class Daemon:
         settings, scheduler = self._settings, self.scheduler
         peers = _listen_unix(settings.socket)
         try:
-            await asyncio.to_thread(
-                self.worker.call,
-                lambda: scheduler.driver.start(self._clock.wall()),
-                seconds=120.0,
-            )
             servers = [self._server(_PeerProtocol)]
             serving = [
                 asyncio.create_task(servers[0].serve(sockets=[peers]), name="socket"),

@@ -73,10 +73,14 @@ class Driver(Protocol):
     cluster: str
 
     def start(self, now: float) -> None:
-        """Connect, and take up what was left: called once, before the first tick."""
+        """Connect, and take up what was left: before the first tick.
+
+        Raises:
+            TemporaryError: the engine cannot be seen now; it is called again with the next tick.
+        """
 
     def stop(self) -> None:
-        """Release everything; jobs go on. Called once, also after an error."""
+        """Release everything; jobs go on. Called once, also where `start` never went well."""
 
     def adopt(self, policy: Policy) -> None:
         """Go by another policy from the next tick on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 from gpuwarden.scheduling.calibrations import Settled
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from gpuwarden.schedule_api import Interval, QueueEntry
     from gpuwarden.scheduling.calibrations import Kind
     from gpuwarden.scheduling.stores import Store
+
+
+WAIT_BOUNDS = (60.0, 300.0, 900.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 7 * 86400.0)
+"""By which waits are counted, seconds; changed, the counts of before keep their old ones."""
 
 
 class ForesightStore:
@@ -35,10 +40,17 @@ class ForesightStore:
             for item in entries:
                 if item.started is not None and item.requeues == 0:
                     wait = max(0.0, item.started - item.submitted)
-                    db.execute(
+                    new = db.execute(
                         "INSERT OR IGNORE INTO waits VALUES (?, ?, ?, ?, ?)",
                         (item.id, item.started, item.team, item.priority, wait),
                     )
+                    if new.rowcount:
+                        bound = next((each for each in WAIT_BOUNDS if wait <= each), math.inf)
+                        db.execute(
+                            "INSERT INTO wait_counts VALUES (?, ?, ?, 1, ?) ON CONFLICT DO UPDATE "
+                            "SET count = count + 1, seconds = seconds + excluded.seconds",
+                            (item.team, item.priority, bound, wait),
+                        )
                 if item.requeues:
                     db.execute(
                         "INSERT INTO requeues VALUES (?, ?, ?) ON CONFLICT (entry) "
@@ -46,10 +58,16 @@ class ForesightStore:
                         (item.id, item.team, item.requeues),
                     )
 
-    def waits(self) -> list[tuple[str, str, float]]:
-        """Team, priority and seconds of every wait."""
-        rows = self._store.rows("SELECT team, priority, seconds FROM waits")
-        return [(row["team"], row["priority"], row["seconds"]) for row in rows]
+    def waits(self) -> dict[tuple[str, str], dict[float, tuple[int, float]]]:
+        """Team and priority -> bound -> how many waits fell below it and no lower one, and seconds.
+
+        Counted when they are seen, so that a year of them costs a scrape nothing.
+        """
+        found: dict[tuple[str, str], dict[float, tuple[int, float]]] = {}
+        for row in self._store.rows("SELECT * FROM wait_counts"):
+            key = (row["team"], row["priority"])
+            found.setdefault(key, {})[row["bound"]] = (row["count"], row["seconds"])
+        return found
 
     def requeues(self) -> Mapping[str, int]:
         """Team -> how often its jobs came back."""

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from gpuwarden import __version__
 from gpuwarden.catalogue import CATALOGUE, MetricType, Source
 from gpuwarden.schedule_api import STEPS, BookingState, EntryState, Outcome
+from gpuwarden.scheduling.foresight_stores import WAIT_BOUNDS
 from gpuwarden.scheduling.policies import policy_hash
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from gpuwarden.scheduling.schedulers import Scheduler
 
-WAIT_BOUNDS = (60.0, 300.0, 900.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 7 * 86400.0)
 STEP_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 4 * 3600.0)
 LOOP = "requeue_loop"
 """Code of `QueueEntry.why` by which a driver tells that its loop guard holds a job."""
@@ -177,10 +177,17 @@ class SchedulerCollector(Collector):
         yield "booked_used_gpus", _counted(used)
 
     def _waits(self) -> HistogramMetricFamily:
-        values: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
-        for team, priority, seconds in self._scheduler.foresights.waits():
-            values[team, priority].append(seconds)
-        return _histogram("wait_seconds", values, WAIT_BOUNDS)
+        metric = CATALOGUE["gpuwarden_scheduler_wait_seconds"]
+        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, counts in sorted(self._scheduler.foresights.waits().items()):
+            below, buckets = 0, []
+            for bound in WAIT_BOUNDS:
+                below += counts.get(bound, (0, 0.0))[0]
+                buckets.append((str(bound), float(below)))
+            total = sum(count for count, _seconds in counts.values())
+            seconds = sum(seconds for _count, seconds in counts.values())
+            family.add_metric(labels, [*buckets, ("+Inf", float(total))], seconds)
+        return family
 
     def _steps(self) -> HistogramMetricFamily:
         values: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)

@@ -40,6 +40,9 @@ OVERLAP_SECONDS = 3600.0
 SHOWN_SECONDS = 7 * 86400.0
 """How long what is over is shown."""
 
+KEPT_SECONDS = 800 * 86400.0
+"""How long accounts and predictions are kept: this year and the last; looked at with each start."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -69,6 +72,8 @@ class Scheduler:
         self._held: dict[str, list[Holding]] = {}
         self._refused: Mapping[str, str] = {}
         self._since: dict[str, float] = {}
+        self._wrong: list[tuple[str, str]] = []
+        self._started = False
         self._accounted: float | None = None
         self.document = ScheduleDocument(
             engine=driver.engine,
@@ -86,29 +91,32 @@ class Scheduler:
     def tick(self) -> None:
         """Have one tick; what goes wrong in it is told, and ends nothing."""
         began, now = time.monotonic(), self.clock.wall()
-        problems: list[tuple[str, str]] = []
+        self._wrong = []
         try:
             self._tick(now)
             outcome = "completed"
         except TemporaryError as error:
             outcome = "unseen"
-            problems.append(
-                ("engine_unseen", f"{self.driver.engine} cannot be seen: {error}. Jobs go on")
-            )
+            self._wrong = []  # what could not be told or read besides is the same trouble
+            self._tell("engine_unseen", f"{self.driver.engine} cannot be seen: {error}. Jobs go on")
         except GpuwardenError as error:
             outcome = "failed"
-            problems.append(("engine_refuses", f"{self.driver.engine}: {error}"))
+            self._tell("engine_refuses", f"{self.driver.engine}: {error}")
         except Exception as error:
             # Whatever it is, the next tick may go well; jobs and bookings are worth the try.
             outcome = "failed"
             log.exception("tick failed")
-            problems.append(("tick_failed", f"a fault of gpuwarden's own: {error!r}; see the log"))
+            self._tell("tick_failed", f"a fault of gpuwarden's own: {error!r}; see the log")
         self.outcomes[outcome] += 1
         self.ticked, self.tick_seconds = now, time.monotonic() - began
         if self.reload_problem is not None:
-            problems.append(("policy_invalid", self.reload_problem))
-        problems += [("slot_refused", f"{name}: {why}") for name, why in self._refused.items()]
-        self._publish(problems, now)
+            self._tell("policy_invalid", self.reload_problem)
+        for name, why in self._refused.items():
+            self._tell("slot_refused", f"{name}: {why}")
+        self._publish(now)
+
+    def _tell(self, code: str, words: str) -> None:
+        self._wrong.append((code, words))
 
     def adopt(self, policy: Policy) -> None:
         """Go by another policy, all of it or, where the engine cannot, the old one.
@@ -149,7 +157,14 @@ class Scheduler:
 
     def _tick(self, now: float) -> None:
         self.uses = {}
-        self.book(now)
+        if not self._started:
+            self.driver.start(now)
+            self._started = True
+        try:
+            self.book(now)
+        except GpuwardenError as error:
+            # Who may not make reservations can have a queue all the same.
+            self._tell("bookings_untold", f"{self.driver.engine} was not told of slots: {error}")
         self.driver.tick(now)
         self.uses = {use.slot: use for use in self.driver.slot_uses()}
         self.store.note_use(self.uses.values(), now=now)
@@ -157,7 +172,11 @@ class Scheduler:
         self.store.keep_preemptions(self.driver.preemptions(), now=now)
         entries = tuple(self.driver.entries())
         self.foresights.keep_entries(entries)
-        self._account(now)
+        try:
+            self._account(now)
+        except GpuwardenError as error:
+            # An account that does not answer hides no queue.
+            self._tell("account_unseen", f"who held what cannot be read: {error}")
         trainings = self.driver.trainings() if isinstance(self.driver, Described) else {}
         entries = self._foresight.look(entries, trainings, self._held, now=now)
         self.document = replace(self.document, entries=entries, taken=now)
@@ -185,6 +204,8 @@ class Scheduler:
             running = self.store.oldest_running()
             since = max(since, min(newest - OVERLAP_SECONDS, now if running is None else running))
         self.store.keep_holdings(self.driver.usage(since, now), since=since, now=now)
+        if self._accounted is None:
+            self.store.forget(now - KEPT_SECONDS)
         self._accounted = now
         holdings = self.store.holdings(self.driver.engine, now - MANY_DAYS, now)
         self.budgets = budget_uses(self.policy, holdings, now=now)
@@ -192,8 +213,9 @@ class Scheduler:
         for item in holdings:
             self._held.setdefault(item.entry, []).append(item)
 
-    def _publish(self, own: list[tuple[str, str]], now: float) -> None:
+    def _publish(self, now: float) -> None:
         """Replace the document: also where the engine was not seen, what is ours is current."""
+        own = self._wrong
         problems = [Problem(code, words, self._begun(code, now)) for code, words in own]
         self._since = {code: at for code, at in self._since.items() if code in dict(own)}
         ahead = 0.0 if self.policy.bookings is None else self.policy.bookings.ahead

@@ -80,6 +80,15 @@ MIGRATIONS = (
         seconds REAL NOT NULL,
         PRIMARY KEY (entry, started)
     ) STRICT;
+    CREATE TABLE wait_counts (
+        team TEXT NOT NULL,
+        priority TEXT NOT NULL,
+        bound REAL NOT NULL,
+        count INTEGER NOT NULL,
+        seconds REAL NOT NULL,
+        PRIMARY KEY (team, priority, bound)
+    ) STRICT;
+    CREATE INDEX waits_started ON waits (started);
     CREATE TABLE requeues (
         entry TEXT PRIMARY KEY,
         team TEXT NOT NULL,

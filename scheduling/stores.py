@@ -63,7 +63,7 @@ class Booked:
         entered: Unix time at which the engine had it, or None.
         released: Unix time at which it was given back, or None.
         released_by: who, or `no-show`.
-        idle_since: Unix time since which it is seen without use, or None.
+        idle_since: Unix time since which it is seen without use, or None; in use, or not seen.
         first_used: Unix time at which its team first held a card of it, or None.
         used_gpu_seconds: of its cards so far, or None.
         revision: how often it was changed since it was made.
@@ -255,14 +255,20 @@ class Store:
         """Write down what is seen of active slots."""
         with self.changing() as db:
             for use in uses:
-                idle = use.first_used is None and use.gpus == 0
+                first = use.first_used if use.first_used is not None else now
                 db.execute(
                     "UPDATE slots SET "
                     "first_used = coalesce(first_used, ?), "
                     "used_gpu_seconds = coalesce(?, used_gpu_seconds), "
                     "idle_since = CASE WHEN ? THEN coalesce(idle_since, max(?, start)) END "
                     "WHERE id = ?",
-                    (use.first_used, use.used_gpu_seconds, idle, now, use.slot),
+                    (
+                        first if use.gpus or use.first_used is not None else None,
+                        use.used_gpu_seconds,
+                        use.gpus == 0,
+                        now,
+                        use.slot,
+                    ),
                 )
 
     # -- receipts
@@ -350,6 +356,17 @@ class Store:
                 "WHERE end IS NULL AND seen < ? AND start >= ?",
                 (now, since),
             )
+
+    def forget(self, before: float) -> None:
+        """Drop what nobody asks for any more: what ended, waited or was foretold before a moment.
+
+        Bookings and receipts stay: they are few, and somebody may be held to them.
+        """
+        with self.changing() as db:
+            db.execute("DELETE FROM holdings WHERE end < ?", (before,))
+            db.execute("DELETE FROM waits WHERE started < ?", (before,))
+            db.execute("DELETE FROM predictions WHERE made < ?", (before,))
+            db.execute("DELETE FROM runs WHERE ended < ?", (before,))
 
     def oldest_running(self) -> float | None:
         """Start of the oldest attempt that is not known to have ended."""

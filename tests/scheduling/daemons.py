@@ -60,6 +60,8 @@ class PlayedDriver:
         self.refuses: Mapping[str, str] = {}
         self.refuses_all = ""
         self.unseen: Exception | None = None
+        self.unaccounted: Exception | None = None
+        self.forbidden: Exception | None = None
         self.slots: tuple[Slot, ...] = ()
         self.calls: list[str] = []
         self.threads: set[str] = set()
@@ -107,6 +109,8 @@ class PlayedDriver:
         """Keep the slots, but those that the test has refused."""
         self._note(f"book {now:g}")
         self._seen()
+        if self.forbidden is not None:
+            raise self.forbidden
         against = {
             slot.id: self.refuses.get(slot.id, self.refuses_all)
             for slot in slots
@@ -125,6 +129,8 @@ class PlayedDriver:
         self._note("usage")
         self.usages.append((begin, end))
         self._seen()
+        if self.unaccounted is not None:
+            raise self.unaccounted
         return [
             item
             for item in self.held

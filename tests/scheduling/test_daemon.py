@@ -115,6 +115,50 @@ def test_an_engine_that_cannot_be_seen_is_not_an_empty_queue(here: Running) -> N
     assert here.client.schedule().problems == ()
 
 
+def test_an_account_that_does_not_answer_hides_no_queue(here: Running) -> None:
+    """Slurmdbd down, slurmctld up: the queue is current, and what is missing is told."""
+    here.driver.rows = (WAITS,)
+    here.driver.unaccounted = ServiceUnavailable("slurmdbd does not answer")
+    here.tick(61)
+    found = here.client.schedule()
+    assert (found.taken, found.entries) == (NOW + 61, (WAITS,))
+    assert [problem.code for problem in found.problems] == ["account_unseen"]
+
+
+def test_an_engine_that_takes_no_reservations_has_a_queue_all_the_same(here: Running) -> None:
+    """A right that is missing is told, and stops nothing else."""
+    here.driver.rows = (WAITS,)
+    here.driver.forbidden = RefusedAction("rights", "only operators make reservations")
+    here.tick(5)
+    found = here.client.schedule()
+    assert (found.taken, found.entries) == (NOW + 5, (WAITS,))
+    (problem,) = found.problems
+    assert problem.code == "bookings_untold"
+    assert "only operators" in problem.words
+
+
+def test_an_engine_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    """The daemon answers meanwhile, and says that it is not ready."""
+
+    class Late(PlayedDriver):
+        def start(self, now: float) -> None:
+            super().start(now)
+            if now < NOW + 10:
+                raise ServiceUnavailable("slurmctld does not answer")
+
+    with running(tmp_path, POLICY, now=NOW, driver=Late) as here:
+        assert [each.code for each in here.client.schedule().problems] == ["engine_unseen"]
+        with pytest.raises(ServiceUnavailable, match="503"):
+            here.client.text("/-/ready", {})
+        here.tick(10)
+        assert here.client.text("/-/ready", {}) == b"ready\n"
+        here.tick(5)
+        assert [call for call in here.driver.calls if call.startswith("start")] == [
+            f"start {NOW:g}",
+            f"start {NOW + 10:g}",
+        ]
+
+
 def test_a_fault_in_a_tick_ends_no_daemon(here: Running) -> None:
     """It is told, and the next tick is one."""
     here.driver.unseen = ZeroDivisionError("a mistake of ours")
