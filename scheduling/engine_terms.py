@@ -151,3 +151,14 @@ class KueueTerms(Strict):
     """Of the kubeconfig; its current one by default."""
     timeout: Annotated[Seconds, Field(gt=0, le=600)] = 30.0
     """For one request."""
+
+
+class LocalTerms(Strict):
+    """Of the lab box."""
+
+    jobs: FilePath = "/run/gpuwarden"
+    """The job files' folder, which the box's exporter and agent use too."""
+    barren_restarts: Annotated[int, Field(ge=1, le=100)] = 3
+    """A job that came back so often without a new epoch is held."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 0
+    """How often a job that failed is tried again by itself."""

@@ -45,6 +45,7 @@ from gpuwarden.scheduling.engine_terms import (
     KueueCard,
     KueueTeam,
     KueueTerms,
+    LocalTerms,
     SlurmCard,
     SlurmTeam,
     SlurmTerms,
@@ -333,6 +334,8 @@ class Policy(Strict):
     """Of the Slurm cluster."""
     kueue: KueueTerms = Field(default_factory=KueueTerms)
     """Of the Kubernetes cluster."""
+    local: LocalTerms = Field(default_factory=LocalTerms)
+    """Of the lab box."""
 
     @property
     def zone(self) -> zoneinfo.ZoneInfo:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gpuwarden.scheduling.policies import Policy
+
 At = Literal["step", "epoch"]
 
 
@@ -254,3 +256,20 @@ def earliest_notice(
     # 2**20 back-offs are longer than any `per`; the exponent is bounded for odd policies.
     rest = min(terms.back_off * 2.0 ** min(left - 1, 20), terms.per) if left else 0.0
     return job.started + max(terms.minimum_run, job.epoch_seconds or 0.0, rest)
+
+
+def terms_of(policy: Policy) -> Terms | None:
+    """What a policy says of preemption; None where it lets nobody be asked."""
+    said = policy.preemption
+    if said is None:
+        return None
+    return Terms(
+        values={each.name: each.value for each in policy.priorities},
+        preempts={each.name: frozenset(each.preempts) for each in policy.priorities},
+        minimum_run=said.minimum_run,
+        at=said.notice,
+        deadline=said.deadline,
+        back_off=said.back_off,
+        times=said.at_most.times,
+        per=said.at_most.per,
+    )

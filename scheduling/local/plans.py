@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from gpuwarden.schedule_api import Cause
 from gpuwarden.scheduling.local.gates import gate
-from gpuwarden.scheduling.local.scenes import Notice, Plan, Start, Wait, terms_of
-from gpuwarden.scheduling.preemption_terms import Code, Request, Room, Terms
+from gpuwarden.scheduling.local.scenes import Notice, Plan, Start, Wait
+from gpuwarden.scheduling.preemption_terms import Code, Request, Room, Terms, terms_of
 from gpuwarden.scheduling.preemptions import choose, counted_cards, listed, useless_notices
 
 if TYPE_CHECKING:
@@ -524,7 +524,7 @@ class _Planner:
             return Wait("preempting", f"{listed(told)} {leaving} leaving for it.", must_end=told)
         code = str(choice.code)
         must_end = told
-        if choice.code in (Code.NO_VICTIM, Code.NOT_YET, Code.OVERDUE):
+        if choice.code in (Code.NO_VICTIM, Code.NOT_YET, Code.OVERDUE, Code.QUOTA):
             must_end = self._must_end(request, view, quota) or told
         words = choice.words
         if self.terms is None and choice.code is Code.NO_VICTIM:

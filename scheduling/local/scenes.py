@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuwarden.schedule_api import Cause
-from gpuwarden.scheduling.preemption_terms import Running, Terms
+from gpuwarden.scheduling.preemption_terms import Running
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpuwarden.scheduling.policies import Policy
     from gpuwarden.scheduling.preemption_terms import At, Pool, Told
     from gpuwarden.scheduling.slots import Slot
 
@@ -211,20 +210,3 @@ class Plan:
     kept: Mapping[str, int] = field(default_factory=dict)
     overdue: tuple[str, ...] = ()
     again: float | None = None
-
-
-def terms_of(policy: Policy) -> Terms | None:
-    """What a policy says of preemption; None where it lets nobody be asked."""
-    said = policy.preemption
-    if said is None:
-        return None
-    return Terms(
-        values={each.name: each.value for each in policy.priorities},
-        preempts={each.name: frozenset(each.preempts) for each in policy.priorities},
-        minimum_run=said.minimum_run,
-        at=said.notice,
-        deadline=said.deadline,
-        back_off=said.back_off,
-        times=said.at_most.times,
-        per=said.at_most.per,
-    )

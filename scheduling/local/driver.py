@@ -1,0 +1,595 @@
+"""The driver of a lab box: one tick looks, decides by `plans.plan`, and acts.
+
+Whatever is decided is on disk before it takes effect, and every tick begins with what is there, not
+with what was remembered: a daemon that was killed at any point goes on where it was. Jobs are not
+its children and outlive it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gpuwarden.errors import DriverUnavailable, RefusedAction, TemporaryError
+from gpuwarden.job_files import LeaveRequest, RequestState
+from gpuwarden.schedule_api import Cause, Outcome, Problem
+from gpuwarden.scheduling.local import endings, views
+from gpuwarden.scheduling.local.card_uses import CardUses, Holder, uses_of
+from gpuwarden.scheduling.local.cards import NvmlCards
+from gpuwarden.scheduling.local.commands import Commands
+from gpuwarden.scheduling.local.launches import Launcher, LaunchFailed, User
+from gpuwarden.scheduling.local.plans import plan
+from gpuwarden.scheduling.local.processes import ProcessTable, boot_id, send_all
+from gpuwarden.scheduling.local.progress import RunFiles, prepared
+from gpuwarden.scheduling.local.queues import KEPT_SECONDS, Note, Queue
+from gpuwarden.scheduling.local.scenes import Plan, Scene, Waiting, Working
+from gpuwarden.scheduling.local.spending import longest_period_begin, spending
+from gpuwarden.scheduling.preemption_terms import Pool, Told, terms_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuwarden.job_files import RunStatus
+    from gpuwarden.schedule_api import Preemption, QueueEntry
+    from gpuwarden.scheduling.drivers import Context
+    from gpuwarden.scheduling.holdings import Holding
+    from gpuwarden.scheduling.local.cards import Cards
+    from gpuwarden.scheduling.local.queues import Attempt, Job
+    from gpuwarden.scheduling.local.scenes import Notice
+    from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.slots import Slot, SlotUse
+
+log = structlog.get_logger("gpuwarden.scheduling.local")
+
+KILL_SECONDS = 60.0
+"""Between the signal to leave, at a job's deadline, and the one that cannot be refused."""
+FREE_SECONDS = 120.0
+"""How long the memory of a job that has left is waited for before another one is asked."""
+SHOWN_SECONDS = 86400.0
+"""Jobs and notices that are over are shown so long."""
+_FORGET_EVERY = 3600.0
+
+
+class LocalDriver:
+    """The queue of this host.
+
+    Args:
+        policy: in force.
+        context: of the daemon.
+        cards: whoever sees them; NVML by default.
+    """
+
+    engine = "local"
+
+    def __init__(self, policy: Policy, context: Context, cards: Cards | None = None) -> None:
+        self.cluster = socket.gethostname()
+        self._policy = policy
+        self._root = Path(policy.local.jobs)
+        self._context = context
+        self._cards = cards or NvmlCards()
+        self._queue = Queue(context.state / "queue.db")
+        self._launcher = Launcher(context.state / "attempts", self._root)
+        self._commands = Commands(self._queue, context.wake)
+        self._boot = boot_id()
+        self._slots: tuple[Slot, ...] = ()
+        self._plan = Plan()
+        self._statuses: dict[int, RunStatus] = {}
+        self._since: dict[tuple[str, str], float] = {}
+        self._problems: list[Problem] = []
+        self._files_problem = ""
+        self._forgot = 0.0
+
+    # -- the daemon's calls
+
+    def start(self, now: float) -> None:
+        """Take up what was left: launches that were under way are settled first."""
+        self._files_problem = prepared(self._root)
+        for attempt in self._queue.attempts("reserved"):
+            claim = self._launcher.settle(attempt.id)
+            if claim is not None:
+                self._queue.begin(attempt.id, claim)
+                continue
+            log.warning("launch given up", attempt=attempt.id, entry=attempt.job)
+            self._give_up(attempt, now, state="waiting", words="")
+
+    def stop(self) -> None:
+        """Let go of the queue's file; jobs go on."""
+        self._queue.close()
+        if isinstance(self._cards, NvmlCards):
+            self._cards.close()
+
+    def adopt(self, policy: Policy) -> None:
+        """Go by another policy from the next tick on.
+
+        Raises:
+            RefusedAction: it names another folder for job files, which running jobs do not know.
+        """
+        if policy.local.jobs != self._policy.local.jobs:
+            raise RefusedAction(
+                "jobs-folder", "local.jobs cannot change while the daemon runs: restart it"
+            )
+        self._policy = policy
+
+    def tick(self, now: float) -> None:
+        """Look, decide, act.
+
+        Raises:
+            TemporaryError: the cards cannot be seen: nothing starts and nothing is freed.
+        """
+        problems: list[tuple[str, str]] = []
+        if self._files_problem:
+            self._files_problem = prepared(self._root)
+        if self._files_problem:
+            problems.append(("job-files", self._files_problem))
+        table = ProcessTable.read()
+        for attempt in self._queue.attempts("running"):
+            self._look_at(attempt, table, now)
+        self._escalate(now)
+        try:
+            uses = self._look_at_cards(table, now)
+        except DriverUnavailable as error:
+            problems.append(("cards-unseen", str(error)))
+            self._tell_problems(problems, now)
+            raise TemporaryError(str(error)) from error
+        problems += views.card_problems(uses)
+        scene, jobs = self._scene(uses, now)
+        self._plan = plan(scene, self._policy, now)
+        self._act(self._plan, jobs, uses, now)
+        problems += self._queue_problems(now)
+        self._tell_problems(problems, now)
+        self._forget(now)
+
+    def entries(self) -> Sequence[QueueEntry]:
+        """Every job as of the last tick."""
+        now = self._context.clock.wall()
+        return views.entries(
+            self._queue.jobs(ended_since=now - SHOWN_SECONDS),
+            {each.job: each for each in self._queue.attempts("reserved", "running")},
+            [note for note in self._queue.notes(closed_since=now) if note.closed is None],
+            self._plan,
+        )
+
+    def preemptions(self) -> Sequence[Preemption]:
+        """Notices that stand, and those of the last day."""
+        now = self._context.clock.wall()
+        runs = {job.id: job.run_id for job in self._queue.jobs(ended_since=now - KEPT_SECONDS)}
+        return [
+            views.preemption(note, runs.get(note.job), now)
+            for note in self._queue.notes(closed_since=now - SHOWN_SECONDS)
+        ]
+
+    def problems(self) -> Sequence[Problem]:
+        """What an operator should know of as of the last tick."""
+        return self._problems
+
+    def book(self, slots: Sequence[Slot], now: float) -> None:
+        """Keep cards for these slots.
+
+        Raises:
+            RefusedAction: one is of cards that the policy does not have; the others are kept.
+        """
+        known = [slot for slot in slots if self._policy.card(slot.card) is not None]
+        self._slots = tuple(slot for slot in known if slot.end > now)
+        unknown = [slot for slot in slots if slot not in known]
+        if unknown:
+            first = unknown[0]
+            raise RefusedAction("no-card", f"slot {first.id}: there are no cards {first.card}")
+
+    def slot_uses(self) -> Sequence[SlotUse]:
+        """What becomes of the slots that are active."""
+        now = self._context.clock.wall()
+        active = [slot for slot in self._slots if slot.start <= now < slot.end]
+        begin = min((slot.start for slot in active), default=now)
+        holdings = self.usage(begin, now) if active else []
+        return [views.slot_use(slot, holdings, self._plan, now) for slot in active]
+
+    def usage(self, begin: float, end: float) -> Sequence[Holding]:
+        """Every attempt that held cards in a stretch of time."""
+        attempts = self._queue.attempts_between(begin, end)
+        return views.holdings(attempts, self._queue)
+
+    # -- commands
+
+    def submit(self, task: object, *, uid: int, gid: int, now: float, token: str = "") -> str:
+        """Take a job on; see `Commands.submit`."""
+        return self._commands.submit(task, self._policy, uid=uid, gid=gid, token=token, now=now)
+
+    def cancel(self, entry: str, *, by: str, now: float) -> None:
+        """Take a job out of the queue, or have it save and leave for good."""
+        attempt = self._commands.cancel(entry, by=by, now=now)
+        if attempt is not None:
+            self._end(attempt, now)
+
+    def hold(self, entry: str, *, by: str, now: float) -> None:
+        """Have a job wait, or save, leave and wait, until it is released."""
+        attempt = self._commands.hold(entry, by=by, now=now)
+        job = self._queue.job(entry)
+        if attempt is None or job is None:
+            return
+        terms = terms_of(self._policy)
+        patience = 3600.0 if terms is None else terms.deadline
+        try:
+            self._files(job).ask(
+                LeaveRequest(f"hold-{attempt.id}", now + patience, "epoch", "hold", job.words)
+            )
+        except OSError as error:
+            self._queue.change_job(job.id, then_what="")
+            raise RefusedAction("job-files", f"it cannot be asked to leave: {error}") from error
+
+    def release(self, entry: str, *, by: str, now: float) -> None:
+        """Let a held job go on waiting for its turn."""
+        job = self._commands.release(entry, by=by, now=now)
+        for attempt in self._queue.attempts("running"):
+            if attempt.job == job.id:
+                self._files(job).withdraw(f"hold-{attempt.id}")
+
+    # -- looking
+
+    def _files(self, job: Job) -> RunFiles:
+        return RunFiles(self._root, job.run_id, job.uid)
+
+    def _look_at(self, attempt: Attempt, table: ProcessTable, now: float) -> None:
+        """Follow one attempt: its progress, its notice, its end."""
+        job = self._queue.job(str(attempt.job))
+        if job is None or attempt.stub is None or attempt.process is None:
+            return
+        rebooted = attempt.boot != self._boot
+        roots = () if rebooted else (attempt.stub, attempt.process)
+        record = self._launcher.record(attempt.id)
+        over = record is not None or not any(table.alive(root) for root in roots)
+        pids = frozenset(each.pid for each in table.tree(roots))
+        status = self._files(job).status(
+            pids=frozenset() if over else pids, boot=attempt.boot or "", since=attempt.created
+        )
+        if status is not None:
+            self._statuses[attempt.id] = status
+            changes = views.progress(attempt, status, now)
+            seconds = changes.pop("epoch_seconds", None)
+            if changes:
+                self._queue.change_attempt(attempt.id, **changes)
+            if seconds is not None:
+                self._queue.change_job(job.id, epoch_seconds=seconds)
+        note = self._note_of(attempt)
+        if note is not None and status is not None:
+            self._follow(note, status, now)
+        if over:
+            found = endings.seen(record, status, rebooted=rebooted, now=now)
+            self._settle_end(attempt, found)
+
+    def _note_of(self, attempt: Attempt) -> Note | None:
+        notes = self._queue.notes(closed_since=float("inf"))
+        return next((note for note in notes if note.attempt == attempt.id), None)
+
+    def _follow(self, note: Note, status: RunStatus, now: float) -> None:
+        """Write down the steps that a job tells of its notice."""
+        answer = status.request
+        if answer is None or answer.decision_id != note.id or note.notified is None:
+            return
+        changes: dict[str, float] = {}
+        saved = None if status.checkpoint is None else status.checkpoint.durable
+        leaving = answer.state is RequestState.LEAVING
+        if note.saved is None and leaving and saved is not None and saved >= note.notified:
+            changes["saved"] = min(saved, now)
+        if note.acknowledged is None:
+            # A trainer that tells no times had it at the latest when it had saved.
+            told = answer.times.get(RequestState.RECEIVED.value, changes.get("saved", now))
+            changes["acknowledged"] = min(max(told, note.notified), now)
+        if changes:
+            self._queue.change_note(note.id, **changes)
+
+    def _settle_end(self, attempt: Attempt, found: endings.Ended) -> None:
+        current = next(each for each in self._queue.attempts("running") if each.id == attempt.id)
+        job = self._queue.job(str(attempt.job))
+        note = self._note_of(attempt)
+        if job is None:
+            return
+        least = 0.0 if self._policy.preemption is None else self._policy.preemption.minimum_run
+        end = endings.ending(
+            job, current, found, note=note, terms=self._policy.local, minimum_run=least
+        )
+        self._queue.end(
+            current,
+            ended=end.attempt,
+            job=end.job,
+            note=None if note is None else (note.id, end.note),
+        )
+        if note is not None:
+            self._files(job).withdraw(note.id)
+        self._files(job).withdraw(f"hold-{attempt.id}")
+        log.info("job ended", entry=job.entry, exit=found.code, state=end.job["state"])
+
+    def _look_at_cards(self, table: ProcessTable, now: float) -> CardUses:
+        """See the cards, and take back those that are free again."""
+        seen = self._cards.read()
+        attempts = {each.id: each for each in self._queue.attempts("reserved", "running", "ended")}
+        held = self._queue.held()
+        holders: dict[str, Holder] = {}
+        for uuid, number in held.items():
+            attempt = attempts[number]
+            same = attempt.boot == self._boot
+            roots = [each for each in (attempt.stub, attempt.process) if each is not None and same]
+            pids = frozenset(each.pid for each in table.tree(roots))
+            holders[uuid] = Holder(str(attempt.job), pids, attempt.state == "ended")
+        kinds = {uuid: attempts[number].kind for uuid, number in held.items()}
+        uses = uses_of(seen, holders, self._policy, kinds=kinds)
+        there = {card.uuid for card in seen}
+        freed = False
+        for attempt in attempts.values():
+            mine = {uuid for uuid, number in held.items() if number == attempt.id}
+            if attempt.state == "ended" and mine & there <= uses.released:
+                self._freed(attempt, now)
+                freed = True
+        if not freed:
+            return uses
+        left = self._queue.held()
+        return uses_of(
+            seen,
+            {uuid: holder for uuid, holder in holders.items() if uuid in left},
+            self._policy,
+            kinds={uuid: kind for uuid, kind in kinds.items() if uuid in left},
+        )
+
+    def _freed(self, attempt: Attempt, now: float) -> None:
+        """An attempt's memory is back: its notice is closed, its cards are anybody's."""
+        note = self._note_of(attempt)
+        notes = {} if note is None else {note.id: {"freed": now, "closed": now}}
+        self._queue.free(attempt.id, notes=notes, now=now)
+        self._statuses.pop(attempt.id, None)
+
+    # -- deciding
+
+    def _scene(self, uses: CardUses, now: float) -> tuple[Scene, dict[str, Job]]:
+        jobs = {job.entry: job for job in self._queue.jobs(ended_since=now)}
+        notes = {note.attempt: note for note in self._queue.notes(closed_since=float("inf"))}
+        working = []
+        for attempt in self._queue.attempts("running", "ended"):
+            job = self._queue.job(str(attempt.job))
+            if job is not None:
+                working.append(self._working(job, attempt, notes.get(attempt.id)))
+        busy = {each.id for each in working if not each.id.endswith(views.LEFT)}
+        waiting = [self._waiting(job) for job in jobs.values() if job.state == "waiting"]
+        since = now - (
+            0.0 if self._policy.preemption is None else self._policy.preemption.at_most.per
+        )
+        begin = longest_period_begin(self._policy, now)
+        budget = spending(self._policy, self.usage(begin, now), now)
+        scene = Scene(
+            total=uses.total,
+            free={Pool(kind): len(uuids) for kind, uuids in uses.free.items()},
+            waiting=[each for each in waiting if each.id not in busy],
+            working=working,
+            slots=self._slots,
+            history=self._queue.left_for_others(since),
+            spent=budget.spent,
+            leaving=budget.leaving,
+        )
+        return scene, jobs
+
+    def _working(self, job: Job, attempt: Attempt, note: Note | None) -> Working:
+        status = self._statuses.get(attempt.id)
+        told, cause = None, Cause.PRIORITY
+        if note is not None:
+            cause = Cause(note.cause)
+            successor = note.successor if cause in (Cause.PRIORITY, Cause.BOOKING) else None
+            # Another victim is taken only when this one has not even obeyed the last signal.
+            patience = note.deadline + 2 * KILL_SECONDS
+            if note.left is not None:
+                patience = note.left + FREE_SECONDS
+            told = Told(successor, patience)
+        answer = None if status is None else status.request
+        followed = answer is not None and answer.state is not RequestState.RECEIVED
+        ended = attempt.state == "ended"
+        limit = job.task.time_limit_seconds
+        return Working(
+            # A job that has left and waits again is not the one whose memory is still to come back.
+            id=f"{job.entry}{views.LEFT}" if ended else job.entry,
+            priority=job.task.priority,
+            team=job.task.team,
+            holds={Pool(attempt.kind): attempt.gpus},
+            since=attempt.created,
+            window=None if ended else job.task.window,
+            began=attempt.began,
+            saved=attempt.saved,
+            epoch_seconds=job.epoch_seconds or job.task.epoch_seconds,
+            ends=attempt.ended if ended else (None if limit is None else attempt.created + limit),
+            told=told,
+            cause=cause,
+            final=ended or followed or attempt.term_at is not None,
+            deaf=ended or bool(self._files_problem) or bool(job.then_what),
+        )
+
+    def _waiting(self, job: Job) -> Waiting:
+        task = job.task
+        states = self._queue.states_of(task.after)
+        return Waiting(
+            id=job.entry,
+            priority=task.priority,
+            team=task.team,
+            gpus=task.gpus,
+            submitted=job.submitted,
+            kind=task.gpu_type,
+            seconds=task.time_limit_seconds,
+            window=task.window,
+            not_before=task.not_before,
+            held=job.held,
+            unmet=tuple(each for each in task.after if states.get(each) in ("waiting", "active")),
+            broken=tuple(each for each in task.after if states.get(each) == "failed"),
+            ran=job.requeues > 0,
+        )
+
+    # -- acting
+
+    def _act(self, decided: Plan, jobs: dict[str, Job], uses: CardUses, now: float) -> None:
+        running = {str(each.job): each for each in self._queue.attempts("running")}
+        for entry in decided.withdrawn:
+            if entry in running:
+                self._withdraw(running[entry], now)
+        for notice in decided.notices:
+            if notice.victim in running:
+                self._tell(notice, running[notice.victim], now)
+        self._give_notices(now)
+        free = {kind: list(uuids) for kind, uuids in uses.free.items()}
+        for start in decided.starts:
+            (pool, count), *_others = start.holds.items()
+            cards = [free[pool.kind].pop(0) for _ in range(count)]
+            self._launch(jobs[start.id], pool.kind, cards, now)
+
+    def _tell(self, notice: Notice, attempt: Attempt, now: float) -> None:
+        """Write a notice down; `_give_notices` delivers it."""
+        note = Note(
+            id=f"local-{secrets.token_hex(8)}",
+            attempt=attempt.id,
+            job=attempt.job,
+            cause=notice.cause.value,
+            successor=notice.successor,
+            at=notice.at,
+            made=now,
+            deadline=notice.deadline,
+            words=notice.words,
+            outcome=Outcome.OPEN.value,
+            notified=None,
+            acknowledged=None,
+            saved=None,
+            left=None,
+            freed=None,
+            started=None,
+            lost=None,
+            last="",
+            closed=None,
+        )
+        self._queue.tell(note)
+
+    def _give_notices(self, now: float) -> None:
+        """Deliver notices that are written down; one whose file is gone is delivered again."""
+        running = {each.id: each for each in self._queue.attempts("running")}
+        for note in self._queue.notes(closed_since=float("inf")):
+            job = self._queue.job(str(note.job))
+            if note.attempt not in running or job is None:
+                continue
+            files = self._files(job)
+            standing = files.request()
+            if standing is not None and standing.decision_id == note.id:
+                if note.notified is None:
+                    self._queue.change_note(note.id, notified=now)
+                continue
+            # A notice that was late in coming gives as much time as it was to give.
+            late = note.notified is None
+            deadline = (
+                max(note.deadline, now + note.deadline - note.made) if late else note.deadline
+            )
+            try:
+                files.ask(LeaveRequest(note.id, deadline, note.at, "requeue", note.words))
+            except OSError as error:
+                self._files_problem = f"{self._root / 'requests'}: {error}"
+                continue
+            if late:
+                self._queue.change_note(note.id, notified=now, deadline=deadline)
+                log.info("asked to leave", entry=job.entry, words=note.words)
+
+    def _withdraw(self, attempt: Attempt, now: float) -> None:
+        note, job = self._note_of(attempt), self._queue.job(str(attempt.job))
+        if note is None or job is None:
+            return
+        self._files(job).withdraw(note.id)
+        self._queue.change_note(
+            note.id,
+            closed=now,
+            outcome=Outcome.WITHDRAWN.value,
+            last="Nobody needs its cards any more.",
+        )
+
+    def _escalate(self, now: float) -> None:
+        """End what is past its deadline: asked once more by signal, then for good."""
+        notes = {note.attempt: note for note in self._queue.notes(closed_since=float("inf"))}
+        for attempt in self._queue.attempts("running"):
+            note = notes.get(attempt.id)
+            late = note is not None and note.notified is not None and now >= note.deadline
+            if attempt.term_at is None and late:
+                self._end(attempt, now)
+            elif attempt.kill_at is not None and now >= attempt.kill_at:
+                self._signal(attempt, signal.SIGKILL)
+
+    def _end(self, attempt: Attempt, now: float) -> None:
+        """Have a job save at its next step and leave; what is left of it later is killed."""
+        if attempt.term_at is None:
+            self._queue.change_attempt(attempt.id, term_at=now, kill_at=now + KILL_SECONDS)
+        self._signal(attempt, signal.SIGTERM)
+
+    def _signal(self, attempt: Attempt, number: signal.Signals) -> None:
+        if attempt.boot != self._boot or attempt.stub is None or attempt.process is None:
+            return
+        reached = send_all((attempt.process, attempt.stub), number, spare=attempt.stub.pid)
+        log.warning("signalled", entry=attempt.job, signal=number.name, processes=reached)
+
+    def _launch(self, job: Job, kind: str, cards: list[str], now: float) -> None:
+        """Reserve, then start; a job that cannot be started has failed, and its cards are free."""
+        number = self._queue.reserve(job.id, kind=kind, cards=cards, now=now)
+        try:
+            user = User.of(job.uid)
+            claim = self._launcher.launch(number, job.task, user, entry=job.entry, cards=cards)
+        except LaunchFailed as error:
+            attempt = next(each for each in self._queue.attempts("reserved") if each.id == number)
+            self._give_up(attempt, now, state="failed", words=f"It could not be started: {error}.")
+            return
+        self._queue.begin(number, claim)
+        log.info("started", entry=job.entry, cards=cards, pid=claim.job.pid)
+        self._note_successor(job, now)
+
+    def _note_successor(self, job: Job, now: float) -> None:
+        """The last step of notices: who they were for has started."""
+        slots = {
+            slot.id
+            for slot in self._slots
+            if slot.team == job.task.team and slot.start - slot.lead_seconds <= now < slot.end
+        }
+        for note in self._queue.notes(closed_since=now - SHOWN_SECONDS):
+            for_it = (
+                note.successor == job.entry
+                if note.cause == "priority"
+                else (note.cause == "booking" and note.successor in slots)
+            )
+            if for_it and note.left is not None and note.started is None:
+                self._queue.change_note(note.id, started=now)
+
+    def _give_up(self, attempt: Attempt, now: float, *, state: str, words: str) -> None:
+        """Nothing was started: the reservation is over."""
+        job: dict[str, object] = {"state": state, "words": words}
+        if state == "failed":
+            job |= {"code": "not-started", "ended": now}
+        self._queue.end(attempt, ended={"ended": now, "why": words}, job=job, note=None)
+        self._queue.free(attempt.id, notes={}, now=now)
+
+    # -- telling
+
+    def _queue_problems(self, now: float) -> list[tuple[str, str]]:
+        notes = self._queue.notes(closed_since=float("inf"))
+        jobs = self._queue.jobs(ended_since=now)
+        return views.queue_problems(notes, jobs, now, patience=FREE_SECONDS)
+
+    def _tell_problems(self, found: list[tuple[str, str]], now: float) -> None:
+        self._since = {each: self._since.get(each, now) for each in found}
+        self._problems = [
+            Problem(code, words, self._since[code, words]) for code, words in dict.fromkeys(found)
+        ]
+
+    def _forget(self, now: float) -> None:
+        if now - self._forgot < _FORGET_EVERY:
+            return
+        self._forgot = now
+        for attempt in self._queue.forget(now - KEPT_SECONDS):
+            self._launcher.forget(attempt)
+
+
+def open_driver(policy: Policy, context: Context) -> LocalDriver:
+    """The driver of this host.
+
+    Raises:
+        MissingExtra: NVML's bindings are not installed.
+        QueueUnusable: the queue's file is damaged, or of a newer gpuwarden.
+    """
+    return LocalDriver(policy, context)

@@ -1,0 +1,209 @@
+"""What becomes of a job whose attempt has ended, and what its notice has come to. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden import job_files
+from gpuwarden.schedule_api import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuwarden.job_files import RunStatus
+    from gpuwarden.scheduling.engine_terms import LocalTerms
+    from gpuwarden.scheduling.local.launches import Record
+    from gpuwarden.scheduling.local.queues import Attempt, Job, Note
+
+_OURS = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
+"""How a job ends that was signalled and said nothing of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is to be written.
+
+    Attributes:
+        attempt: columns of the attempt.
+        job: columns of the job.
+        note: columns of the notice that stood; empty if none did.
+    """
+
+    attempt: Mapping[str, Any]
+    job: Mapping[str, Any]
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an attempt ended.
+
+    Attributes:
+        code: exit status, negative for a signal; None: nobody saw.
+        time: Unix time.
+        error: why it could not be started, or empty.
+        rebooted: whether its host was restarted under it.
+    """
+
+    code: int | None
+    time: float
+    error: str = ""
+    rebooted: bool = False
+
+
+def seen(record: Record | None, status: RunStatus | None, *, rebooted: bool, now: float) -> Ended:
+    """How an attempt ended, by whoever saw it.
+
+    Args:
+        record: of its parent process, which saw it.
+        status: what it published itself last: that counts where its parent was killed.
+        rebooted: whether its host was restarted under it.
+        now: Unix time.
+    """
+    if record is not None:
+        return Ended(record.code, record.time, record.error)
+    if status is not None and status.exit is not None:
+        return Ended(status.exit.code, status.exit.time)
+    last = now if status is None else min(now, status.heartbeat)
+    return Ended(None, last, rebooted=rebooted)
+
+
+def ending(
+    job: Job,
+    attempt: Attempt,
+    ended: Ended,
+    *,
+    note: Note | None,
+    terms: LocalTerms,
+    minimum_run: float,
+) -> Ending:
+    """What is to be written of an attempt that ended.
+
+    Args:
+        job: whose it is.
+        attempt: with the last that was seen of its progress.
+        ended: how.
+        note: the notice that stood.
+        terms: of the policy.
+        minimum_run: seconds after which an attempt without a new epoch has got somewhere.
+    """
+    values = _progress(job, attempt, ended, minimum_run) | {"then_what": ""}
+    if job.then_what == "cancel":
+        values |= _over("failed", "cancelled", job.words or "It was cancelled.", ended)
+    else:
+        after = dataclasses.replace(job, barren=values["barren"])
+        values |= _outcome(after, attempt, ended, terms)
+    columns: dict[str, Any] = {
+        "ended": ended.time,
+        "exit": ended.code,
+        "why": str(values.get("words", "")),
+    }
+    return Ending(columns, values, {} if note is None else _receipt(attempt, ended, note))
+
+
+def _progress(job: Job, attempt: Attempt, ended: Ended, minimum_run: float) -> dict[str, Any]:
+    epoch = -1 if attempt.epoch is None else attempt.epoch
+    step = -1 if attempt.step is None else attempt.step
+    began = attempt.began
+    long = began is not None and ended.time - began >= minimum_run and step > job.step
+    somewhere = epoch > job.epoch or long
+    values: dict[str, Any] = {
+        "barren": 0 if somewhere else job.barren + 1,
+        "epoch": max(epoch, job.epoch),
+        "step": max(step, job.step),
+    }
+    return values
+
+
+def _outcome(job: Job, attempt: Attempt, ended: Ended, terms: LocalTerms) -> dict[str, Any]:
+    """State, and its reason, that a job has from now on."""
+    code = ended.code
+    if ended.error:
+        return _over("failed", "not-started", f"It could not be started: {ended.error}.", ended)
+    if code == job_files.EXIT_DONE:
+        return _over("done", "", "", ended)
+    if code == job_files.EXIT_HOLD:
+        words = "It left because a rule ended it (exit 76): release it when the cause is gone."
+        held = job.words if job.then_what == "hold" else words
+        return _back(job, held=held, requeue=True)
+    asked = attempt.term_at is not None and code in _OURS
+    if code is None or code == job_files.EXIT_REQUEUE or asked:
+        return _left(job, ended, asked=asked, terms=terms)
+    if job.failures < terms.retries:
+        words = f"It failed ({_said(code)}) and is tried again."
+        return _back(job, words=words) | {"failures": job.failures + 1}
+    words = f"It failed: {_said(code)}; its log tells more."
+    return _over("failed", "failed", words, ended)
+
+
+def _left(job: Job, ended: Ended, *, asked: bool, terms: LocalTerms) -> dict[str, Any]:
+    """A job that is to go on where it was, unless somebody or the loop guard holds it."""
+    if job.then_what == "hold":
+        return _back(job, held=job.words or "It was held while it ran.", requeue=True)
+    if job.barren >= terms.barren_restarts:
+        words = f"It came back {job.barren} times without a new epoch: see its log, and release it."
+        return _back(job, held=words, requeue=True, code="loop")
+    return _back(job, words=_came_back(ended, asked=asked), requeue=True)
+
+
+def _over(state: str, code: str, words: str, ended: Ended) -> dict[str, Any]:
+    return {"state": state, "code": code, "words": words, "held": "", "ended": ended.time}
+
+
+def _back(
+    job: Job, *, held: str = "", words: str = "", requeue: bool = False, code: str = ""
+) -> dict[str, Any]:
+    return {
+        "state": "waiting",
+        "held": held,
+        "code": code,
+        "words": words,
+        "requeues": job.requeues + (1 if requeue else 0),
+    }
+
+
+def _came_back(ended: Ended, *, asked: bool) -> str:
+    if ended.rebooted:
+        return "Its host was restarted; it goes on from its newest state."
+    if asked:
+        return "It was ended after its deadline; it goes on from its newest state."
+    if ended.code is None:
+        return "It ended, and nobody saw how; it goes on from its newest state."
+    return "It left, and goes on from there when its turn comes."
+
+
+def _said(code: int) -> str:
+    if code == job_files.EXIT_NOT_RESUMABLE:
+        return "it left, and no state could be saved (exit 77)"
+    if code < 0:
+        try:
+            return f"it was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"it was ended by signal {-code}"
+    return f"exit {code}"
+
+
+def _receipt(attempt: Attempt, ended: Ended, note: Note) -> dict[str, Any]:
+    """What a notice has come to, now that its job has left."""
+    values: dict[str, Any] = {"left": ended.time}
+    told = note.notified if note.notified is not None else note.made
+    if note.saved is None and attempt.saved is not None and attempt.saved >= told:
+        values["saved"] = attempt.saved
+    complete = ended.code in (job_files.EXIT_DONE, job_files.EXIT_REQUEUE, job_files.EXIT_HOLD)
+    whole = attempt.saved_step is not None and attempt.saved_step >= (attempt.step or 0)
+    if ended.code == job_files.EXIT_DONE or (complete and whole):
+        values["lost"] = 0.0
+    else:
+        begun = attempt.created if attempt.began is None else attempt.began
+        since = begun if attempt.saved is None else max(begun, attempt.saved)
+        values["lost"] = max(0.0, ended.time - since) * attempt.gpus
+    if ended.code == job_files.EXIT_DONE:
+        values |= {"outcome": Outcome.ENDED.value, "last": "It was done before it had to leave."}
+    elif complete:
+        values |= {"outcome": Outcome.DONE.value, "last": "It saved its state and left."}
+    else:
+        values |= {"outcome": Outcome.FAILED.value, "last": "It ended without a state of its end."}
+    return values

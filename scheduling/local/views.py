@@ -1,0 +1,242 @@
+"""What the queue shows: entries, receipts, holdings, problems. Pure, but for look-ups of jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.schedule_api import Cause, EntryState, Interval, Outcome, Preemption, QueueEntry
+from gpuwarden.scheduling.holdings import Holding
+from gpuwarden.scheduling.slots import SlotUse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuwarden.job_files import RunStatus
+    from gpuwarden.scheduling.local.card_uses import CardUses
+    from gpuwarden.scheduling.local.queues import Attempt, Job, Note, Queue
+    from gpuwarden.scheduling.local.scenes import Plan, Wait
+    from gpuwarden.scheduling.slots import Slot
+
+LEFT = "/left"
+"""Behind the id of a job that has left, and whose cards are still waited for."""
+
+
+def entries(
+    jobs: Sequence[Job],
+    attempts: Mapping[int, Attempt],
+    notes: Sequence[Note],
+    plan: Plan,
+) -> list[QueueEntry]:
+    """Every job: those that wait first, in their order.
+
+    Args:
+        jobs: to show.
+        attempts: job -> the attempt that runs.
+        notes: that are open.
+        plan: the last one.
+    """
+    place = {entry: number for number, entry in enumerate(plan.order, 1)}
+    told = {note.job: note for note in notes}
+    shown = sorted(jobs, key=lambda job: (place.get(job.entry, len(place) + 1), job.id))
+    return [
+        _entry(
+            job,
+            attempts.get(job.id),
+            told.get(job.id),
+            wait=plan.waits.get(job.entry),
+            position=place.get(job.entry),
+        )
+        for job in shown
+    ]
+
+
+def _entry(
+    job: Job,
+    attempt: Attempt | None,
+    note: Note | None,
+    *,
+    wait: Wait | None,
+    position: int | None,
+) -> QueueEntry:
+    task = job.task
+    state, why, words = EntryState.PENDING, job.code, job.words
+    if job.state == "done":
+        state = EntryState.DONE
+    elif job.state == "failed":
+        state = EntryState.FAILED
+    elif attempt is not None:
+        leaving = note is not None or attempt.term_at is not None or job.then_what
+        state = EntryState.LEAVING if leaving else EntryState.RUNNING
+        words = note.words if note is not None else words
+        why = note.cause if note is not None else why
+    elif wait is not None:
+        state = EntryState.HELD if wait.held else EntryState.PENDING
+        why = job.code if job.code == "loop" else wait.code
+        words = wait.words.replace(LEFT, "")
+    waiting = state in (EntryState.PENDING, EntryState.HELD)
+    limit = task.time_limit_seconds
+    finish = None
+    if attempt is not None and limit is not None:
+        finish = Interval(attempt.created, attempt.created + limit, 0)
+    return QueueEntry(
+        engine="local",
+        id=job.entry,
+        name=task.name,
+        user=job.user,
+        state=state,
+        gpus=task.gpus,
+        submitted=job.submitted,
+        run_id=job.run_id,
+        team=task.team,
+        priority=task.priority,
+        gpu_type=task.gpu_type or (attempt.kind if attempt is not None else ""),
+        started=None if attempt is None else attempt.created,
+        position=position if state is EntryState.PENDING else None,
+        why=why,
+        words=words,
+        must_end=tuple(each.removesuffix(LEFT) for each in wait.must_end)
+        if wait and waiting
+        else (),
+        requeues=job.requeues,
+        job_id=_job_id(job, attempt),
+        finish=finish,
+    )
+
+
+def _entries_of(wait: Wait) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each.removesuffix(LEFT) for each in wait.must_end))
+
+
+def _job_id(job: Job, attempt: Attempt | None) -> str | None:
+    """The exporter's name of it, where that is sure: a root of another user than this daemon's."""
+    if attempt is None or attempt.process is None or attempt.boot is None or job.uid == 0:
+        return None
+    boot = attempt.boot.replace("-", "")[:8]
+    return f"proc-{boot}-{attempt.process.pid}-{attempt.process.ticks}"
+
+
+def preemption(note: Note, run_id: str | None, now: float) -> Preemption:
+    """A notice with its receipts, as everybody is shown it."""
+    steps = {name: getattr(note, name) for name in note.STEPS}
+    outcome = Outcome(note.outcome)
+    if note.closed is None:
+        late = note.left is None and note.notified is not None and now >= note.deadline
+        outcome = Outcome.OVERDUE if late else Outcome.OPEN
+    return Preemption(
+        id=note.id,
+        victim=str(note.job),
+        successor=note.successor,
+        cause=Cause(note.cause),
+        at=note.at,
+        deadline=note.deadline,
+        run_id=run_id,
+        steps={name: time for name, time in steps.items() if time is not None},
+        outcome=outcome,
+        lost_seconds=note.lost,
+        words=note.last or note.words,
+    )
+
+
+def progress(attempt: Attempt, status: RunStatus, now: float) -> dict[str, Any]:
+    """Columns of an attempt that its status changes."""
+    changes: dict[str, Any] = {}
+    if status.step != attempt.step:
+        changes["step"] = status.step
+    if attempt.began is None and status.phase == "train":
+        changes["began"] = min(max(status.phase_since, attempt.created), now)
+    if status.epoch != attempt.epoch:
+        changes |= {"epoch": status.epoch, "epoch_at": status.heartbeat}
+        if (
+            attempt.epoch is not None
+            and attempt.epoch_at is not None
+            and status.epoch == attempt.epoch + 1
+            and status.heartbeat > attempt.epoch_at
+        ):
+            changes["epoch_seconds"] = status.heartbeat - attempt.epoch_at
+    point = status.checkpoint
+    # A state that an earlier attempt took is where this one began.
+    if point is not None and point.durable is not None and point.time != attempt.saved:
+        changes |= {"saved": point.time, "saved_step": point.step}
+    return changes
+
+
+def holdings(attempts: Sequence[Attempt], queue: Queue) -> list[Holding]:
+    """Attempts as what they held."""
+    found = []
+    jobs: dict[int, Job | None] = {}
+    for attempt in attempts:
+        if attempt.job not in jobs:
+            jobs[attempt.job] = queue.job(str(attempt.job))
+        job = jobs[attempt.job]
+        if job is None:
+            continue
+        found.append(
+            Holding(
+                engine="local",
+                entry=job.entry,
+                user=job.user,
+                team=job.task.team,
+                gpus=attempt.gpus,
+                start=attempt.created,
+                end=attempt.freed if attempt.state == "freed" else None,
+                card=attempt.kind,
+                run_id=job.run_id,
+                project=job.task.word("project") or "",
+            )
+        )
+    return found
+
+
+def slot_use(slot: Slot, holdings: Sequence[Holding], plan: Plan, now: float) -> SlotUse:
+    """What becomes of a slot whose time has come."""
+    mine = [each for each in holdings if (each.team, each.card) == (slot.team, slot.card)]
+    used = sum(
+        each.gpus * max(0.0, (now if each.end is None else each.end) - max(each.start, slot.start))
+        for each in mine
+    )
+    first = min((max(each.start, slot.start) for each in mine), default=None)
+    return SlotUse(
+        slot=slot.id,
+        held=plan.kept.get(slot.id, 0) >= slot.gpus,
+        gpus=min(slot.gpus, sum(each.gpus for each in mine if each.end is None)),
+        first_used=first,
+        used_gpu_seconds=min(used, slot.gpus * (now - slot.start)),
+    )
+
+
+def card_problems(uses: CardUses) -> list[tuple[str, str]]:
+    """What is wrong with cards."""
+    found = [
+        ("card-off-limits", f"Card {uuid} is off limits: {why}.")
+        for uuid, why in sorted(uses.refused.items())
+    ]
+    found += [
+        ("cards-missing", f"The policy counts {count} more cards of {kind} than this host has.")
+        for kind, count in sorted(uses.missing.items())
+    ]
+    return found
+
+
+def queue_problems(
+    notes: Sequence[Note], jobs: Sequence[Job], now: float, *, patience: float
+) -> list[tuple[str, str]]:
+    """What is wrong with jobs."""
+    found = []
+    for note in notes:
+        if note.left is None and note.notified is not None and now >= note.deadline:
+            found.append(
+                (
+                    "victim-overdue",
+                    f"Job {note.job} is past its deadline and still there: {note.words}.",
+                )
+            )
+        if note.left is not None and note.freed is None and now >= note.left + patience:
+            found.append(
+                ("memory-not-back", f"Job {note.job} has left, and its cards' memory is not back.")
+            )
+    found += [
+        ("requeue-loop", f"Job {job.entry} of {job.user} is held: {job.held}")
+        for job in jobs
+        if job.code == "loop"
+    ]
+    return found
