@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket as sockets
 import time
 from pathlib import Path
@@ -200,6 +201,20 @@ def _refusal(status: int, content: bytes) -> Exception:
     if status in (502, 503, 504):
         return ServiceUnavailable(printable(message))
     return RefusedAction(reason, printable(message))
+
+
+def daemon_of_environment() -> DaemonClient:
+    """The daemon that the variables of `daemon_options` name, or this machine's.
+
+    Raises:
+        InvalidInput: the token cannot be read.
+    """
+    token = os.environ.get("GPUWARDEN_SCHEDULER_TOKEN_FILE")
+    return DaemonClient(
+        Path(os.environ.get("GPUWARDEN_SCHEDULER_SOCKET") or DEFAULT_SOCKET),
+        os.environ.get("GPUWARDEN_SCHEDULER_URL") or None,
+        token_file=Path(token) if token else None,
+    )
 
 
 def daemon_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -10,12 +10,19 @@ import click
 
 from gpuwarden.checked_files import show_checked
 from gpuwarden.clock import SystemClock
-from gpuwarden.errors import InvalidInput
+from gpuwarden.consoles import printable
+from gpuwarden.diagnostics import did_you_mean
+from gpuwarden.errors import InvalidInput, RefusedAction
 from gpuwarden.fields import known_zone
 from gpuwarden.option_values import output_option
 from gpuwarden.scheduling.policies import policy_hash
-from gpuwarden.scheduling.policy_checks import check_policy
+from gpuwarden.scheduling.policy_checks import check_policy, load_policy
 from gpuwarden.scheduling.policy_engine_cli import apply, diff, drift, render, undo
+from gpuwarden.scheduling.policy_explanations import (
+    explain_team,
+    explanation_json,
+    explanation_lines,
+)
 from gpuwarden.scheduling.policy_options import engine_option, policy_argument
 from gpuwarden.scheduling.policy_people import people_here
 from gpuwarden.scheduling.policy_references import policy_reference
@@ -30,6 +37,7 @@ _EXAMPLES = """\b
 Examples:
   gpuwarden policy init --engine slurm > policy.yaml
   gpuwarden policy check policy.yaml
+  gpuwarden policy explain policy.yaml --user ana
   gpuwarden policy diff policy.yaml --against /etc/gpuwarden/policy.yaml
   gpuwarden policy render policy.yaml --out rendered
   gpuwarden policy apply policy.yaml --dry-run
@@ -73,6 +81,35 @@ def check(
 def _counted(found: Policy) -> str:
     cards = sum(card.count for card in found.cards)
     return f"{len(found.teams)} teams, {cards} cards, hash {policy_hash(found)}"
+
+
+@policy.command(short_help="Say in words what a policy means for teams and people.")
+@policy_argument
+@click.option("--team", metavar="NAME", help="Only for this team.")
+@click.option("--user", metavar="NAME", help="Only for the teams of this user.")
+@output_option
+def explain(file: Path, output: str, *, team: str | None, user: str | None) -> None:
+    """Say in words what teams may use, whose jobs leave for whose, and what is open now.
+
+    Exit status: 0 explained; 1 there is no such team, or the user is in none; 2 the file is not
+    usable.
+    """
+    now = SystemClock().wall()
+    found = load_policy(file, now=now)
+    chosen = found.teams if user is None else found.teams_of(user)
+    if team is not None:
+        chosen = tuple(each for each in chosen if each.name == team)
+    if not chosen:
+        names = [each.name for each in found.teams]
+        hint = did_you_mean(team or "", names) or f"there are {', '.join(names)}"
+        who = f'user "{user}" in a team' if team is None else f'team "{team}"'
+        who += f' of user "{user}"' if team is not None and user is not None else ""
+        raise RefusedAction("unknown", printable(f"there is no {who}; {hint}"))
+    explained = [(each, explain_team(found, each, now=now)) for each in chosen]
+    if output == "json":
+        click.echo(explanation_json(explained))
+    else:
+        click.echo(printable("\n".join(explanation_lines(explained))))
 
 
 @policy.command(epilog=_MODELINE)

@@ -14,6 +14,7 @@ from gpuwarden.clock import SystemClock
 from gpuwarden.consoles import printable
 from gpuwarden.errors import GpuwardenError, InvalidInput
 from gpuwarden.option_values import output_option
+from gpuwarden.scheduling.daemon_clients import daemon_of_environment
 from gpuwarden.scheduling.engines import (
     Act,
     Plan,
@@ -422,7 +423,26 @@ async def _checked(session: _Session, wanted: Rendering, outcome: Outcome) -> in
         click.echo(printable("\n".join(plan_lines(left))), err=True)
         return 1
     click.echo(f"{len(outcome.done)} steps done; policy {policy_hash(session.policy)}.", err=True)
+    stale = await _stale_daemon(session)
+    if stale:
+        click.echo(stale, err=True)
     return 0
+
+
+async def _stale_daemon(session: _Session) -> str:
+    """What to do if a daemon goes by another policy than the engine does now."""
+    if session.engine == "local":
+        return ""
+    try:
+        document = await asyncio.to_thread(daemon_of_environment().ask, "GET", "/v1/policy")
+    except GpuwardenError:
+        return ""  # there is none here, which its own page and alerts tell
+    if document.get("hash") == policy_hash(session.policy):
+        return ""
+    return (
+        "The scheduler's daemon goes by another policy: write this one to its file, then "
+        "`systemctl reload gpuwarden-scheduler`."
+    )
 
 
 def _failed(outcome: Outcome) -> int:

@@ -7,13 +7,11 @@ policy in force, since a daemon keeps the old one until it is told, and while th
 from __future__ import annotations
 
 import asyncio
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden import __version__
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
-from gpuwarden.scheduling.daemon_clients import DEFAULT_SOCKET, DaemonClient
+from gpuwarden.scheduling.daemon_clients import daemon_of_environment
 from gpuwarden.scheduling.engines import By, EngineObject, FoundObject, Rendering
 from gpuwarden.scheduling.policies import policy_hash
 from gpuwarden.scheduling.policy_texts import as_written, flat, policy_yaml
@@ -35,28 +33,11 @@ _INIT_NOTE = (
 
 def adapter(_policy: Policy) -> LocalAdapter:
     """The adapter of this machine's daemon, or of the one that GPUWARDEN_SCHEDULER_URL names."""
-    variables = os.environ
-    token = variables.get("GPUWARDEN_SCHEDULER_TOKEN_FILE")
-    return LocalAdapter(
-        Path(variables.get("GPUWARDEN_SCHEDULER_SOCKET") or DEFAULT_SOCKET),
-        variables.get("GPUWARDEN_SCHEDULER_URL") or None,
-        token_file=Path(token) if token else None,
-    )
+    return LocalAdapter()
 
 
 class LocalAdapter:
-    """Compares a policy with the one that a daemon goes by; it changes nothing.
-
-    Args:
-        socket: of the daemon.
-        url: of a daemon on the network instead, or None.
-        token_file: with the token for it, or None.
-    """
-
-    def __init__(self, socket: Path, url: str | None, *, token_file: Path | None) -> None:
-        self._socket = socket
-        self._url = url
-        self._token_file = token_file
+    """Compares a policy with the one that a daemon goes by; it changes nothing."""
 
     def render(self, policy: Policy, *, version: str | None, init: bool = False) -> Rendering:
         """The policy itself."""
@@ -74,8 +55,7 @@ class LocalAdapter:
 
     async def read(self, _wanted: Rendering) -> tuple[FoundObject, ...]:
         """The policy in force."""
-        client = DaemonClient(self._socket, self._url, token_file=self._token_file)
-        document = await asyncio.to_thread(client.ask, "GET", "/v1/policy")
+        document = await asyncio.to_thread(daemon_of_environment().ask, "GET", "/v1/policy")
         values: Any = document.get("policy")
         if not isinstance(values, dict):
             raise ServiceUnavailable("the scheduler's answer names no policy")

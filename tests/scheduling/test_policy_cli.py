@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.scheduling.policy_files import TEXT
+from tests.scheduling.daemons import running
+from tests.scheduling.policy_files import NOW, TEXT
 from tests.scheduling.shelves import Shelf
 
 from gpuwarden.cli import main
@@ -88,6 +89,47 @@ def test_what_is_not_usable_is_told_by_every_command(
             main(["policy", command, str(file)])
         assert caught.value.code == 2
         assert 'did you mean "share"?' in capsys.readouterr().err
+
+
+def test_explain_says_what_a_policy_means_for_somebody(file: Path) -> None:
+    """Their team's cards, whose jobs leave for whose, budgets and hours, in words."""
+    result = run("explain", file, "--user", "ana")
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0] == "vision"
+    assert "cards 16 of 32 a100-40 at any time, 8 more while nobody else needs them" in lines
+    assert "lends 16 a100-40, 4 h100-80, as long as it does not use them" in lines
+    assert "priorities high: jobs of low leave for it, of any team" in lines
+    assert "leaving its jobs of low have to leave for high" in lines
+    hard = "hard: once they are used no job starts, and those that run go on"
+    assert f"budgets 5,000.0 GPU-hours per month, {hard}" in lines
+    assert "300.0 GPU-hours per day, soft: it is told, and nothing stops" in lines
+    assert any(line.startswith("windows off-peak: mon, tue, wed") for line in lines)
+    assert any("at most 16 a100-40, 4 h100-80 at once for all teams" in line for line in lines)
+    document = json.loads(run("explain", file, "-o", "json").stdout)
+    assert [team["team"] for team in document["teams"]] == ["vision", "speech"]
+    for words in (("--team", "visoin"), ("--user", "nobody"), ("--team", "speech", "--user", "bo")):
+        refused = run("explain", file, *words)
+        assert getattr(refused.exception, "exit_code", None) == 1
+    assert 'did you mean "vision"?' in str(run("explain", file, "--team", "visoin").exception)
+
+
+def test_apply_tells_that_the_daemon_goes_by_another_policy(
+    file: Path, shelf: Shelf, tmp_path: Path
+) -> None:
+    """The engine has the new one by then, and the daemon only once it is told."""
+    file.write_text(TEXT.replace("share: 3", "share: 4"))
+    home = tmp_path / "daemon"
+    home.mkdir()
+    with running(home, TEXT, now=NOW) as daemon:
+        variables = {"GPUWARDEN_SCHEDULER_SOCKET": str(daemon.settings.socket)}
+        words = ["apply", str(file), "--yes", "--record", str(tmp_path / "r.json")]
+        result = CliRunner().invoke(policy, words, obj=shelf.adapter, env=variables)
+        assert result.exit_code == 0, result.output
+        assert "systemctl reload gpuwarden-scheduler" in result.stderr
+        file.write_text(TEXT)
+        again = CliRunner().invoke(policy, words, obj=shelf.adapter, env=variables)
+        assert "reload" not in again.stderr
 
 
 def test_init_writes_a_file_once(tmp_path: Path) -> None:
