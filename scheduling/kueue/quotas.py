@@ -75,8 +75,9 @@ def _lend(found: Shares, slot: Slot) -> None:
         own = share.own - count
         found[key] = Share(own, share.borrows, min(share.lends, own))
     share = found[team, card]
-    # Booked cards are lent to others while they lie idle; who borrows leaves when they are needed.
-    found[team, card] = Share(share.own + moved, share.borrows, share.lends + moved)
+    # Nobody else gets them, or they would not be there when the team comes: who does not come
+    # loses the slot (bookings.no_show_after).
+    found[team, card] = Share(share.own + moved, share.borrows, share.lends)
 
 
 def _in_proportion(have: Mapping[tuple[str, str], int], count: int) -> dict[tuple[str, str], int]:

@@ -1,0 +1,345 @@
+"""Who is asked to leave, for a job that waits or for a booking; and whose notice is useless. Pure.
+
+Jobs that wait are looked at in Kueue's order, each with what those before it will have taken, so
+that no card is counted for two. Nobody is asked unless the whole request then fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from gpuwarden.schedule_api import Cause, Outcome
+from gpuwarden.scheduling.fitted_preemptions import choose_fitting
+from gpuwarden.scheduling.kueue import names
+from gpuwarden.scheduling.kueue.leavings import Phase
+from gpuwarden.scheduling.kueue.quotas import Ledger, Use
+from gpuwarden.scheduling.kueue.views import (
+    SETTLE_SECONDS,
+    Act,
+    Close,
+    Fault,
+    Open,
+    Progress,
+    Tell,
+    Verdict,
+    Wait,
+    is_leaving,
+    leaving_of,
+)
+from gpuwarden.scheduling.local.scenes import terms_of
+from gpuwarden.scheduling.preemption_terms import Code, Pool, Request, Running, Told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gpuwarden.scheduling.kueue.leavings import Leaving
+    from gpuwarden.scheduling.kueue.views import View
+    from gpuwarden.scheduling.kueue.workloads import QueuedJob
+    from gpuwarden.scheduling.preemption_terms import Choice, Terms, Victim
+    from gpuwarden.scheduling.slots import Slot
+
+
+def choose_all(view: View) -> Verdict:
+    """Notices for bookings and for jobs that wait, and notices that have become useless."""
+    terms = terms_of(view.policy)
+    if terms is None:
+        return _without_notices(view)
+    # Bookings were promised first: what they need is nobody's to be asked for by others.
+    booked, taken = _for_bookings(view, terms)
+    return Verdict.of([_useless(view), booked, _for_jobs(view, terms, taken)])
+
+
+def waiting(view: View) -> list[QueuedJob]:
+    """Jobs that wait for quota, in Kueue's order."""
+    found = [job for job in view.jobs if job.pending]
+    return sorted(found, key=lambda job: (-job.value, job.created, job.id))
+
+
+def _without_notices(view: View) -> Verdict:
+    """Where the policy lets nobody be asked, gates for notices hold nobody up."""
+    opened = [_open(job) for job in view.jobs if names.NOTICE_GATE in job.gates]
+    return Verdict(tuple(opened))
+
+
+# -- jobs
+
+
+def _for_jobs(view: View, terms: Terms, taken: frozenset[str]) -> Verdict:
+    ledger = view.ledger()
+    running = [_running(job, view, ledger) for job in view.jobs if job.counts]
+    running = [job for job in running if job.id not in taken]
+    history = {job.id: job.history for job in view.jobs}
+    acts: list[Act] = []
+    waits: dict[str, Wait] = {}
+    faults: list[Fault] = []
+    by_id = {job.id: job for job in view.jobs}
+    for job in waiting(view):
+        card = next(iter(job.cards), "")
+        request = Request(
+            id=job.id,
+            gpus=job.gpus,
+            kinds=frozenset(job.cards),
+            priority=job.priority or None,
+            team=job.team,
+            spread=True,
+            reclaims=_within_own(ledger, job),
+        )
+        if not job.priority or ledger.never(job.team, job.cards, job.gpus):
+            waits[job.id] = _never(job)
+            acts += [_open(job)] if names.NOTICE_GATE in job.gates else []
+            continue
+        choice = choose_fitting(
+            request,
+            running,
+            history,
+            terms=terms,
+            fits=_fits(ledger, job.team, job.cards, job.gpus),
+            now=view.now,
+        )
+        gone = {*choice.coming, *(victim.id for victim in choice.victims)}
+        settled = view.now >= job.created + SETTLE_SECONDS or names.NOTICE_GATE in job.gates
+        if settled:
+            acts += [
+                Tell(by_id[victim.id], _told(by_id[victim.id], view, job.id, victim=victim))
+                for victim in choice.victims
+            ]
+        if names.NOTICE_GATE in job.gates and _may_open(choice, by_id):
+            acts.append(_open(job))
+        faults += [_overdue(by_id[name], job) for name in choice.overdue if name in by_id]
+        if choice.code is not Code.FITS:
+            ends = tuple(sorted({*gone, *choice.overdue}))
+            code = choice.code.value if choice.code is not None else "preempting"
+            waits[job.id] = Wait(code, choice.words, ends)
+        if choice.code in (Code.FITS, Code.COMING) or choice.victims:
+            kept = tuple(use for use in ledger.uses if use.id not in gone)
+            ledger = Ledger(ledger.shares, (*kept, Use(job.id, job.team, card, job.gpus)))
+            running = [each for each in running if each.id not in gone]
+    return Verdict(tuple(acts), waits, tuple(faults))
+
+
+def _fits(
+    ledger: Ledger, team: str, cards: Iterable[str], gpus: int
+) -> Callable[[frozenset[str]], bool]:
+    kinds = tuple(cards)
+
+    def fits(without: frozenset[str]) -> bool:
+        return ledger.fits(team, kinds, gpus, without=without) is not None
+
+    return fits
+
+
+def _running(job: QueuedJob, view: View, ledger: Ledger) -> Running:
+    """A job as the choice sees it."""
+    known = view.progress.get(job.run_id, Progress())
+    told = None
+    if job.leaving is not None and is_leaving(job):
+        # Once it got the signal it has its grace as well.
+        more = job.grace if job.leaving.phase is Phase.PARKED else 0.0
+        own = job.leaving.cause in (Cause.PRIORITY, Cause.BOOKING)
+        told = Told(job.leaving.successor if own else None, job.leaving.deadline + more)
+    card = job.card or next(iter(job.cards), "")
+    since = job.running_since
+    return Running(
+        id=job.id,
+        priority=job.priority,
+        holds={Pool(card): job.gpus},
+        started=view.now if since is None else since,
+        saved=known.saved,
+        team=job.team,
+        epoch_seconds=known.epoch_seconds or job.epoch_seconds,
+        told=told,
+        booked=_is_booked(job, view),
+        borrowed=ledger.borrows(job.team, card),
+        deaf=view.now < view.deaf.get(job.uid, 0.0) or bool(job.finished) or not job.active,
+    )
+
+
+def _within_own(ledger: Ledger, job: QueuedJob) -> bool:
+    """Whether its team stays within its own quota with it."""
+    return any(
+        (share := ledger.shares.get((job.team, card))) is not None
+        and ledger.held(job.team, card) + job.gpus <= share.own
+        for card in job.cards
+    )
+
+
+def _is_booked(job: QueuedJob, view: View) -> bool:
+    """Whether it runs on cards that its team has booked: the team's oldest jobs do."""
+    booked = sum(
+        slot.gpus
+        for slot in view.in_force(view.now)
+        if slot.team == job.team and slot.card == job.card
+    )
+    if not booked:
+        return False
+    mine = [
+        each for each in view.jobs if each.counts and (each.team, each.card) == (job.team, job.card)
+    ]
+    mine.sort(key=lambda each: (each.running_since or view.now, each.id))
+    before = sum(each.gpus for each in mine[: [each.id for each in mine].index(job.id) + 1])
+    return before <= booked
+
+
+def _told(job: QueuedJob, view: View, successor: str, *, victim: Victim) -> Leaving:
+    return leaving_of(
+        job,
+        view,
+        cause=Cause.PRIORITY,
+        successor=successor,
+        at=victim.at,
+        deadline=victim.deadline,
+        words=victim.words,
+    )
+
+
+def _may_open(choice: Choice, by_id: dict[str, QueuedJob]) -> bool:
+    """Whether a job behind a gate may go.
+
+    It fits; or all that leave for it have had the signal; or somebody is overdue, and Kueue has to
+    do the rest.
+    """
+    if choice.code is Code.FITS or choice.overdue:
+        return True
+    coming = [by_id[name].leaving for name in choice.coming if name in by_id]
+    parked = [each for each in coming if each is not None and each.phase is Phase.PARKED]
+    return choice.code is Code.COMING and bool(coming) and len(parked) == len(coming)
+
+
+def _open(job: QueuedJob) -> Open:
+    return Open(job, (names.NOTICE_GATE,))
+
+
+def _never(job: QueuedJob) -> Wait:
+    if not job.priority:
+        return Wait(
+            "no-priority",
+            "It has no priority of the policy: submit it with `gpuwarden submit`, or give it the "
+            f"label {names.PRIORITY_LABEL}.",
+        )
+    kinds = " or ".join(job.cards) or "any kind of cards of the policy"
+    return Wait(
+        "too-large",
+        f"It wants {job.gpus} of {kinds}, and team {job.team} never has as many at once.",
+    )
+
+
+def _overdue(victim: QueuedJob, job: QueuedJob) -> Fault:
+    words = f"{victim.id} was to leave for {job.id} and is still there past its deadline and grace"
+    return Fault("victim-overdue", victim.id, words)
+
+
+# -- bookings
+
+
+def _for_bookings(view: View, terms: Terms) -> tuple[Verdict, frozenset[str]]:
+    """Notices for slots that come, and the jobs that leave for slots."""
+    acts: list[Act] = []
+    faults: list[Fault] = []
+    history = {job.id: job.history for job in view.jobs}
+    by_id = {job.id: job for job in view.jobs}
+    taken: set[str] = set()
+    for slot in sorted(view.slots, key=lambda each: (each.start, each.id)):
+        if not slot.start - slot.lead_seconds <= view.now < slot.end:
+            continue
+        ledger = view.ledger(max(view.now, slot.start))
+        need = slot.gpus - ledger.held(slot.team, slot.card)
+        if need <= 0:
+            continue
+        running = [
+            _running(job, view, ledger)
+            for job in view.jobs
+            if job.counts
+            and job.id not in taken
+            and job.team != slot.team
+            and slot.card in (job.card, *job.cards[:1])
+        ]
+        request = Request(id=slot.id, gpus=need, kinds=frozenset({slot.card}), team=slot.team)
+        choice = choose_fitting(
+            request,
+            running,
+            history,
+            terms=terms,
+            fits=_fits(ledger, slot.team, (slot.card,), need),
+            now=view.now,
+        )
+        deadline = slot.start if slot.start > view.now else view.now + terms.deadline
+        for victim in choice.victims:
+            job = by_id[victim.id]
+            acts.append(Tell(job, _for_slot(job, view, slot, terms=terms, deadline=deadline)))
+        taken |= {*choice.coming, *(victim.id for victim in choice.victims)}
+        if not choice.victims and choice.code not in (None, Code.FITS, Code.COMING):
+            words = f"booking {slot.id} of {slot.team} does not get its cards: {choice.words}"
+            faults.append(Fault("booking-short", slot.id, words))
+    return Verdict(tuple(acts), faults=tuple(faults)), frozenset(taken)
+
+
+def _for_slot(job: QueuedJob, view: View, slot: Slot, *, terms: Terms, deadline: float) -> Leaving:
+    words = f"Team {slot.team} has booked {slot.gpus} of {slot.card} (booking {slot.id})."
+    return leaving_of(
+        job,
+        view,
+        cause=Cause.BOOKING,
+        successor=slot.id,
+        at=terms.at,
+        deadline=deadline,
+        words=words,
+    )
+
+
+# -- useless notices
+
+
+def _useless(view: View) -> Verdict:
+    """Notices whose successor waits no more, or fits without them; the dearest is let off first."""
+    by_id = {job.id: job for job in view.jobs}
+    slots = {slot.id for slot in view.slots if view.now < slot.end}
+    told = [
+        job
+        for job in view.jobs
+        if job.leaving is not None
+        and job.leaving.phase is Phase.TOLD
+        and not job.finished
+        and job.active
+        and not job.evicted
+    ]
+    acts: list[Act] = []
+    ledger = view.ledger()
+    kept: dict[str, list[QueuedJob]] = {}
+    for job in sorted(told, key=_dearness, reverse=True):
+        leaving = job.leaving
+        if leaving is None:
+            continue
+        if leaving.cause is Cause.BOOKING and leaving.successor not in slots:
+            acts.append(_withdrawn(job, leaving, "The booking is gone."))
+        if leaving.cause is not Cause.PRIORITY:
+            continue
+        successor = by_id.get(leaving.successor)
+        if successor is None or not successor.pending:
+            acts.append(_withdrawn(job, leaving, f"{leaving.successor} no longer waits for it."))
+            continue
+        others = kept.setdefault(
+            successor.id,
+            [
+                each
+                for each in view.jobs
+                if each.leaving is not None
+                and is_leaving(each)
+                and each.leaving.successor == successor.id
+            ],
+        )
+        rest = frozenset(each.id for each in others if each.id != job.id)
+        if ledger.fits(successor.team, successor.cards, successor.gpus, without=rest) is not None:
+            kept[successor.id] = [each for each in others if each.id != job.id]
+            acts.append(_withdrawn(job, leaving, f"{successor.id} fits without it."))
+    return Verdict(tuple(acts))
+
+
+def _dearness(job: QueuedJob) -> tuple[int, float, str]:
+    lost = job.leaving.lost if job.leaving is not None and job.leaving.lost is not None else 0.0
+    return job.value, lost, job.id
+
+
+def _withdrawn(job: QueuedJob, leaving: Leaving, words: str) -> Close:
+    ended = dataclasses.replace(leaving, words=words)
+    return Close(job, ended, Outcome.WITHDRAWN, withdraw=bool(leaving.leave))

@@ -1,0 +1,525 @@
+"""What the API tells of queued jobs, as nouns: a Workload with its Job and its pods. Pure.
+
+Read tolerantly and without trust: users write Jobs and their labels. What is not of the shape that
+the API documents is not a job here. A Workload of which a condition says that quota is reserved
+does not hold cards for that alone (kueue #7480).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuwarden.platforms.kubernetes import KUEUE_JOB_LABEL, value_at
+from gpuwarden.scheduling.kueue import names
+from gpuwarden.scheduling.kueue.leavings import Leaving, Phase, history_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpuwarden.platforms.kubernetes import Json
+    from gpuwarden.scheduling.policies import Policy
+
+_COUNT = re.compile(r"[0-9]{1,6}")
+_FINISHED: Final = "Finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of a queued job.
+
+    Attributes:
+        uid: of it.
+        node: that it was put on, or empty.
+        phase: Pending, Running, Succeeded, Failed or Unknown.
+        leaving: whether it was told to go.
+        exit_code: of its training, once it has ended.
+        started: Unix time at which its training began, or None.
+        ended: Unix time at which it ended, or None.
+        grace: seconds between its signal and its end.
+        node_ready: whether its node reports; None where that is not known.
+    """
+
+    uid: str
+    node: str = ""
+    phase: str = "Pending"
+    leaving: bool = False
+    exit_code: int | None = None
+    started: float | None = None
+    ended: float | None = None
+    grace: float = 30.0
+    node_ready: bool | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has, or may yet have, its cards: until it is over or gone.
+
+        What a node that does not report says of it is old: its cards are not known to be free.
+        """
+        return self.phase not in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A Workload of our queues, with its Job and pods. Times are Unix seconds.
+
+    Attributes:
+        id: `namespace/name` of the Job, which people know.
+        namespace, workload, uid, version: of the Workload.
+        job, job_version: name and version of the Job; empty where it is gone.
+        team, priority: names of the policy's; empty where it is none of them.
+        value: by which Kueue orders.
+        user, run_id: of its labels; empty where they do not say.
+        gpus: cards of all its pods.
+        cards: kinds that will do, by the policy's names, in its order.
+        card: that it was given, or empty.
+        created: when it was submitted.
+        active: whether Kueue may run it.
+        reserved: since when it has quota, or None.
+        admitted: since when it runs by Kueue's word, or None.
+        evicted: why it was evicted, or empty.
+        evicted_at: when.
+        finished: Succeeded, Failed or another word; empty where it is not.
+        finished_at: when.
+        waits_for: Kueue's word for why it has no quota.
+        requeues: how often it was evicted.
+        preempted: how often by Kueue itself, for a higher priority.
+        gates: behind which it waits, on Kueue's annotation.
+        waits: the same on a Job that has no queue yet.
+        window: of the policy, or empty.
+        after: Jobs that must have succeeded first.
+        not_before: when it may start, or None.
+        check: state of our admission check, or empty where it has none.
+        check_at: when that state was reached.
+        epoch_seconds: how long its epochs take, or None.
+        leaving: the leave that stands, or None.
+        garbled: whether there is an annotation of one that cannot be read.
+        history: when it had to leave before.
+        pods: of it that are there.
+    """
+
+    id: str
+    namespace: str
+    workload: str
+    uid: str
+    version: str
+    job: str = ""
+    job_version: str = ""
+    team: str = ""
+    priority: str = ""
+    value: int = 0
+    user: str = ""
+    run_id: str = ""
+    gpus: int = 0
+    cards: tuple[str, ...] = ()
+    card: str = ""
+    created: float = 0.0
+    active: bool = True
+    reserved: float | None = None
+    admitted: float | None = None
+    evicted: str = ""
+    evicted_at: float | None = None
+    finished: str = ""
+    finished_at: float | None = None
+    waits_for: str = ""
+    requeues: int = 0
+    preempted: int = 0
+    gates: tuple[str, ...] = ()
+    waits: tuple[str, ...] = ()
+    window: str = ""
+    after: tuple[str, ...] = ()
+    not_before: float | None = None
+    check: str = ""
+    check_at: float | None = None
+    epoch_seconds: float | None = None
+    leaving: Leaving | None = None
+    garbled: bool = False
+    history: tuple[float, ...] = ()
+    pods: tuple[Pod, ...] = field(default=())
+
+    @property
+    def here(self) -> bool:
+        """Whether any pod of it has, or may have, cards."""
+        return any(pod.holds for pod in self.pods)
+
+    @property
+    def counts(self) -> bool:
+        """Whether its cards count as used: by its pods, or by a reservation that is to be filled.
+
+        A reservation of what is over, or was taken out of the queue, is a leak and no use.
+        """
+        if self.here:
+            return True
+        return self.reserved is not None and not self.finished and self.active and not self.evicted
+
+    @property
+    def pending(self) -> bool:
+        """Whether it waits for quota: it could start at once if there were some."""
+        return (
+            self.reserved is None
+            and not self.finished
+            and self.active
+            and not self.here
+            and not self.waits
+            and {*self.gates} <= {names.NOTICE_GATE}
+        )
+
+    @property
+    def running_since(self) -> float | None:
+        """When the attempt that runs began, or None where none does."""
+        starts = [pod.started for pod in self.pods if pod.holds and pod.started is not None]
+        return min(starts, default=None)
+
+    @property
+    def grace(self) -> float:
+        """Seconds that its pods have between signal and end."""
+        return max((pod.grace for pod in self.pods), default=0.0)
+
+    @property
+    def parked(self) -> bool:
+        """Whether it is we who have taken it out of the queue."""
+        return self.leaving is not None and self.leaving.phase is Phase.PARKED
+
+
+def read_jobs(
+    policy: Policy,
+    *,
+    workloads: Iterable[Json],
+    jobs: Iterable[Json],
+    pods: Iterable[Json],
+    nodes: Iterable[Json],
+) -> list[QueuedJob]:
+    """Everything in the policy's queues, by id.
+
+    Args:
+        policy: whose queues.
+        workloads: as the API lists them.
+        jobs: likewise.
+        pods: likewise.
+        nodes: likewise.
+    """
+    ready = {_text(node, "metadata.name"): _is_ready(node) for node in nodes}
+    by_uid = {_text(job, "metadata.uid"): job for job in jobs}
+    owned: dict[str, list[Json]] = {}
+    for pod in pods:
+        if owner := _owner_uid(pod):
+            owned.setdefault(owner, []).append(pod)
+    spaces = {team.namespace: team.name for team in policy.teams}
+    found = []
+    taken = set()
+    for workload in workloads:
+        space = _text(workload, "metadata.namespace")
+        if space not in spaces or _text(workload, "spec.queueName") != names.QUEUE:
+            continue
+        uid = _text(workload, f"metadata.labels.{KUEUE_JOB_LABEL}", flat=True)
+        job = by_uid.get(uid)
+        taken.add(uid)
+        own = [read_pod(pod, ready) for pod in owned.get(uid, ())]
+        found.append(_read(policy, workload, job, own, team=spaces[space]))
+    for uid, job in by_uid.items():
+        # A Job that waits without a queue has no Workload yet.
+        space = _text(job, "metadata.namespace")
+        if uid not in taken and space in spaces and _listed(job, names.WAITS_ANNOTATION):
+            found.append(_unqueued(policy, job, team=spaces[space]))
+    return sorted(found, key=lambda each: each.id)
+
+
+def read_pod(found: Json, ready: Mapping[str, bool]) -> Pod:
+    """A pod.
+
+    Args:
+        found: of the API.
+        ready: node -> whether it reports.
+    """
+    statuses = value_at(found, "status.containerStatuses")
+    states = [value_at(item, "state") for item in statuses or () if isinstance(item, dict)]
+    ended = [value_at(state, "terminated") for state in states if isinstance(state, dict)]
+    over = next((item for item in ended if isinstance(item, dict)), {})
+    code = over.get("exitCode")
+    running = [value_at(state, "running.startedAt") for state in states if isinstance(state, dict)]
+    began = next((moment for moment in [*running, over.get("startedAt")] if moment), None)
+    node = _text(found, "spec.nodeName")
+    grace = value_at(found, "spec.terminationGracePeriodSeconds")
+    return Pod(
+        uid=_text(found, "metadata.uid"),
+        node=node,
+        phase=_text(found, "status.phase") or "Pending",
+        leaving=value_at(found, "metadata.deletionTimestamp") is not None,
+        exit_code=code if isinstance(code, int) else None,
+        started=moment_of(began) or moment_of(value_at(found, "status.startTime")),
+        ended=moment_of(over.get("finishedAt")),
+        grace=float(grace) if isinstance(grace, int) and grace >= 0 else 30.0,
+        node_ready=ready.get(node) if node else None,
+    )
+
+
+def _read(
+    policy: Policy, workload: Json, job: Json | None, pods: list[Pod], *, team: str
+) -> QueuedJob:
+    said = _conditions(workload)
+    space = _text(workload, "metadata.namespace")
+    name = _text(job, "metadata.name") if job is not None else _owner_name(workload)
+    annotation = _annotation(workload, names.LEAVE_ANNOTATION)
+    leaving = Leaving.decode(annotation)
+    check, check_at = _check(policy, workload)
+    resource_cards = _cards(policy, workload)
+    labels = job if job is not None else workload
+    priority = _text(workload, "spec.priorityClassRef.name")
+    evictions = value_at(workload, "status.schedulingStats.evictions")
+    rows = [item for item in evictions or () if isinstance(item, dict)]
+    value = value_at(workload, "spec.priority")
+    return QueuedJob(
+        id=f"{space}/{name or _text(workload, 'metadata.name')}",
+        namespace=space,
+        workload=_text(workload, "metadata.name"),
+        uid=_text(workload, "metadata.uid"),
+        version=_text(workload, "metadata.resourceVersion"),
+        job=_text(job, "metadata.name") if job is not None else "",
+        job_version=_text(job, "metadata.resourceVersion") if job is not None else "",
+        team=team,
+        priority=_priority(policy, priority),
+        value=value if isinstance(value, int) else 0,
+        user=_label(labels, names.USER_LABEL),
+        run_id=_label(labels, names.RUN_LABEL),
+        gpus=_gpus(policy, workload),
+        cards=resource_cards,
+        card=_assigned(policy, workload),
+        created=moment_of(value_at(labels, "metadata.creationTimestamp")) or 0.0,
+        active=value_at(workload, "spec.active") is not False,
+        reserved=_since(said, "QuotaReserved"),
+        admitted=_since(said, "Admitted"),
+        evicted=said["Evicted"][1] if _since(said, "Evicted") is not None else "",
+        evicted_at=_since(said, "Evicted"),
+        finished=said[_FINISHED][1] or "Failed" if _since(said, _FINISHED) is not None else "",
+        finished_at=_since(said, _FINISHED),
+        waits_for=said["QuotaReserved"][1]
+        if said.get("QuotaReserved", ("True",))[0] != "True"
+        else "",
+        requeues=sum(_whole(item.get("count")) for item in rows),
+        preempted=sum(_whole(i.get("count")) for i in rows if i.get("reason") == "Preempted"),
+        gates=_listed(workload, names.GATES_ANNOTATION),
+        waits=(),
+        window=_label(labels, names.WINDOW_LABEL),
+        after=_listed(labels, names.AFTER_ANNOTATION),
+        not_before=_number(_annotation(labels, names.NOT_BEFORE_ANNOTATION)),
+        check=check,
+        check_at=check_at,
+        epoch_seconds=_number(_annotation(labels, names.EPOCH_ANNOTATION)),
+        leaving=leaving,
+        garbled=annotation is not None and leaving is None,
+        history=history_of(_annotation(workload, names.HISTORY_ANNOTATION)),
+        pods=tuple(sorted(pods, key=lambda pod: pod.uid)),
+    )
+
+
+def _unqueued(policy: Policy, job: Json, *, team: str) -> QueuedJob:
+    space, name = _text(job, "metadata.namespace"), _text(job, "metadata.name")
+    as_workload = {
+        "spec": {
+            "podSets": [{"count": 1, "template": value_at(job, "spec.template")}],
+        }
+    }
+    return QueuedJob(
+        id=f"{space}/{name}",
+        namespace=space,
+        workload="",
+        uid=_text(job, "metadata.uid"),
+        version="",
+        job=name,
+        job_version=_text(job, "metadata.resourceVersion"),
+        team=team,
+        priority=_priority(policy, _label(job, names.PRIORITY_LABEL)),
+        user=_label(job, names.USER_LABEL),
+        run_id=_label(job, names.RUN_LABEL),
+        gpus=_gpus(policy, as_workload),
+        cards=_cards(policy, as_workload),
+        created=moment_of(value_at(job, "metadata.creationTimestamp")) or 0.0,
+        waits=_listed(job, names.WAITS_ANNOTATION),
+        window=_label(job, names.WINDOW_LABEL),
+        after=_listed(job, names.AFTER_ANNOTATION),
+        not_before=_number(_annotation(job, names.NOT_BEFORE_ANNOTATION)),
+    )
+
+
+def moment_of(value: Any) -> float | None:
+    """A time of the API in Unix seconds, or None."""
+    if not isinstance(value, str):
+        return None
+    try:
+        return dt.datetime.fromisoformat(value).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _conditions(found: Json) -> dict[str, tuple[str, str, float | None]]:
+    """Type -> status, reason, since."""
+    rows = value_at(found, "status.conditions")
+    return {
+        str(row.get("type")): (
+            str(row.get("status")),
+            str(row.get("reason", "")),
+            moment_of(row.get("lastTransitionTime")),
+        )
+        for row in rows or ()
+        if isinstance(row, dict)
+    }
+
+
+def _since(said: dict[str, tuple[str, str, float | None]], kind: str) -> float | None:
+    status, _reason, moment = said.get(kind, ("", "", None))
+    return (moment or 0.0) if status == "True" else None
+
+
+def _check(policy: Policy, workload: Json) -> tuple[str, float | None]:
+    own = names.check_name(policy)
+    for row in value_at(workload, "status.admissionChecks") or ():
+        if isinstance(row, dict) and row.get("name") == own:
+            return str(row.get("state", "")), moment_of(row.get("lastTransitionTime"))
+    return "", None
+
+
+def _templates(workload: Json) -> list[tuple[int, Json]]:
+    rows = value_at(workload, "spec.podSets")
+    return [
+        (_whole(row.get("count", 1)), value_at(row, "template.spec") or {})
+        for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, dict)
+    ]
+
+
+def _gpus(policy: Policy, workload: Json) -> int:
+    resources = {card.kueue.resource for card in policy.cards if card.kueue is not None}
+    total = 0
+    for count, spec in _templates(workload):
+        for container in _containers(spec):
+            limits = value_at(container, "resources.limits") or {}
+            asked = value_at(container, "resources.requests") or {}
+            for resource in resources:
+                total += count * _whole(limits.get(resource, asked.get(resource, 0)))
+    return total
+
+
+def _cards(policy: Policy, workload: Json) -> tuple[str, ...]:
+    """Kinds of cards on which its pods may run: by resource and by the nodes that they choose."""
+    asked: set[str] = set()
+    specs = [spec for _count, spec in _templates(workload)]
+    for spec in specs:
+        for container in _containers(spec):
+            for part in ("resources.limits", "resources.requests"):
+                asked |= {*(value_at(container, part) or {})}
+    return tuple(
+        card.name
+        for card in policy.cards
+        if card.kueue is not None
+        and card.kueue.resource in asked
+        and all(_may_run(spec, card.kueue.node_labels) for spec in specs)
+    )
+
+
+def _may_run(spec: Json, labels: Mapping[str, str]) -> bool:
+    chosen = spec.get("nodeSelector")
+    if isinstance(chosen, dict) and any(
+        labels.get(key, value) != value for key, value in chosen.items()
+    ):
+        return False
+    path = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+    terms = value_at(spec, path)
+    if not isinstance(terms, list) or not terms:
+        return True
+    return any(_meets(term, labels) for term in terms if isinstance(term, dict))
+
+
+def _meets(term: Json, labels: Mapping[str, str]) -> bool:
+    """Whether a flavor's labels can meet a term; keys that it does not name decide nothing."""
+    for rule in term.get("matchExpressions") or ():
+        if not isinstance(rule, dict) or rule.get("key") not in labels:
+            continue
+        value, wanted = labels[str(rule["key"])], rule.get("values") or ()
+        if rule.get("operator") == "In" and value not in wanted:
+            return False
+        if rule.get("operator") == "NotIn" and value in wanted:
+            return False
+        if rule.get("operator") == "DoesNotExist":
+            return False
+    return True
+
+
+def _assigned(policy: Policy, workload: Json) -> str:
+    flavors = {names.flavor_name(policy, card.name): card.name for card in policy.cards}
+    for row in value_at(workload, "status.admission.podSetAssignments") or ():
+        given = row.get("flavors") if isinstance(row, dict) else None
+        for flavor in given.values() if isinstance(given, dict) else ():
+            if flavor in flavors:
+                return flavors[flavor]
+    return ""
+
+
+def _priority(policy: Policy, name: str) -> str:
+    known = {names.priority_name(policy, each.name): each.name for each in policy.priorities}
+    return known.get(name, "")
+
+
+def _containers(spec: Json) -> list[Json]:
+    rows = spec.get("containers")
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool):
+        return 0
+    if isinstance(value, int):
+        return max(0, value)
+    return int(value) if isinstance(value, str) and _COUNT.fullmatch(value) else 0
+
+
+def _text(found: Json, path: str, *, flat: bool = False) -> str:
+    if flat:
+        prefix = "metadata.labels."
+        labels = value_at(found, "metadata.labels")
+        value = labels.get(path.removeprefix(prefix)) if isinstance(labels, dict) else None
+    else:
+        value = value_at(found, path)
+    return value if isinstance(value, str) else ""
+
+
+def _label(found: Json, key: str) -> str:
+    return _text(found, f"metadata.labels.{key}", flat=True)
+
+
+def _annotation(found: Json, key: str) -> str | None:
+    rows = value_at(found, "metadata.annotations")
+    value = rows.get(key) if isinstance(rows, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _listed(found: Json, key: str) -> tuple[str, ...]:
+    text = _annotation(found, key) or ""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return value if value is not None and 0 < value < 1e12 else None
+
+
+def _owner_uid(found: Json) -> str:
+    for row in value_at(found, "metadata.ownerReferences") or ():
+        if isinstance(row, dict) and row.get("controller") is True:
+            return str(row.get("uid", ""))
+    return ""
+
+
+def _owner_name(found: Json) -> str:
+    for row in value_at(found, "metadata.ownerReferences") or ():
+        if isinstance(row, dict) and row.get("controller") is True:
+            return str(row.get("name", ""))
+    return ""
+
+
+def _is_ready(node: Json) -> bool:
+    return _conditions(node).get("Ready", ("",))[0] == "True"
