@@ -402,6 +402,8 @@ class Store:
         before = self.objects.get(key)
         self.version += 1
         found["metadata"]["resourceVersion"] = str(self.version)
+        written = {"manager": "x", "operation": "Update", "time": self._stamp(self.now())}
+        found["metadata"]["managedFields"] = [written]
         self.objects[key] = found
         self._tell(key, "ADDED" if before is None else "MODIFIED", found, before=before)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden.job_files import EXIT_REQUEUE
 from gpuwarden.schedule_api import Cause, Outcome
-from gpuwarden.scheduling.kueue.leavings import Phase
+from gpuwarden.scheduling.kueue.leavings import CANNOT, Phase
 from gpuwarden.scheduling.kueue.views import (
     CLOSE_SECONDS,
     PATIENCE_SECONDS,
@@ -86,7 +86,8 @@ def _told(job: QueuedJob, leaving: Leaving, _successor: QueuedJob | None, view: 
     if receipt is not None and receipt.state in (LeaveState.REFUSED, LeaveState.WITHDRAWN):
         words = f"It was not asked to leave: {receipt.why or receipt.state}."
         return _close(job, leaving, Outcome.WITHDRAWN, words, deaf_seconds=DEAF_SECONDS)
-    if "saved" in leaving.steps or _has_left(job) or view.now >= leaving.deadline:
+    unheard = not view.asks or leaving.leave == CANNOT
+    if "saved" in leaving.steps or _has_left(job) or unheard or view.now >= leaving.deadline:
         return _due(job, leaving, view)
     acts: list[Act] = []
     if view.asks and not leaving.leave:
@@ -114,9 +115,9 @@ def _has_left(job: QueuedJob) -> bool:
 
 
 def _due(job: QueuedJob, leaving: Leaving, view: View) -> Verdict:
-    """It has saved, has left, or had its time."""
+    """It has saved, has left, had its time, or cannot be asked: then its grace is its notice."""
     faults = []
-    if "saved" not in leaving.steps and not _has_left(job):
+    if "saved" not in leaving.steps and not _has_left(job) and view.now >= leaving.deadline:
         words = f"{job.id} did not leave by its deadline: it gets the signal that ends it now"
         faults.append(Fault("victim-overdue", job.id, words))
     if leaving.cause is Cause.BUDGET and job.check == "Ready" and leaving.until is not None:
@@ -215,7 +216,7 @@ def _returned(job: QueuedJob, leaving: Leaving, successor: QueuedJob | None, vie
     nothing_more = view.now >= max([leaving.begun, *seen.steps.values()]) + CLOSE_SECONDS
     alone = leaving.cause is not Cause.PRIORITY or successor is None or bool(successor.finished)
     done = "left" in seen.steps and ("started" in seen.steps or alone)
-    told = "freed" in seen.steps or not leaving.leave or nothing_more
+    told = "freed" in seen.steps or not leaving.request or nothing_more
     if job.finished or nothing_more or (done and told):
         return _close(job, seen, Outcome.DONE, seen.words, counts=True)
     return Verdict((Note(job, seen),) if seen != job.leaving else ())
@@ -237,7 +238,7 @@ def _close(
         ended,
         outcome,
         counts=counts,
-        withdraw=withdraw and bool(leaving.leave),
+        withdraw=withdraw and bool(leaving.request),
         deaf_seconds=deaf_seconds,
     )
     return Verdict((act,))

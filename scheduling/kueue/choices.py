@@ -342,4 +342,4 @@ def _dearness(job: QueuedJob) -> tuple[int, float, str]:
 
 def _withdrawn(job: QueuedJob, leaving: Leaving, words: str) -> Close:
     ended = dataclasses.replace(leaving, words=words)
-    return Close(job, ended, Outcome.WITHDRAWN, withdraw=bool(leaving.leave))
+    return Close(job, ended, Outcome.WITHDRAWN, withdraw=bool(leaving.request))

@@ -75,3 +75,8 @@ def lease_body(spec: dict[str, Any], space: str) -> dict[str, Any]:
 def _moment(now: float) -> str:
     """A MicroTime."""
     return dt.datetime.fromtimestamp(now, dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def stamp(now: float) -> str:
+    """A time as conditions have it."""
+    return dt.datetime.fromtimestamp(now, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

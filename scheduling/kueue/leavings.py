@@ -19,6 +19,10 @@ from gpuwarden.schedule_api import STEPS, Cause, Outcome, Preemption
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+CANNOT: Final = "-"
+"""In place of a request: the engine cannot ask this job, for it does not know it."""
+ELSEWHERE: Final = "?"
+"""In place of a request: somebody else has asked it already."""
 MAX_BYTES: Final = 8 * 1024
 MAX_HISTORY: Final = 32
 
@@ -65,6 +69,11 @@ class Leaving:
     until: float | None = None
     steps: Mapping[str, float] = field(default_factory=dict)
     words: str = ""
+
+    @property
+    def request(self) -> str:
+        """The engine's id of the request, or empty where there is none."""
+        return "" if self.leave in (CANNOT, ELSEWHERE) else self.leave
 
     def encode(self) -> str:
         """As the annotation has it."""

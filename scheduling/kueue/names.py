@@ -47,6 +47,8 @@ LEAVE_LABEL: Final = "gpuwarden.io/leaving"
 """On the same: so that an interrupted decision is found again; value: `told` or `parked`."""
 HISTORY_ANNOTATION: Final = "gpuwarden.io/left"
 """On a Workload: when it had to leave before, Unix seconds, newest last."""
+BOOKINGS_ANNOTATION: Final = "gpuwarden.io/bookings"
+"""On ClusterQueues and the cohort: ids of the bookings whose cards their quotas have moved."""
 
 NOTICE_GATE: Final = "gpuwarden.io/notice"
 WINDOW_GATE: Final = "gpuwarden.io/window"

@@ -1,0 +1,352 @@
+"""The controller: looks at mirrors of the cluster, decides, acts; one round after another.
+
+Everything that must outlive it stands in the cluster: on each Workload how far its leave has come,
+on each quota which bookings it has moved. A round that fails is repeated by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from gpuwarden.errors import GpuwardenError, RefusedAction, ServiceUnavailable, TemporaryError
+from gpuwarden.kubernetes_clients import NODES, PODS
+from gpuwarden.periods import period_of
+from gpuwarden.platforms.kubernetes import value_at
+from gpuwarden.scheduling.kueue import mirrors, names
+from gpuwarden.scheduling.kueue.advances import advance
+from gpuwarden.scheduling.kueue.choices import choose_all
+from gpuwarden.scheduling.kueue.hands import Hands
+from gpuwarden.scheduling.kueue.limits import limit_all, spent_of
+from gpuwarden.scheduling.kueue.mirrors import Mirror
+from gpuwarden.scheduling.kueue.renderings import checked_teams
+from gpuwarden.scheduling.kueue.upkeep import SKEW_SECONDS, Lease, keep_check, keep_quotas
+from gpuwarden.scheduling.kueue.views import (
+    Ask,
+    Fault,
+    Open,
+    Tell,
+    Verdict,
+    View,
+)
+from gpuwarden.scheduling.kueue.workloads import read_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpuwarden.clock import Clock
+    from gpuwarden.kubernetes_clients import Kind, KubernetesClient
+    from gpuwarden.platforms.kubernetes import Json
+    from gpuwarden.schedule_api import Preemption
+    from gpuwarden.scheduling.kueue.records import Records
+    from gpuwarden.scheduling.kueue.views import Act, Progress, Spent
+    from gpuwarden.scheduling.kueue.workloads import QueuedJob
+    from gpuwarden.scheduling.leaves import EngineLeaves, Leave
+    from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.slots import Slot
+
+SYNC_SECONDS: Final = 30.0
+"""For the first list of everything."""
+LOOK_SECONDS: Final = 2.0
+"""The engine is asked about a leave at most this often."""
+MOST_ACTS: Final = 200
+"""In one round; the next one does the rest."""
+ENDED_SECONDS: Final = 86_400.0
+
+log = structlog.get_logger(__name__)
+
+
+class Controller:
+    """One policy's controller.
+
+    Args:
+        policy: in force.
+        client: of the API server.
+        clock: time.
+        wake: asks for a round at once.
+        holder: who we are.
+        records: what was held.
+        leaves: of the engine; None where there is none to ask.
+        progress: what is known of trainings from elsewhere, or None.
+
+    Attributes:
+        view: of the last round, or None before the first.
+        verdict: likewise.
+        faults: of the last round.
+        slots: bookings, ahead and active.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        client: KubernetesClient,
+        *,
+        clock: Clock,
+        wake: Callable[[], None],
+        holder: str,
+        records: Records,
+        leaves: EngineLeaves | None = None,
+        progress: Callable[[], Mapping[str, Progress]] | None = None,
+    ) -> None:
+        self.policy = policy
+        self._client = client
+        self._clock = clock
+        self._wake = wake
+        self._records = records
+        self._leaves = leaves
+        self._progress = progress
+        self._lease = Lease(client, policy.kueue.namespace, holder)
+        self._hands = Hands(client, names.check_name(policy), leaves)
+        self._receipts: dict[str, tuple[float, Leave]] = {}
+        self._engine_problem = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._mirrors = {
+            "workloads": self._mirror(names.WORKLOADS, mirrors.trim_workload),
+            "jobs": self._mirror(names.JOBS, mirrors.trim_job),
+            "pods": self._mirror(PODS, mirrors.trim_pod),
+            "nodes": self._mirror(NODES, mirrors.trim_node),
+            "queues": self._mirror(names.CLUSTER_QUEUES, mirrors.whole),
+            "cohorts": self._mirror(names.COHORTS, mirrors.whole),
+            "checks": self._mirror(names.ADMISSION_CHECKS, mirrors.whole),
+        }
+        self.view: View | None = None
+        self.verdict = Verdict()
+        self.faults: tuple[Fault, ...] = ()
+        self.slots: tuple[Slot, ...] = ()
+
+    def _mirror(self, kind: Kind, trim: Callable[[Json], Json | None]) -> Mirror:
+        return Mirror(self._client, kind, clock=self._clock, changed=self._wake, trim=trim)
+
+    @property
+    def ended(self) -> Mapping[str, Preemption]:
+        """Leaves that have ended, by their ids."""
+        return {name: told for name, (_at, told) in self._hands.ended.items()}
+
+    async def start(self) -> None:
+        """Begin to follow the cluster.
+
+        Raises:
+            ServiceUnavailable: it could not be listed in time.
+        """
+        self._tasks = [asyncio.create_task(mirror.run()) for mirror in self._mirrors.values()]
+        end = self._clock.monotonic() + SYNC_SECONDS
+        while not all(mirror.current() for mirror in self._mirrors.values()):
+            if self._clock.monotonic() >= end or any(task.done() for task in self._tasks):
+                raise ServiceUnavailable(self._unseen())
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """Let go of everything; what is under way stands in the cluster."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(GpuwardenError):
+            await self._lease.release()
+        if self._leaves is not None:
+            await self._leaves.aclose()
+        await self._client.aclose()
+
+    def _unseen(self) -> str:
+        late = [
+            f"{name}: {mirror.problem or 'nothing was heard of it'}"
+            for name, mirror in self._mirrors.items()
+            if not mirror.current()
+        ]
+        return f"the cluster cannot be seen now ({'; '.join(late) or 'a mirror has ended'})"
+
+    # -- a round
+
+    async def step(self, now: float) -> None:
+        """Look, decide, act.
+
+        Args:
+            now: Unix time.
+
+        Raises:
+            TemporaryError: the cluster cannot be seen, or answers no more: nothing that was not
+                done is lost.
+        """
+        if not all(mirror.current() for mirror in self._mirrors.values()):
+            raise ServiceUnavailable(self._unseen())
+        held = await self._lease.keep(now)
+        jobs = self._read()
+        self._records.observe(jobs, now)
+        await self._follow(jobs, now)
+        view = self._look(jobs, now)
+        verdict = Verdict.of([advance(view), limit_all(view), choose_all(view)])
+        self.view, self.verdict = view, verdict
+        own = [*self._lease.faults(), *self._own_faults()]
+        self.faults = (*verdict.faults, *own)
+        if held:
+            own += await self._keep(now)
+            self.faults = (*verdict.faults, *own)
+            await self._act(verdict, now)
+        self._forget(now)
+
+    def _read(self) -> tuple[QueuedJob, ...]:
+        objects = {name: mirror.objects() for name, mirror in self._mirrors.items()}
+        self._hands.checks = {
+            str(value_at(item, "metadata.uid")): [
+                row
+                for row in value_at(item, "status.admissionChecks") or ()
+                if isinstance(row, dict)
+            ]
+            for item in objects["workloads"]
+        }
+        return tuple(
+            read_jobs(
+                self.policy,
+                workloads=objects["workloads"],
+                jobs=objects["jobs"],
+                pods=objects["pods"],
+                nodes=objects["nodes"],
+            )
+        )
+
+    def _look(self, jobs: tuple[QueuedJob, ...], now: float) -> View:
+        return View(
+            policy=self.policy,
+            now=now,
+            jobs=jobs,
+            receipts={name: found for name, (_at, found) in self._receipts.items()},
+            asks=self._leaves is not None,
+            deaf=dict(self._hands.deaf),
+            progress=self._progress() if self._progress is not None else {},
+            spent=self._spent(now),
+            slots=self.slots,
+        )
+
+    def _spent(self, now: float) -> dict[str, Spent]:
+        hard = [budget for budget in self.policy.budgets if budget.kind == "hard"]
+        if not hard:
+            return {}
+        zone = self.policy.timezone
+        begin = min(period_of(budget.per, zone, now).begin for budget in hard)
+        return spent_of(self.policy, self._records.holdings(begin, now), now)
+
+    async def _follow(self, jobs: tuple[QueuedJob, ...], now: float) -> None:
+        """Ask the engine how far leaves have come; what it does not say now is not known now."""
+        self._engine_problem = ""
+        open_ids = set()
+        for job in jobs:
+            leaving = job.leaving
+            if leaving is None or not leaving.request or self._leaves is None:
+                continue
+            open_ids.add(leaving.id)
+            asked, known = self._receipts.get(leaving.id, (None, None))
+            if known is not None and asked is not None and 0 <= now - asked < LOOK_SECONDS:
+                continue
+            try:
+                found = await self._leaves.look(leaving.request)
+            except RefusedAction as error:
+                log.warning("leave is not known", job=job.id, reason=error.reason)
+            except TemporaryError as error:
+                self._engine_problem = str(error)
+                break
+            else:
+                self._receipts[leaving.id] = (now, found)
+        self._receipts = {k: v for k, v in self._receipts.items() if k in open_ids}
+
+    def _own_faults(self) -> list[Fault]:
+        if not self._engine_problem:
+            return []
+        words = (
+            f"the engine cannot be asked about leaves ({self._engine_problem}): whoever must leave "
+            "is ended at its deadline, with the grace of its pods"
+        )
+        return [Fault("engine-unreachable", "engine", words)]
+
+    async def _keep(self, now: float) -> list[Fault]:
+        """Our check and the quotas of bookings."""
+        try:
+            check = next(
+                (
+                    item
+                    for item in self._mirrors["checks"].objects()
+                    if value_at(item, "metadata.name") == names.check_name(self.policy)
+                ),
+                None,
+            )
+            await keep_check(self._client, check if checked_teams(self.policy) else None, now)
+            if self.policy.bookings is None:
+                return []
+            return await keep_quotas(
+                self._client,
+                self.policy,
+                [slot for slot in self.slots if slot.start <= now < slot.end],
+                queues=self._mirrors["queues"].objects(),
+                cohorts=self._mirrors["cohorts"].objects(),
+            )
+        except RefusedAction as error:
+            if error.reason in ("conflict", "gone"):
+                return []  # seen again, in the next round
+            return [Fault("refused", "upkeep", str(error))]
+
+    async def _act(self, verdict: Verdict, now: float) -> None:
+        skew = self._lease.skew
+        skewed = skew is not None and abs(skew) > SKEW_SECONDS
+        written: set[str] = set()
+        for act in verdict.acts[:MOST_ACTS]:
+            if skewed and isinstance(act, Tell):
+                continue
+            # One change of each object in a round: what was seen holds for one.
+            key = f"{'job' if isinstance(act, Open) else 'workload'} {act.job.uid}"
+            if key in written:
+                continue
+            written.add(key)
+            try:
+                await self._hands.do(act, now)
+            except RefusedAction as error:
+                if error.reason not in ("conflict", "gone"):
+                    self._refused(act, error)
+            except TemporaryError as error:
+                if not isinstance(act, Ask):
+                    raise
+                self._unreachable(act, error)
+        if written:
+            self._wake()
+
+    def _refused(self, act: Act, error: RefusedAction) -> None:
+        log.error("refused", act=type(act).__name__, job=act.job.id, problem=str(error))
+        self.faults = (*self.faults, Fault("refused", act.job.id, f"{act.job.id}: {error}"))
+
+    def _unreachable(self, act: Ask, error: TemporaryError) -> None:
+        """An engine that does not answer holds up no other act, and is asked again."""
+        self._engine_problem = str(error)
+        self.faults = (*self.faults, *self._own_faults())
+        log.warning("engine", job=act.job.id, problem=str(error))
+
+    def _forget(self, now: float) -> None:
+        hands = self._hands
+        hands.deaf = {uid: until for uid, until in hands.deaf.items() if now < until}
+        hands.ended = {
+            name: (at, told) for name, (at, told) in hands.ended.items() if now - at < ENDED_SECONDS
+        }
+
+    def held_slots(self) -> frozenset[str]:
+        """Bookings whose cards the quotas of all queues have moved."""
+        marks = [
+            _booked(item)
+            for item in (*self._mirrors["queues"].objects(), *self._mirrors["cohorts"].objects())
+            if _policy_of(item) == self.policy.kueue.cohort
+        ]
+        return frozenset.intersection(*marks) if marks else frozenset()
+
+    def adopt(self, policy: Policy) -> None:
+        """Go by another policy of the same cluster from the next round on."""
+        self.policy = policy
+        self._hands = dataclasses.replace(self._hands, own_check=names.check_name(policy))
+
+
+def _booked(found: Json) -> frozenset[str]:
+    annotations = value_at(found, "metadata.annotations") or {}
+    return frozenset(filter(None, annotations.get(names.BOOKINGS_ANNOTATION, "").split(",")))
+
+
+def _policy_of(found: Json) -> str:
+    labels = value_at(found, "metadata.labels") or {}
+    return str(labels.get(names.POLICY_LABEL, ""))

@@ -1,0 +1,240 @@
+"""Kueue behind the daemon's port: blocking calls, over a loop that follows the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import threading
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING, Final
+
+from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.kubernetes_clients import NODES, PODS
+from gpuwarden.schedule_api import Problem
+from gpuwarden.scheduling.kueue import names
+from gpuwarden.scheduling.kueue.adapters import connect
+from gpuwarden.scheduling.kueue.advances import advance
+from gpuwarden.scheduling.kueue.choices import choose_all
+from gpuwarden.scheduling.kueue.controllers import Controller
+from gpuwarden.scheduling.kueue.entries import entries_of, preemptions_of
+from gpuwarden.scheduling.kueue.limits import limit_all
+from gpuwarden.scheduling.kueue.records import Records
+from gpuwarden.scheduling.kueue.slot_uses import uses_of
+from gpuwarden.scheduling.kueue.views import Verdict, View
+from gpuwarden.scheduling.kueue.workloads import read_jobs
+from gpuwarden.scheduling.leaves import EngineLeaves
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+    from typing import Any, TypeVar
+
+    from gpuwarden.schedule_api import Preemption, QueueEntry
+    from gpuwarden.scheduling.drivers import Context
+    from gpuwarden.scheduling.holdings import Holding
+    from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.slots import Slot, SlotUse
+
+    T = TypeVar("T")
+
+CALL_SECONDS: Final = 55.0
+"""For a round: the daemon gives a minute."""
+LEAVE_SECONDS: Final = 20.0
+
+
+class KueueDriver:
+    """One policy's cluster.
+
+    Args:
+        policy: in force.
+        context: of the daemon.
+    """
+
+    engine = "kueue"
+
+    def __init__(self, policy: Policy, context: Context) -> None:
+        self._policy = policy
+        self._context = context
+        self.cluster = policy.kueue.cohort
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kueue", daemon=True)
+        self._records: Records | None = None
+        self._controller: Controller | None = None
+        self._since: dict[tuple[str, str], float] = {}
+        self._problems: tuple[Problem, ...] = ()
+        self._slots: tuple[Slot, ...] = ()
+        self._now = 0.0
+
+    def start(self, now: float) -> None:
+        """Connect, and take up what was left."""
+        self._now = now
+        self._thread.start()
+        self._records = Records(self._context.state / "kueue.sqlite")
+        try:
+            self._connect()
+        except ServiceUnavailable:
+            # The daemon is up before the cluster is: the next tick tries again.
+            self._drop()
+
+    def _connect(self) -> Controller:
+        """A controller that follows the cluster."""
+        if self._controller is None:
+            self._controller = self._call(self._made())
+            self._call(self._controller.start())
+        return self._controller
+
+    async def _made(self) -> Controller:
+        if self._records is None:
+            raise RuntimeError("start comes first")
+        context, policy = self._context, self._policy
+        client = connect(policy, "scheduler")
+        leaves = None
+        if context.leaves is not None and context.leaves_token is not None:
+            leaves = EngineLeaves.from_file(
+                context.leaves, context.leaves_token, timeout=LEAVE_SECONDS
+            )
+        return Controller(
+            policy,
+            client,
+            clock=context.clock,
+            wake=context.wake,
+            holder=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+            records=self._records,
+            leaves=leaves,
+        )
+
+    def stop(self) -> None:
+        """Release everything; jobs go on."""
+        if self._thread.is_alive():
+            self._drop()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CALL_SECONDS)
+        self._loop.close()
+        if self._records is not None:
+            self._records.close()
+
+    def _drop(self) -> None:
+        if self._controller is not None:
+            controller, self._controller = self._controller, None
+            self._call(controller.stop())
+
+    def adopt(self, policy: Policy) -> None:
+        """Go by another policy from the next tick on."""
+        same = policy.kueue == self._policy.kueue
+        self._policy = policy
+        self.cluster = policy.kueue.cohort
+        if self._controller is not None and same:
+            self._controller.adopt(policy)
+        elif self._controller is not None:
+            self._drop()
+
+    def tick(self, now: float) -> None:
+        """Read the cluster, decide and act.
+
+        Raises:
+            TemporaryError: it cannot be seen now.
+        """
+        self._now = now
+        try:
+            controller = self._connect()
+        except ServiceUnavailable:
+            self._drop()
+            raise
+        controller.slots = self._slots
+        self._call(controller.step(now))
+        self._remember(controller, now)
+
+    def _remember(self, controller: Controller, now: float) -> None:
+        found = {(fault.code, fault.about): fault.words for fault in controller.faults}
+        self._since = {key: self._since.get(key, now) for key in found}
+        self._problems = tuple(
+            Problem(code, words, self._since[code, about])
+            for (code, about), words in sorted(found.items())
+        )
+
+    def entries(self) -> Sequence[QueueEntry]:
+        """Every job as of the last tick."""
+        controller = self._controller
+        if controller is None or controller.view is None:
+            return ()
+        return entries_of(controller.view, controller.verdict)
+
+    def preemptions(self) -> Sequence[Preemption]:
+        """Leaves that stand, and those that ended within the last day."""
+        controller = self._controller
+        if controller is None or controller.view is None:
+            return ()
+        return preemptions_of(controller.view, dict(controller.ended))
+
+    def problems(self) -> Sequence[Problem]:
+        """What an operator should know of as of the last tick."""
+        return self._problems
+
+    def book(self, slots: Sequence[Slot], now: float) -> None:
+        """Have quotas follow these slots, and no others; the next tick sees to it.
+
+        Args:
+            slots: all that are ahead and active.
+            now: Unix time.
+        """
+        self._slots = tuple(slot for slot in slots if now < slot.end)
+
+    def slot_uses(self) -> Sequence[SlotUse]:
+        """What becomes of the slots that are active, as of the last tick."""
+        controller, records = self._controller, self._records
+        active = [slot for slot in self._slots if slot.start <= self._now < slot.end]
+        if controller is None or records is None or not active:
+            return ()
+        begin = min(slot.start for slot in active)
+        held = controller.held_slots()
+        return uses_of(active, records.holdings(begin, self._now), held=held, now=self._now)
+
+    def usage(self, begin: float, end: float) -> Sequence[Holding]:
+        """Every attempt that held cards in a stretch of time, whole."""
+        return () if self._records is None else self._records.holdings(begin, end)
+
+    def _call(self, call: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result(CALL_SECONDS)
+        except FutureTimeout as error:
+            future.cancel()
+            raise ServiceUnavailable(
+                f"the cluster did not answer within {CALL_SECONDS:g} s"
+            ) from error
+
+
+def open_driver(policy: Policy, context: Context) -> KueueDriver:
+    """The driver of a policy's cluster; nothing is asked yet."""
+    return KueueDriver(policy, context)
+
+
+def read_entries(policy: Policy, now: float) -> Sequence[QueueEntry]:
+    """Every job as the cluster has it now; nothing is changed.
+
+    Args:
+        policy: whose queues.
+        now: Unix time.
+
+    Raises:
+        ServiceUnavailable: the cluster cannot be seen.
+        RefusedAction: it may not be read.
+    """
+
+    async def read() -> View:
+        client = connect(policy, "queue")
+        try:
+            workloads, jobs, pods, nodes = await asyncio.gather(
+                client.list(names.WORKLOADS, None),
+                client.list(names.JOBS, None),
+                client.list(PODS, None),
+                client.list(NODES, None),
+            )
+        finally:
+            await client.aclose()
+        found = read_jobs(policy, workloads=workloads, jobs=jobs, pods=pods, nodes=nodes)
+        return View(policy=policy, now=now, jobs=tuple(found))
+
+    view = asyncio.run(read())
+    return entries_of(view, Verdict.of([advance(view), limit_all(view), choose_all(view)]))

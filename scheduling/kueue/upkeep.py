@@ -1,0 +1,224 @@
+"""What the controller keeps in order besides jobs: its Lease, its check, the quotas of bookings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from gpuwarden.errors import RefusedAction
+from gpuwarden.platforms.kubernetes import condition, value_at
+from gpuwarden.scheduling.kueue import leases, names
+from gpuwarden.scheduling.kueue.quotas import POOL, shares_of
+from gpuwarden.scheduling.kueue.renderings import cluster_queue, cohort
+from gpuwarden.scheduling.kueue.views import Fault
+from gpuwarden.scheduling.kueue.workloads import moment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpuwarden.kubernetes_clients import Kind, KubernetesClient
+    from gpuwarden.platforms.kubernetes import Json
+    from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.slots import Slot
+
+SKEW_SECONDS: Final = 5.0
+"""Between our clock and the API server's: beyond it nobody is asked to leave."""
+
+log = structlog.get_logger(__name__)
+
+
+class Lease:
+    """Which of several controllers acts.
+
+    Args:
+        client: of the API server.
+        space: where the Lease is.
+        holder: who we are; different for every process.
+
+    Attributes:
+        held: whether we act.
+        other: who does instead, or empty.
+        skew: seconds that our clock is ahead of the server's, as of the last renewal; None before.
+    """
+
+    def __init__(self, client: KubernetesClient, space: str, holder: str) -> None:
+        self._client = client
+        self._space = space
+        self._holder = holder
+        self._renewed: float | None = None
+        self._taken = 0.0
+        self._changes = 0
+        self.held = False
+        self.other = ""
+        self.skew: float | None = None
+
+    async def keep(self, now: float) -> bool:
+        """Take it or renew it; whether it is ours.
+
+        Args:
+            now: Unix time.
+
+        Raises:
+            ServiceUnavailable: not known; it is then not ours.
+        """
+        due = self._renewed is None or not 0 <= now - self._renewed < leases.RENEW_SECONDS
+        if self.held and not due:
+            return True
+        self.held = False
+        found = await self._client.get(names.LEASES, self._space, names.LEASE)
+        holder = leases.holder_of(found)
+        self.other = holder if holder != self._holder and leases.is_held(found, now) else ""
+        if self.other:
+            return False
+        if holder != self._holder:
+            changes = value_at(found, "spec.leaseTransitions") if found is not None else None
+            self._taken, self._changes = now, (changes if isinstance(changes, int) else 0) + 1
+        try:
+            written = await self._write(found, now)
+        except RefusedAction as error:
+            if error.reason not in ("conflict", "gone"):
+                raise
+            return False  # somebody was faster: looked at again in the next round
+        self._renewed, self.held = now, True
+        self.skew = _skew(written, now)
+        return True
+
+    async def _write(self, found: Json | None, now: float) -> Json:
+        spec = leases.lease_spec(self._holder, now, taken=self._taken, changes=self._changes)
+        if found is None:
+            body = leases.lease_body(spec, self._space)
+            return await self._client.create(names.LEASES, self._space, body)
+        metadata = {key: value_at(found, f"metadata.{key}") for key in ("uid", "resourceVersion")}
+        body = {"metadata": metadata, "spec": spec}
+        return await self._client.patch(names.LEASES, self._space, names.LEASE, body=body)
+
+    async def release(self) -> None:
+        """Let somebody else take it at once."""
+        if not self.held:
+            return
+        self.held = False
+        found = await self._client.get(names.LEASES, self._space, names.LEASE)
+        if leases.holder_of(found) == self._holder and found is not None:
+            version = value_at(found, "metadata.resourceVersion")
+            body = {"metadata": {"resourceVersion": version}, "spec": {"leaseDurationSeconds": 1}}
+            await self._client.patch(names.LEASES, self._space, names.LEASE, body=body)
+
+    def faults(self) -> list[Fault]:
+        """What is wrong with it."""
+        if self.other:
+            words = f"{self.other} is the controller of this cluster: this one only looks on"
+            return [Fault("another-controller", self.other, words)]
+        if self.skew is not None and abs(self.skew) > SKEW_SECONDS:
+            words = (
+                f"this clock and the API server's are {abs(self.skew):.0f} s apart: nobody is "
+                "asked to leave before they agree (is there an NTP client?)"
+            )
+            return [Fault("clock-skew", "clock", words)]
+        return []
+
+
+def _skew(written: Json, now: float) -> float | None:
+    """How far we are ahead of the server, by when it says that this was written just now."""
+    rows = value_at(written, "metadata.managedFields")
+    times = [
+        moment
+        for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, dict) and (moment := moment_of(row.get("time"))) is not None
+    ]
+    # The server cuts to whole seconds.
+    return now - (max(times) + 0.5) if times else None
+
+
+async def keep_check(client: KubernetesClient, found: Json | None, now: float) -> None:
+    """Say that the controller of our admission check is there; without, Kueue admits nothing.
+
+    Args:
+        client: of the API server.
+        found: the check as it is, or None where the policy has none.
+        now: Unix time.
+    """
+    if found is None or condition({**found}, "Active") == "True":
+        return
+    rows = [
+        dict(row)
+        for row in value_at(found, "status.conditions") or ()
+        if isinstance(row, dict) and row.get("type") != "Active"
+    ]
+    rows.append(
+        {
+            "type": "Active",
+            "status": "True",
+            "reason": "Active",
+            "message": "gpuwarden looks after it",
+            "lastTransitionTime": leases.stamp(now),
+        }
+    )
+    metadata = {key: value_at(found, f"metadata.{key}") for key in ("uid", "resourceVersion")}
+    name = str(value_at(found, "metadata.name"))
+    body = {"metadata": metadata, "status": {"conditions": rows}}
+    await client.patch(names.CHECK_STATUS, None, name, body=body)
+
+
+async def keep_quotas(
+    client: KubernetesClient,
+    policy: Policy,
+    slots: Sequence[Slot],
+    *,
+    queues: Iterable[Json],
+    cohorts: Iterable[Json],
+) -> list[Fault]:
+    """Have quotas be those of the bookings that are in force, and back afterwards.
+
+    What is in force is written on each object with its quotas, so that a crash between two of them
+    is seen and mended, whenever it was.
+
+    Args:
+        client: of the API server.
+        policy: whose queues.
+        slots: that are in force.
+        queues: the ClusterQueues as they are.
+        cohorts: the cohorts as they are.
+    """
+    wanted = ",".join(sorted(slot.id for slot in slots))
+    there = {("ClusterQueue", _name(item)): item for item in queues}
+    there |= {("Cohort", _name(item)): item for item in cohorts}
+    plain, shares = shares_of(policy), shares_of(policy, slots)
+    growth = {
+        team: sum(share.own - plain[key].own for key, share in shares.items() if key[0] == team)
+        for team in (POOL, *(each.name for each in policy.teams))
+    }
+    todo: list[tuple[int, Kind, dict[str, Any]]] = [
+        (growth[POOL], names.COHORTS, cohort(policy, shares)),
+        *(
+            (growth[team.name], names.CLUSTER_QUEUES, cluster_queue(policy, team, shares))
+            for team in policy.teams
+        ),
+    ]
+    faults = []
+    # Who gives goes first: for a moment there is less, never more than there is.
+    for _growth, kind, body in sorted(todo, key=lambda each: each[0]):
+        name = body["metadata"]["name"]
+        found = there.get((body["kind"], name))
+        if found is None or not _is_ours(policy, found):
+            words = f"{body['kind']} {name} is not there, or not gpuwarden's: run policy apply"
+            faults.append(Fault("quota-object-missing", name, words))
+            continue
+        annotations = value_at(found, "metadata.annotations") or {}
+        if annotations.get(names.BOOKINGS_ANNOTATION, "") == wanted:
+            continue
+        if wanted:
+            body["metadata"]["annotations"] = {names.BOOKINGS_ANNOTATION: wanted}
+        body["metadata"]["resourceVersion"] = value_at(found, "metadata.resourceVersion")
+        log.info("quotas", object=name, bookings=wanted)
+        await client.apply(kind, None, body, manager=names.MANAGER, force=True)
+    return faults
+
+
+def _name(found: Json) -> str:
+    return str(value_at(found, "metadata.name"))
+
+
+def _is_ours(policy: Policy, found: Json) -> bool:
+    labels = value_at(found, "metadata.labels") or {}
+    return all(labels.get(key) == value for key, value in names.marks(policy).items())
