@@ -7,7 +7,6 @@ disruption budgets, roles, and the schemas of the native kinds (kubernetes-valid
 
 from __future__ import annotations
 
-import copy
 import datetime as dt
 import json
 import threading
@@ -131,6 +130,13 @@ class Refusal(Exception):
         }
 
 
+def copied(found: Any) -> Any:
+    """A copy of JSON, much faster than `copy.deepcopy`."""
+    if isinstance(found, dict):
+        return {name: copied(item) for name, item in found.items()}
+    return [copied(item) for item in found] if isinstance(found, list) else found
+
+
 Key = tuple[Resource, str | None, str]
 
 
@@ -204,7 +210,7 @@ class Store:
         """Every object of a kind."""
         with self.lock:
             return [
-                copy.deepcopy(found)
+                copied(found)
                 for (resource, _, _), found in sorted(self.objects.items(), key=_order)
                 if resource.kind == kind
             ]
@@ -212,7 +218,7 @@ class Store:
     def get(self, resource: Resource, namespace: str | None, name: str) -> Json:
         """A copy of an object, or 404."""
         with self.lock:
-            return copy.deepcopy(self._live((resource, namespace, name)))
+            return copied(self._live((resource, namespace, name)))
 
     def list(self, resource: Resource, namespace: str | None) -> list[Json]:
         """Copies of all of a kind in a namespace, or in all."""
@@ -224,7 +230,7 @@ class Store:
 
     def create(self, resource: Resource, namespace: str | None, body: Json) -> Json:
         """Make an object as a server does: uid, version, time."""
-        found = copy.deepcopy(body)
+        found = copied(body)
         metadata = found.setdefault("metadata", {})
         if "name" not in metadata:
             metadata["name"] = metadata.pop("generateName") + uuid.uuid4().hex[:5]
@@ -250,7 +256,7 @@ class Store:
                 raise Refusal(409, "AlreadyExists", f'{resource.title()} "{key[2]}" already exists')
             self._write(key, found)
         self.changed()
-        return copy.deepcopy(found)
+        return copied(found)
 
     def patch(self, resource: Resource, namespace: str | None, name: str, *, body: Json) -> Json:
         """A merge patch; `resourceVersion` and `uid` in it must be the object's."""
@@ -262,7 +268,7 @@ class Store:
             _validate(resource, found, before)
             self._write(key, found)
             self._drop_if_released(key)
-            answer = copy.deepcopy(found)
+            answer = copied(found)
         self.changed()
         return answer
 
@@ -301,7 +307,7 @@ class Store:
         with self.lock:
             if key not in self.objects:
                 return
-            found = copy.deepcopy(self.objects[key])
+            found = copied(self.objects[key])
             found["status"] = {**found.get("status", {}), **status}
             self._write(key, found)
         self.changed()
@@ -340,7 +346,7 @@ class Store:
             metadata["deletionTimestamp"] = self._stamp(deadline)
             metadata["deletionGracePeriodSeconds"] = grace
             self._write(key, found)
-            answer = copy.deepcopy(found)
+            answer = copied(found)
             self._drop_if_released(key)
         self.changed()
         return answer
@@ -408,7 +414,7 @@ class Store:
         self._tell(key, "ADDED" if before is None else "MODIFIED", found, before=before)
 
     def _tell(self, key: Key, kind: str, found: Json, *, before: Json | None) -> None:
-        self.events.append(Event(self.version, key, kind, copy.deepcopy(found), before))
+        self.events.append(Event(self.version, key, kind, copied(found), before))
         self.news.notify_all()
 
     def _drop_if_released(self, key: Key) -> None:
@@ -422,7 +428,7 @@ class Store:
             found = self.objects.pop(key)
             self.owners.pop(key, None)
             self.version += 1
-            last = copy.deepcopy(found)
+            last = copied(found)
             last["metadata"]["resourceVersion"] = str(self.version)
             self._tell(key, "DELETED", last, before=found)
 
@@ -469,14 +475,14 @@ def _order(item: tuple[Key, Json]) -> tuple[str, str]:
 def _merged(before: Any, patch: Any) -> Any:
     """RFC 7386."""
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
+        return copied(patch)
     found = dict(before) if isinstance(before, dict) else {}
     for name, value in patch.items():
         if value is None:
             found.pop(name, None)
         else:
             found[name] = _merged(found.get(name), value)
-    return copy.deepcopy(found)
+    return copied(found)
 
 
 def _validate(resource: Resource, found: Json, before: Json | None = None) -> None:

@@ -259,7 +259,8 @@ class Kueue:
         used = {item["metadata"]["name"]: 0 for item in store.all("ClusterQueue")}
         for item in _workloads(store):
             assigned = value_at(item, "status.admission")
-            reserved = condition(item, "QuotaReserved") == "True" and assigned
+            held = condition(item, "QuotaReserved") == "True"
+            reserved = held and condition(item, "Finished") != "True" and assigned
             if reserved and name in assigned["podSetAssignments"][0]["flavors"].values():
                 used[assigned["clusterQueue"]] += self.cards(item)
         total = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden.job_files import EXIT_REQUEUE
 from gpuwarden.schedule_api import Cause, Outcome
-from gpuwarden.scheduling.kueue.leavings import CANNOT, Phase
+from gpuwarden.scheduling.kueue.leavings import CANNOT, TRYING, Phase
 from gpuwarden.scheduling.kueue.views import (
     CLOSE_SECONDS,
     PATIENCE_SECONDS,
@@ -87,10 +87,14 @@ def _told(job: QueuedJob, leaving: Leaving, _successor: QueuedJob | None, view: 
         words = f"It was not asked to leave: {receipt.why or receipt.state}."
         return _close(job, leaving, Outcome.WITHDRAWN, words, deaf_seconds=DEAF_SECONDS)
     unheard = not view.asks or leaving.leave == CANNOT
+    if view.asks and not leaving.leave and view.now >= leaving.deadline:
+        # Nobody has asked it yet, for we were away: it has its time from now on.
+        later = view.now + max(0.0, leaving.deadline - leaving.begun)
+        return Verdict((Ask(job, dataclasses.replace(leaving, begun=view.now, deadline=later)),))
     if "saved" in leaving.steps or _has_left(job) or unheard or view.now >= leaving.deadline:
         return _due(job, leaving, view)
     acts: list[Act] = []
-    if view.asks and not leaving.leave:
+    if view.asks and leaving.leave in ("", TRYING):
         acts.append(Ask(job, leaving))
     elif leaving != job.leaving:
         acts.append(Note(job, leaving))
@@ -128,7 +132,7 @@ def _due(job: QueuedJob, leaving: Leaving, view: View) -> Verdict:
     waits = job.check == "Retry" and view.now < (job.check_at or view.now) + VERIFY_SECONDS
     if leaving.cause is Cause.BUDGET and waits:
         return Verdict(faults=tuple(faults))
-    parked = dataclasses.replace(leaving, phase=Phase.PARKED)
+    parked = dataclasses.replace(leaving, phase=Phase.PARKED, parked=view.now)
     return Verdict((Park(job, parked),), faults=tuple(faults))
 
 
@@ -144,7 +148,7 @@ def _parked(job: QueuedJob, leaving: Leaving, successor: QueuedJob | None, view:
         return Verdict((Note(job, changed),))
     if job.here:
         return _still_here(job, leaving, view)
-    seen = leaving.seen(left=_moment_left(job, view))
+    seen = leaving.seen(left=_moment_left(job, leaving, view))
     back = leaving.until is None or view.now >= leaving.until
     left = seen.steps.get("left", view.now)
     settled = _settled(seen, successor, view) or view.now >= left + PATIENCE_SECONDS
@@ -175,7 +179,7 @@ def _still_here(job: QueuedJob, leaving: Leaving, view: View) -> Verdict:
             "and its cards are not counted as free"
         )
         faults.append(Fault("node-unknown", job.id, words))
-    elif view.now > leaving.deadline + job.grace + STUCK_SECONDS:
+    elif view.now > leaving.patience(job.grace) + STUCK_SECONDS:
         words = (
             f"a pod of {job.id} is still there {job.grace:.0f} s after its signal and more: look "
             f"with kubectl -n {job.namespace} describe pod; somebody else is asked meanwhile"
@@ -185,10 +189,14 @@ def _still_here(job: QueuedJob, leaving: Leaving, view: View) -> Verdict:
     return Verdict(acts, faults=tuple(faults))
 
 
-def _moment_left(job: QueuedJob, view: View) -> float:
-    """When its last pod was over; at the latest now, whatever a node's clock says."""
+def _moment_left(job: QueuedJob, leaving: Leaving, view: View) -> float:
+    """When its last pod was over, whatever a node's clock says.
+
+    At the latest now, and when its memory was seen free.
+    """
     ends = [pod.ended for pod in job.pods if pod.ended is not None]
-    return min(view.now, max(ends, default=view.now))
+    latest = min(view.now, leaving.steps.get("freed", view.now))
+    return min(latest, max(ends, default=latest))
 
 
 def _settled(leaving: Leaving, successor: QueuedJob | None, view: View) -> bool:
@@ -200,7 +208,8 @@ def _settled(leaving: Leaving, successor: QueuedJob | None, view: View) -> bool:
         return True
     if successor is None:
         return True
-    return bool(successor.finished) or not successor.active or successor.reserved is not None
+    # Quota is not yet a card: its pod may wait for one that is not free (kueue #510).
+    return bool(successor.finished) or not successor.active or successor.running_since is not None
 
 
 # -- returned to the queue
@@ -209,7 +218,7 @@ def _settled(leaving: Leaving, successor: QueuedJob | None, view: View) -> bool:
 def _returned(job: QueuedJob, leaving: Leaving, successor: QueuedJob | None, view: View) -> Verdict:
     seen = leaving
     if "left" not in seen.steps and not job.here:
-        seen = seen.seen(left=_moment_left(job, view))
+        seen = seen.seen(left=_moment_left(job, seen, view))
     if leaving.cause is Cause.PRIORITY and successor is not None:
         began = successor.running_since
         seen = seen.seen(started=began if began is not None and began >= leaving.begun else None)

@@ -16,6 +16,7 @@ from gpuwarden.scheduling.kueue.leavings import Phase
 from gpuwarden.scheduling.kueue.quotas import Ledger, Use
 from gpuwarden.scheduling.kueue.views import (
     SETTLE_SECONDS,
+    STUCK_SECONDS,
     Act,
     Close,
     Fault,
@@ -50,6 +51,27 @@ def choose_all(view: View) -> Verdict:
     return Verdict.of([_useless(view), booked, _for_jobs(view, terms, taken)])
 
 
+def starved(view: View) -> list[QueuedJob]:
+    """Jobs that have their quota and no card: whoever left for them is stuck (kueue #6489)."""
+    stuck = {
+        job.leaving.successor
+        for job in view.jobs
+        if job.leaving is not None
+        and job.leaving.phase is Phase.PARKED
+        and job.here
+        and view.now > job.leaving.patience(job.grace) + STUCK_SECONDS
+    }
+    return [
+        job
+        for job in view.jobs
+        if job.id in stuck
+        and job.reserved is not None
+        and not job.finished
+        and job.active
+        and job.running_since is None
+    ]
+
+
 def waiting(view: View) -> list[QueuedJob]:
     """Jobs that wait for quota, in Kueue's order."""
     found = [job for job in view.jobs if job.pending]
@@ -74,7 +96,10 @@ def _for_jobs(view: View, terms: Terms, taken: frozenset[str]) -> Verdict:
     waits: dict[str, Wait] = {}
     faults: list[Fault] = []
     by_id = {job.id: job for job in view.jobs}
-    for job in waiting(view):
+    for job in [*starved(view), *waiting(view)]:
+        # What it has been promised already is what it asks for.
+        ledger = Ledger(ledger.shares, tuple(use for use in ledger.uses if use.id != job.id))
+        running = [each for each in running if each.id != job.id]
         card = next(iter(job.cards), "")
         request = Request(
             id=job.id,
@@ -134,10 +159,8 @@ def _running(job: QueuedJob, view: View, ledger: Ledger) -> Running:
     known = view.progress.get(job.run_id, Progress())
     told = None
     if job.leaving is not None and is_leaving(job):
-        # Once it got the signal it has its grace as well.
-        more = job.grace if job.leaving.phase is Phase.PARKED else 0.0
         own = job.leaving.cause in (Cause.PRIORITY, Cause.BOOKING)
-        told = Told(job.leaving.successor if own else None, job.leaving.deadline + more)
+        told = Told(job.leaving.successor if own else None, job.leaving.patience(job.grace))
     card = job.card or next(iter(job.cards), "")
     since = job.running_since
     return Running(
@@ -304,6 +327,7 @@ def _useless(view: View) -> Verdict:
         and not job.evicted
     ]
     acts: list[Act] = []
+    wanting = {job.id for job in [*starved(view), *waiting(view)]}
     ledger = view.ledger()
     kept: dict[str, list[QueuedJob]] = {}
     for job in sorted(told, key=_dearness, reverse=True):
@@ -315,7 +339,7 @@ def _useless(view: View) -> Verdict:
         if leaving.cause is not Cause.PRIORITY:
             continue
         successor = by_id.get(leaving.successor)
-        if successor is None or not successor.pending:
+        if successor is None or successor.id not in wanting:
             acts.append(_withdrawn(job, leaving, f"{leaving.successor} no longer waits for it."))
             continue
         others = kept.setdefault(
@@ -326,9 +350,11 @@ def _useless(view: View) -> Verdict:
                 if each.leaving is not None
                 and is_leaving(each)
                 and each.leaving.successor == successor.id
+                and view.now < each.leaving.patience(each.grace)
             ],
         )
         rest = frozenset(each.id for each in others if each.id != job.id)
+        rest |= {successor.id}
         if ledger.fits(successor.team, successor.cards, successor.gpus, without=rest) is not None:
             kept[successor.id] = [each for each in others if each.id != job.id]
             acts.append(_withdrawn(job, leaving, f"{successor.id} fits without it."))

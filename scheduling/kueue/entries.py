@@ -82,6 +82,8 @@ def state_of(job: QueuedJob) -> EntryState:
         return EntryState.DONE if job.finished == "Succeeded" else EntryState.FAILED
     if job.here:
         going = is_leaving(job) or bool(job.evicted) or not job.active
+        if not going and job.running_since is None:
+            return EntryState.PENDING
         return EntryState.LEAVING if going else EntryState.RUNNING
     if not job.active or job.waits or (not job.pending and job.reserved is None):
         return EntryState.HELD
@@ -103,7 +105,7 @@ def _plain_wait(job: QueuedJob) -> Wait:
         return Wait("parked", job.leaving.words)
     if not job.active:
         return Wait("inactive", "Somebody has taken it out of the queue (spec.active is false).")
-    if job.reserved is not None:
+    if job.reserved is not None or job.here:
         return Wait("starting", "It has its cards, and its pods are being started.")
     words = _WAITS.get(job.waits_for, "")
     return Wait(job.waits_for or "pending", words or "Kueue has not said yet why it waits.")

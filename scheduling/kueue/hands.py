@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from gpuwarden.errors import RefusedAction
+from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.scheduling.kueue import leases, names
-from gpuwarden.scheduling.kueue.leavings import CANNOT, ELSEWHERE, history_text
+from gpuwarden.scheduling.kueue.leavings import CANNOT, ELSEWHERE, TRYING, history_text
 from gpuwarden.scheduling.kueue.views import (
     Act,
     Ask,
@@ -132,6 +132,10 @@ class Hands:
             self.deaf[job.uid] = now + DEAF_SECONDS
             await self._write(job, None)
             return
+        except ServiceUnavailable:
+            if leaving.leave != TRYING:
+                await self._write(job, dataclasses.replace(leaving, leave=TRYING))
+            raise
         noted = dataclasses.replace(leaving, leave=taken.id)
         steps = {name: at for name, at in taken.steps.items() if name not in ("left", "started")}
         await self._write(job, noted.seen(**steps))

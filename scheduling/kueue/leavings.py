@@ -23,6 +23,8 @@ CANNOT: Final = "-"
 """In place of a request: the engine cannot ask this job, for it does not know it."""
 ELSEWHERE: Final = "?"
 """In place of a request: somebody else has asked it already."""
+TRYING: Final = "!"
+"""In place of a request: the engine was asked for it and did not answer."""
 MAX_BYTES: Final = 8 * 1024
 MAX_HISTORY: Final = 32
 
@@ -52,6 +54,7 @@ class Leaving:
         phase: where it stands.
         leave: the engine's id of the request; empty where it was not taken on yet.
         lost: GPU-seconds that an end without a save would have cost, or None.
+        parked: when it was taken out of the queue, or None.
         until: it is not brought back before; None: as soon as the successor has its cards.
         steps: of schedule_api.STEPS, each with its time.
         words: one sentence for its owner.
@@ -66,14 +69,25 @@ class Leaving:
     phase: Phase = Phase.TOLD
     leave: str = ""
     lost: float | None = None
+    parked: float | None = None
     until: float | None = None
     steps: Mapping[str, float] = field(default_factory=dict)
     words: str = ""
 
+    def patience(self, grace: float) -> float:
+        """Until when it is counted on, once it has had the signal; before that, without an end.
+
+        Args:
+            grace: seconds that its pods have.
+        """
+        if self.parked is None:
+            return math.inf
+        return max(self.deadline, self.parked + grace)
+
     @property
     def request(self) -> str:
         """The engine's id of the request, or empty where there is none."""
-        return "" if self.leave in (CANNOT, ELSEWHERE) else self.leave
+        return "" if self.leave in (CANNOT, ELSEWHERE, TRYING) else self.leave
 
     def encode(self) -> str:
         """As the annotation has it."""
@@ -101,6 +115,7 @@ class Leaving:
                 phase=Phase(data["phase"]),
                 leave=_text(data.get("leave", "")),
                 lost=None if data.get("lost") is None else _number(data["lost"]),
+                parked=None if data.get("parked") is None else _number(data["parked"]),
                 until=None if data.get("until") is None else _number(data["until"]),
                 steps={
                     step: _number(moment)

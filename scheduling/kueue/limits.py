@@ -92,7 +92,9 @@ def _outside(
         return Verdict((Tell(job, leave),) if window.running == "leave" else ())
     if job.active:
         # It came back by an eviction, and its gate is gone for good: it is kept out otherwise.
-        return Verdict((Park(job, dataclasses.replace(leave, phase=Phase.PARKED)),), waits)
+        return Verdict(
+            (Park(job, dataclasses.replace(leave, phase=Phase.PARKED, parked=view.now)),), waits
+        )
     return Verdict(waits=waits)
 
 
@@ -205,7 +207,7 @@ def _budgets(view: View) -> Verdict:
             until = spent.until if spent is not None else view.now
             said = spent.words if spent is not None else "The budget has room again."
             leave = _leave(job, view, Cause.BUDGET, _budget(job), words=said, until=until)
-            acts.append(Park(job, dataclasses.replace(leave, phase=Phase.PARKED)))
+            acts.append(Park(job, dataclasses.replace(leave, phase=Phase.PARKED, parked=view.now)))
         elif (
             spent is not None
             and spent.leave

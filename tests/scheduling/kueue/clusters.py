@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
-import dataclasses
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,8 @@ from tests.kubernetes_store import BUILT_IN, KUEUE, Store
 from tests.kueue_controllers import Kueue
 from tests.scheduling.policy_files import a_policy
 
-from gpuwarden.kubernetes_clients import KubernetesClient
 from gpuwarden.scheduling.engines import Outcome, carry_out, plan
-from gpuwarden.scheduling.kueue.adapters import KueueAdapter
+from gpuwarden.scheduling.kueue.adapters import KueueAdapter, connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
     from tests.kubernetes_store import Grant, Json
 
+    from gpuwarden.kubernetes_clients import KubernetesClient
     from gpuwarden.scheduling.policies import Policy
 
 PREEMPTION: Json = {
@@ -50,8 +49,8 @@ class Time:
         return self.now
 
     def monotonic(self) -> float:
-        """Seconds."""
-        return self.now
+        """Seconds, of the real clock: whether a watch lives is no matter of a test's time."""
+        return time.monotonic()
 
     def pass_(self, seconds: float) -> None:
         """Let time go by."""
@@ -69,11 +68,7 @@ class Scene:
 
     def client(self) -> KubernetesClient:
         """A client of the cluster, of somebody who may do everything."""
-        path = self.policy.kueue.kubeconfig
-        assert path is not None
-        from pathlib import Path  # noqa: PLC0415 - only types need it above
-
-        return KubernetesClient.connect(Path(path), None, timeout=5.0)
+        return connect(self.policy, "test")
 
     def kick(self) -> None:
         """Let the controllers look once more, as when time alone has changed something."""
@@ -138,20 +133,14 @@ def scene(
         applied: whether it is applied already.
         grants: what our user may do; everything if None.
     """
-    time, kueue = Time(), Kueue()
-    store = Store(BUILT_IN + KUEUE, now=time)
+    clock, kueue = Time(), Kueue()
+    store = Store(BUILT_IN + KUEUE, now=clock)
     with kubernetes(folder, store=store, step=kueue, grants=grants) as cluster:
         cluster.node("node1", gpus=4)
         own = with_server(policy, cluster)
         if applied:
+            cluster.controllers = False
             outcome = bring_about(own)
             assert outcome.failed is None, outcome.reason
-        yield Scene(cluster, kueue, time, own)
-
-
-def changed(policy: Policy, **updates: Any) -> Policy:
-    """A policy with other fields, however deep its others are."""
-    return copy.copy(policy).model_copy(update=updates)
-
-
-__all__ = ["Scene", "Time", "bring_about", "changed", "dataclasses", "kueue_policy", "scene"]
+            cluster.controllers = True
+        yield Scene(cluster, kueue, clock, own)

@@ -1,0 +1,320 @@
+"""A job leaves for another: asked, parked, brought back, with each step and its time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.scheduling.kueue.clusters import PREEMPTION, kueue_policy
+from tests.scheduling.kueue.lives import Life, life
+
+from gpuwarden.schedule_api import STEPS, EntryState, Outcome
+from gpuwarden.scheduling.kueue import names
+from gpuwarden.scheduling.kueue.leavings import Phase
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def full(found: Life) -> list[str]:
+    """Two low jobs on the team's two cards, the first of them the older."""
+    one = found.run("one")
+    found.scene.time.pass_(100.0)
+    two = found.run("two")
+    found.scene.time.pass_(100.0)
+    found.tick()
+    return [one, two]
+
+
+def test_the_whole_story(tmp_path: Path) -> None:
+    """Notified, acknowledged, saved, left, freed, started; then it comes back and runs again."""
+    with life(tmp_path, kueue_policy()) as found:
+        one, two = full(found)
+        high = found.submit("high", "high")
+        found.tick(2, seconds=5.0)
+        # The younger has less to lose.
+        leaving = found.leaving(two)
+        assert leaving is not None
+        assert found.leaving(one) is None
+        found.tick()
+        order = found.engine.orders[0]
+        assert order["job_id"] == f"pod-{found.pods(two)[0]['metadata']['uid']}"
+        assert (order["at"], order["then"], order["cause"]) == ("epoch", "requeue", "priority")
+        assert order["key"] == leaving.id
+        assert order["successor"] == high
+        now = found.scene.time.now
+        found.engine.see({"notified": now, "acknowledged": now + 1})
+        found.tick(2, seconds=3.0)
+        assert found.active(two), "it is let finish its epoch"
+        assert found.entry(two).state is EntryState.LEAVING
+        assert found.entry(high).must_end == (two,)
+        found.engine.see({"saved": found.scene.time.now})
+        found.tick(2, seconds=3.0)
+        assert not found.active(two)
+        assert two in found.running(), "its pod has its grace"
+        assert found.entry(high).why == "starting", "quota is not yet a card"
+        found.end(two, 75)
+        found.let_go()
+        found.engine.see({"freed": found.scene.time.now})
+        found.tick(2, seconds=3.0)
+        found.start_pods()
+        assert found.running() == {one, high}
+        found.tick(3)
+        assert found.active(two), "it waits for its turn again"
+        assert found.entry(two).position == 1
+        told = found.preemption(two)
+        assert [*told.steps] == [*STEPS]
+        assert [*told.steps.values()] == sorted(told.steps.values())
+        assert told.outcome is Outcome.DONE
+        assert told.lost_seconds == 0.0
+        assert found.leaving(two) is None
+        assert len(found.engine.leaves) == 1
+        found.end(high, 0)
+        found.tick()
+        found.start_pods()
+        assert found.running() == {one, two}
+        assert found.workload(two)["metadata"]["annotations"][names.HISTORY_ANNOTATION]
+
+
+def test_nobody_is_told_while_it_simply_fits(tmp_path: Path) -> None:
+    """A free card needs no victim."""
+    with life(tmp_path, kueue_policy()) as found:
+        found.run("one")
+        found.submit("high", "high")
+        found.tick(4, seconds=5.0)
+        assert found.engine.orders == []
+        assert len(found.running()) == 2
+
+
+def test_nobody_is_told_unless_the_whole_request_then_fits(tmp_path: Path) -> None:
+    """Volcano #3673: one card that may be had does not help a job that wants two."""
+    with life(tmp_path, kueue_policy()) as found:
+        found.run("one")
+        found.run("normal", "normal")
+        found.scene.time.pass_(100.0)
+        high = found.submit("high", "high", gpus=2)
+        found.tick(4, seconds=5.0)
+        assert found.engine.orders == []
+        assert found.entry(high).why == "no-victim"
+
+
+def test_a_minimum_run(tmp_path: Path) -> None:
+    """Nobody is asked before it, and the wait is explained."""
+    policy = kueue_policy(preemption={**PREEMPTION, "minimum_run": "30m"})
+    with life(tmp_path, policy) as found:
+        full(found)
+        high = found.submit("high", "high")
+        found.tick(3, seconds=5.0)
+        assert found.entry(high).why == "not-yet"
+        assert found.engine.orders == []
+        found.tick(4, seconds=900.0)
+        assert len(found.engine.leaves) == 1
+
+
+def test_two_that_wait_do_not_count_one_card_twice(tmp_path: Path) -> None:
+    """Each has its own victim, and a third has none."""
+    with life(tmp_path, kueue_policy()) as found:
+        one, two = full(found)
+        waiting = [found.submit(f"high{index}", "high") for index in range(3)]
+        found.tick(4, seconds=5.0)
+        told = {job: found.leaving(job) for job in (one, two)}
+        assert {each.successor for each in told.values() if each} == {*waiting[:2]}
+        assert found.entry(waiting[2]).why == "no-victim"
+
+
+def test_the_deadline(tmp_path: Path) -> None:
+    """Who has not saved by then gets the signal, is told of as overdue, and comes back too."""
+    with life(tmp_path, kueue_policy()) as found:
+        _one, two = full(found)
+        found.submit("high", "high")
+        found.tick(3, seconds=5.0)
+        found.tick(seconds=500.0)
+        assert found.active(two)
+        found.tick(seconds=120.0)
+        assert not found.active(two)
+        assert "victim-overdue" in found.codes()
+        found.let_go()
+        found.tick(2)
+        found.start_pods()
+        found.tick(3)
+        assert found.active(two)
+        found.tick(2, seconds=700.0)
+        told = found.preemption(two)
+        assert "saved" not in told.steps
+        assert told.lost_seconds is not None
+        assert told.lost_seconds > 0
+
+
+def test_a_pod_that_stays_does_not_block_the_queue(tmp_path: Path) -> None:
+    """Kueue #6489: past its grace somebody else is asked, and the first never a second time."""
+    with life(tmp_path, kueue_policy()) as found:
+        one, two = full(found)
+        found.submit("high", "high")
+        found.tick(3, seconds=5.0)
+        found.tick(seconds=620.0)
+        assert not found.active(two)
+        found.tick(3, seconds=100.0)
+        assert found.leaving(one) is not None
+        assert "victim-stuck" in found.codes()
+        found.tick(3)
+        asked = [f"pod-{found.pods(job)[0]['metadata']['uid']}" for job in (two, one)]
+        assert found.engine.asked == asked
+
+
+def test_a_victim_that_ends_by_itself(tmp_path: Path) -> None:
+    """Its notice is taken back, it is never parked, and its card goes to who waits."""
+    with life(tmp_path, kueue_policy()) as found:
+        one, two = full(found)
+        high = found.submit("high", "high")
+        found.tick(3, seconds=5.0)
+        found.end(two, 0)
+        found.tick(2)
+        assert found.preemption(two).outcome is Outcome.ENDED
+        assert found.leaving(two) is None
+        assert found.running() == {one, high}
+        assert [leave["state"] for leave in found.engine.leaves.values()] == ["withdrawn"]
+        assert found.entry(two).state is EntryState.DONE
+
+
+def test_a_victim_that_is_deleted(tmp_path: Path) -> None:
+    """Nothing of it is left to be done."""
+    with life(tmp_path, kueue_policy()) as found:
+        one, two = full(found)
+        high = found.submit("high", "high")
+        found.tick(3, seconds=5.0)
+        space, name = two.split("/")
+        found.scene.cluster.delete("Job", name, space)
+        found.let_go()
+        found.tick(3)
+        assert found.running() == {one, high}
+        assert all(each.id != two for each in found.driver.entries()) if found.driver else False
+
+
+def test_a_useless_notice_is_taken_back(tmp_path: Path) -> None:
+    """Volcano #4925: who wanted the card is gone; the job goes on, and counts nothing."""
+    with life(tmp_path, kueue_policy()) as found:
+        _one, two = full(found)
+        high = found.submit("high", "high")
+        found.tick(3, seconds=5.0)
+        space, name = high.split("/")
+        found.scene.cluster.delete("Job", name, space)
+        found.tick(2)
+        assert found.leaving(two) is None
+        assert [leave["state"] for leave in found.engine.leaves.values()] == ["withdrawn"]
+        assert names.HISTORY_ANNOTATION not in found.workload(two)["metadata"]["annotations"]
+        assert found.preemption(two).outcome is Outcome.WITHDRAWN
+
+
+def test_a_card_that_came_free_otherwise_spares_the_victim(tmp_path: Path) -> None:
+    """The notice is taken back as soon as the request fits without it."""
+    with life(tmp_path, kueue_policy()) as found:
+        one, two = full(found)
+        found.submit("high", "high")
+        found.tick(3, seconds=5.0)
+        found.end(one, 0)
+        found.tick(3)
+        assert found.leaving(two) is None
+        assert found.active(two)
+
+
+def test_who_may_not_be_asked_is_not_ended(tmp_path: Path) -> None:
+    """The engine protects a job: somebody else is asked, and the first is left alone."""
+    with life(tmp_path, kueue_policy()) as found:
+        one, two = full(found)
+        found.engine.refuses[f"pod-{found.pods(two)[0]['metadata']['uid']}"] = "protected"
+        found.submit("high", "high")
+        found.tick(6, seconds=5.0)
+        assert found.leaving(two) is None
+        assert found.active(two)
+        assert found.leaving(one) is not None
+        assert found.engine.asked == [f"pod-{found.pods(one)[0]['metadata']['uid']}"]
+
+
+def test_who_cannot_be_asked_gets_the_signal(tmp_path: Path) -> None:
+    """A job that no engine knows, or no engine at all: its grace is its notice."""
+    with life(tmp_path, kueue_policy()) as found:
+        _one, two = full(found)
+        found.engine.refuses[f"pod-{found.pods(two)[0]['metadata']['uid']}"] = "unknown_job"
+        found.submit("high", "high")
+        found.tick(5, seconds=5.0)
+        assert not found.active(two)
+
+
+def test_without_an_engine(tmp_path: Path) -> None:
+    """The two steps are the note and the signal."""
+    with life(tmp_path, kueue_policy(), asks=False) as found:
+        one, two = full(found)
+        high = found.submit("high", "high")
+        found.tick(4, seconds=5.0)
+        assert not found.active(two)
+        assert found.pods(two)[0]["spec"]["terminationGracePeriodSeconds"] >= 65
+        found.let_go()
+        found.tick(2)
+        found.start_pods()
+        found.tick(3)
+        assert found.running() == {one, high}
+        assert found.active(two)
+
+
+def test_no_more_often_than_the_policy_says(tmp_path: Path) -> None:
+    """Kueue #4406: after that it is left alone, and told of."""
+    policy = kueue_policy(
+        teams=[{"name": "vision", "users": ["ana"], "quota": {"a100-40": 1}}],
+        preemption={**PREEMPTION, "at_most": {"times": 3, "per": "24h"}},
+    )
+    with life(tmp_path, policy, asks=False) as found:
+        low = found.run("low")
+        for index in range(3):
+            found.scene.time.pass_(100.0)
+            high = found.submit(f"high{index}", "high")
+            found.tick(4, seconds=5.0)
+            found.let_go()
+            found.tick(2)
+            found.start_pods()
+            found.tick(3)
+            assert found.running() == {high}
+            found.end(high, 0)
+            found.tick(2)
+            found.start_pods()
+            found.tick(2, seconds=700.0)
+            assert found.running() == {low}
+        found.scene.time.pass_(100.0)
+        last = found.submit("last", "high")
+        found.tick(5, seconds=5.0)
+        assert found.running() == {low}
+        assert found.entry(last).why == "no-victim"
+        assert "preemption-loop" in found.codes()
+
+
+def test_borrowed_cards_go_back_to_their_owners(tmp_path: Path) -> None:
+    """A job of the same class leaves if its team holds more than its own."""
+    teams = [
+        {"name": "vision", "users": ["ana"], "quota": {"a100-40": 2}, "borrow": {"a100-40": 2}},
+        {"name": "speech", "users": ["cy"], "quota": {"a100-40": 2}},
+    ]
+    with life(tmp_path, kueue_policy(teams=teams), asks=False) as found:
+        for index in range(4):
+            found.run(f"job{index}", "normal")
+            found.scene.time.pass_(10.0)
+        assert len(found.running()) == 4
+        own = found.submit("own", "normal", team="speech")
+        found.tick(4, seconds=5.0)
+        found.let_go()
+        found.tick(3)
+        assert own in found.running()
+        found.start_pods()
+        more = found.submit("more", "normal", team="vision")
+        found.tick(4, seconds=5.0)
+        assert found.entry(more).state is EntryState.PENDING, "it would borrow: it may ask nobody"
+
+
+def test_the_phases_are_what_the_notes_say(tmp_path: Path) -> None:
+    """Kueue #510: a parked job whose pod is still there has not left."""
+    with life(tmp_path, kueue_policy(), asks=False) as found:
+        _one, two = full(found)
+        found.submit("high", "high")
+        found.tick(4, seconds=5.0)
+        leaving = found.leaving(two)
+        assert leaving is not None
+        assert leaving.phase is Phase.PARKED
+        assert "left" not in leaving.steps
+        assert "freed" not in leaving.steps
