@@ -199,11 +199,18 @@ GRAFANA = Known(
     "Provision grafana/dashboards of this version.",
     "grafana/README.md",
 )
+SCHEDULER = Known(
+    "scheduler.answer",
+    "the scheduler tells its queue, and may ask jobs to leave",
+    "The pages of queue and calendar are old or empty; nobody is asked to leave politely.",
+    "Start it, or give it the token that engine.yaml names; give it one with the role scheduler.",
+    "docs/runbooks/scheduler-down.md",
+)
 
 KNOWN: tuple[Known, ...] = (
     *(CONFIG, SECRET_FILES, ANSWER, TICKS, RULE_HASH, ENFORCEMENT, ZONES, CLOCKS),
     *(PROMETHEUS, NODES, INTERVAL, TARGETS, LABELS, METRICS, RECORDED, WATCHED),
     *(ALERTMANAGER, ROUTES, PAGED, AGENTS, KEYS, DIRECTORY, MAIL, SLACK, BOTS, LEDGER, DISK),
-    GRAFANA,
+    *(GRAFANA, SCHEDULER),
 )
 """Every check at the centre, in the order in which they are told."""

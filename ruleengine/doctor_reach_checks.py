@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpuwarden.catalogue import SCRAPE_JOB
+from gpuwarden.clock import SystemClock
 from gpuwarden.diagnostics import Severity
 from gpuwarden.errors import GpuwardenError, InvalidInput, RefusedAction
 from gpuwarden.findings import CannotCheck, Check
 from gpuwarden.ruleengine import doctor_findings as known
 from gpuwarden.ruleengine.alert_route_checks import DEFAULT_LONGEST, check_routes
 from gpuwarden.ruleengine.reclaim.node import AgentClient, Signer, host_of
+from gpuwarden.ruleengine.schedules import from_settings
 from gpuwarden.yaml_files import load_located
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from gpuwarden.agent_api import NodeInfo
     from gpuwarden.findings import Finding
     from gpuwarden.ruleengine.doctor_centres import Centre
+    from gpuwarden.ruleengine.schedules import Schedule, Schedules
 
 _AT_ONCE = 16
 _NAMED = 20
@@ -37,6 +40,7 @@ def reach_checks(centre: Centre) -> list[Check]:
         Check(known.AGENTS, lambda: _agents(centre), 120.0),
         Check(known.KEYS, lambda: _keys(centre), 120.0),
         Check(known.GRAFANA, lambda: _grafana(centre), 15.0),
+        Check(known.SCHEDULER, lambda: _scheduler(centre), 45.0),
     ]
 
 
@@ -223,3 +227,49 @@ def _grafana(centre: Centre) -> Iterator[Finding]:
         yield known.GRAFANA.failed(f"it lacks {', '.join(missing)}", centre.grafana)
     else:
         yield known.GRAFANA.ok(f"version {version}, {len(BOARDS)} boards", centre.grafana)
+
+
+# ---------------------------------------------------------------------------------------------
+# The scheduler
+
+
+def _scheduler(centre: Centre) -> Iterator[Finding]:
+    values, path = centre.settings.values, centre.settings.path
+    planners = [token.name for token in values.web.tokens if token.role == "scheduler"]
+    if values.leaves is not None and not planners:
+        yield known.SCHEDULER.warning(
+            "engine.yaml says `leaves`, and no token has the role scheduler: only operators can ask"
+        )
+    if planners and values.leaves is None:
+        yield known.SCHEDULER.warning(
+            f"{planners[0]} is a scheduler, and engine.yaml says no `leaves`: it may ask nobody"
+        )
+    chosen = values.scheduler
+    if chosen is None:
+        if values.leaves is None and not planners:
+            raise CannotCheck("engine.yaml names no scheduler", needed=False)
+        return
+    try:
+        asked = from_settings(chosen, path, SystemClock())
+        found = asyncio.run(_told(asked))
+    except GpuwardenError as error:
+        yield known.SCHEDULER.failed(str(error), chosen.url)
+        return
+    document = found.document
+    if document is None:
+        yield known.SCHEDULER.failed(found.problem, chosen.url)
+        return
+    if found.problem:
+        yield known.SCHEDULER.warning(found.problem, chosen.url)
+    for problem in document.problems[:_NAMED]:
+        yield known.SCHEDULER.warning(problem.words or problem.code, chosen.url)
+    if not found.problem and not document.problems:
+        text = f"{document.engine} of {document.cluster}: {len(document.entries)} jobs"
+        yield known.SCHEDULER.ok(text, chosen.url)
+
+
+async def _told(schedules: Schedules) -> Schedule:
+    try:
+        return await schedules.now()
+    finally:
+        await schedules.aclose()

@@ -15,13 +15,15 @@ import structlog
 
 from gpuwarden.errors import GpuwardenError, InvalidInput, ServiceUnavailable
 from gpuwarden.exchanges import exchange
+from gpuwarden.files import read_secret
 from gpuwarden.schedule_api import MAX_BODY_BYTES, ScheduleDocument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from gpuwarden.clock import Clock
+    from gpuwarden.ruleengine.schedule_settings import SchedulerSettings
 
 FRESH_SECONDS = 5.0
 """An answer serves every page for so long; a failure keeps a scheduler from being asked as long."""
@@ -111,10 +113,7 @@ class Schedules:
         if answer.status != 200:
             raise ServiceUnavailable(f"HTTP {answer.status}: is {self._url} the scheduler?")
         # Of a long queue that takes a while, in which the engine must tick.
-        document = await asyncio.to_thread(ScheduleDocument.decode, answer.body)
-        if any(moment > LATEST for moment in _moments(document)):
-            raise ServiceUnavailable("its document has a time beyond the year 3000")
-        return document
+        return await asyncio.to_thread(decoded, answer.body)
 
     def _known(self) -> Schedule:
         document, age = self._document, self._clock.monotonic() - self._told_at
@@ -131,6 +130,19 @@ class Schedules:
         return Schedule(document)
 
 
+def decoded(body: bytes) -> ScheduleDocument:
+    """The scheduler's document, if a page can show it.
+
+    Raises:
+        ScheduleError: it does not follow the contract.
+        ServiceUnavailable: it has a time that no calendar has.
+    """
+    document = ScheduleDocument.decode(body)
+    if any(moment > LATEST for moment in _moments(document)):
+        raise ServiceUnavailable("its document has a time beyond the year 3000")
+    return document
+
+
 def _moments(document: ScheduleDocument) -> Iterator[float]:
     """Every time that a page may show."""
     yield document.taken
@@ -145,6 +157,31 @@ def _moments(document: ScheduleDocument) -> Iterator[float]:
         yield budget.period_end
     for problem in document.problems:
         yield problem.since
+
+
+def from_settings(
+    settings: SchedulerSettings, path: Callable[[str], Path], clock: Clock
+) -> Schedules:
+    """What asks the scheduler that engine.yaml names.
+
+    Args:
+        settings: the part of engine.yaml.
+        path: of a file that it names.
+        clock: wall and monotonic time.
+
+    Raises:
+        InvalidInput: its token or its certificates cannot be read.
+    """
+    token_file, ca_file = settings.token_file, settings.ca_file
+    token = None
+    if token_file is not None:
+        token = read_secret(path(token_file), "scheduler.token_file")
+    client = client_for(
+        token=token,
+        ca_file=None if ca_file is None else path(ca_file),
+        timeout=settings.timeout,
+    )
+    return Schedules(settings.url, client, clock, timeout=settings.timeout)
 
 
 def client_for(*, token: str | None, ca_file: Path | None, timeout: float) -> httpx.AsyncClient:

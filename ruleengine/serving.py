@@ -35,7 +35,7 @@ from gpuwarden.ruleengine.reclaim.slurm import Slurm
 from gpuwarden.ruleengine.replicas import AnyReplica, Replica, Servers
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rulebooks import RuleBook
-from gpuwarden.ruleengine.schedules import Schedules, client_for
+from gpuwarden.ruleengine.schedules import from_settings
 from gpuwarden.ruleengine.sign_ins import Token
 from gpuwarden.ruleengine.slurm_queues import SlurmQueue
 from gpuwarden.ruleengine.slurm_settings import slurm_commands
@@ -233,27 +233,6 @@ def _platforms(settings: Settings) -> tuple[Platform, ...]:
     return tuple(found)
 
 
-def _schedules(settings: Settings, clock: Clock) -> Schedules | None:
-    """What reads the scheduler that engine.yaml names.
-
-    Raises:
-        InvalidInput: its token or certificates cannot be read.
-    """
-    chosen = settings.values.scheduler
-    if chosen is None:
-        return None
-    ca_file, token_file = chosen.ca_file, chosen.token_file
-    token = None
-    if token_file is not None:
-        token = read_secret(settings.path(token_file), "scheduler.token_file")
-    client = client_for(
-        token=token,
-        ca_file=None if ca_file is None else settings.path(ca_file),
-        timeout=chosen.timeout,
-    )
-    return Schedules(chosen.url, client, clock, timeout=chosen.timeout)
-
-
 def _optional(settings: Settings, name: str | None) -> Path | None:
     return None if name is None else settings.path(name)
 
@@ -322,7 +301,9 @@ class Service:
             bots=values.bots,
             names=names,
         )
-        self._schedules = _schedules(settings, clock)
+        self._schedules = None
+        if values.scheduler is not None:
+            self._schedules = from_settings(values.scheduler, settings.path, clock)
         self.app: Starlette = EngineApp(
             self.engine,
             last_hop,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner
 from starlette.requests import Request
+from tests.ruleengine.schedules import document as schedule_document
 
 from bench.fuzz.edges import JSON_WORDS, Attack, require
 from gpuwarden.clock import SystemClock
-from gpuwarden.errors import GpuwardenError
+from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.node_api import Goodbye, Registration, RegistrationRefused, Target, node_key
 from gpuwarden.refusals import Refusal, authorise
-from gpuwarden.ruleengine import bodies
+from gpuwarden.ruleengine import bodies, booking_weeks, schedule_rows
 from gpuwarden.ruleengine.audit_cli import audit
+from gpuwarden.ruleengine.calendars import icalendar
 from gpuwarden.ruleengine.deliveries import LastHop, MalformedMessage
 from gpuwarden.ruleengine.directories import Directory
 from gpuwarden.ruleengine.layouts import Message, slack_blocks
@@ -25,8 +28,10 @@ from gpuwarden.ruleengine.leave_routes import order_of
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.roles import Person, Role
+from gpuwarden.ruleengine.schedules import decoded
 from gpuwarden.ruleengine.sign_ins import SignIns, Token
 from gpuwarden.ruleengine.web_settings import WebSettings
+from gpuwarden.schedule_api import ScheduleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,6 +138,40 @@ def _leaves(_folder: Path, stack: ExitStack) -> Callable[[bytes], None]:
             json.dumps([order.key, order.reason, order.successor]).encode()
 
     return lambda data: runner.run(read(data))
+
+
+def _schedules(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
+    """What a scheduler tells, as three readers get it; texts in it are any user's."""
+    readers = (
+        Person("olga", Role.OPERATOR),
+        Person("alice", Role.OWNER, teams=("vision",)),
+        Person("", Role.OWNER),
+    )
+    days = booking_weeks.week_days("Europe/Berlin", dt.date(2026, 11, 30))
+
+    def attack(data: bytes) -> None:
+        try:
+            document = decoded(data)
+        except (ScheduleError, ServiceUnavailable):
+            return
+        queue = schedule_rows.queued(document)
+        for person in readers:
+            rows = (
+                schedule_rows.queue_rows(document, queue, person),
+                schedule_rows.receipt_rows(document, [], person),
+                schedule_rows.budget_rows(document, person),
+                booking_weeks.week_rows(document, days, person, now=1_796_000_000.0),
+            )
+            json.dumps(rows, allow_nan=False).encode()
+            slots = booking_weeks.slot_rows(document, person)
+            lines = icalendar(slots, name=document.cluster, stamp=document.taken).split(b"\r\n")
+            require(holds=all(len(line) <= 75 for line in lines), what="a line that is too long")
+            require(
+                holds=not any(line[:1].islower() for line in lines if line),
+                what="a text became a field of the calendar",
+            )
+
+    return attack
 
 
 def _who(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
@@ -297,6 +336,13 @@ ATTACKS = (
             _LEAVE.replace(b'"job_id":"slurm-c1-7-0"', b'"run_id":"run-1"').replace(b"600", b"1.5"),
         ),
         (*JSON_WORDS, b'"deadline_seconds":', b'"reason":"', b"1e999", b"\xe2\x80\xae", b"\\ud800"),
+        of="engine",
+    ),
+    Attack(
+        "the scheduler's document",
+        _schedules,
+        (schedule_document(1_796_000_000.0).encode(),),
+        (*JSON_WORDS, b'"start":', b'"earliest":', b'"gpus":', b"1e999", b"1e15", b"-1", b"\\r\\n"),
         of="engine",
     ),
     Attack(

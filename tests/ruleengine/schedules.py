@@ -28,7 +28,7 @@ from gpuwarden.schedule_api import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.ruleengine.worlds import OwnedClock
+    from gpuwarden.clock import Clock
 
 ZONE = "Europe/Berlin"
 HOUR, DAY = 3600.0, 86400.0
@@ -226,7 +226,7 @@ def document(now: float, monday: float | None = None) -> ScheduleDocument:
 class Told:
     """What a scheduler answers; change it as a test goes on."""
 
-    def __init__(self, clock: OwnedClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.status = 200
         self.body: bytes | None = None
@@ -243,14 +243,14 @@ class Told:
 
 
 @contextlib.contextmanager
-def scheduler(clock: OwnedClock) -> Iterator[tuple[Told, Sink]]:
+def scheduler(clock: Clock) -> Iterator[tuple[Told, Sink]]:
     """A scheduler on the loopback."""
     told = Told(clock)
     with Sink(told.answer) as sink:
         yield told, sink
 
 
-def schedules(url: str, clock: OwnedClock, token: str = "t" * 16) -> Schedules:
+def schedules(url: str, clock: Clock, token: str = "t" * 16) -> Schedules:
     """What an engine asks it with."""
     client = httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}, trust_env=False)
     return Schedules(url, client, clock, timeout=5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import sys
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from tests.disks import small_disk
+from tests.ruleengine.schedules import document, scheduler
 from tests.ruleengine.worlds import Agent, Keys, Sink, agent
 from tests.servers import Server, alertmanager, backfill, free_port, prometheus
 
+from gpuwarden.clock import SystemClock
 from gpuwarden.findings import Finding, Status, examine
 from gpuwarden.ruleengine.doctor_cli import centre_checks
 from gpuwarden.ruleengine.doctor_findings import KNOWN
@@ -523,3 +526,26 @@ def test_a_grafana_without_the_boards(centre: Centre) -> None:
         status, said = centre.one("grafana.answer", grafana=sink.url, grafana_token_file=token)
     assert status is FAILED
     assert "it lacks gpuwarden-node, gpuwarden-governance" in said
+
+
+def test_a_scheduler_that_does_not_answer_or_may_not_ask(centre: Centre) -> None:
+    """Its problems are told here, too; limits without a token, and a token without limits."""
+    assert centre.one("scheduler.answer")[0] is NOT_CHECKED
+    limits = {"per_hour": 9, "per_run_per_day": 3, "share_of_running": "10%", "longest": "20m"}
+    centre.config["leaves"] = limits
+    status, said = centre.one("scheduler.answer")
+    assert status is WARNING
+    assert "no token has the role scheduler" in said
+    del centre.config["leaves"]
+    centre.config["scheduler"] = {"url": f"http://127.0.0.1:{free_port()}"}
+    status, said = centre.one("scheduler.answer")
+    assert status is FAILED
+    assert "tells nothing" in said
+    with scheduler(SystemClock()) as (told, sink):
+        centre.config["scheduler"] = {"url": sink.url}
+        status, said = centre.one("scheduler.answer")
+        assert status is WARNING
+        assert "came back three times" in said
+        whole = dataclasses.replace(document(SystemClock().wall()), problems=())
+        told.body = whole.encode()
+        assert centre.one("scheduler.answer")[0] is OK
