@@ -28,8 +28,7 @@ from gpuwarden.scheduling.kueue.views import (
     is_leaving,
     leaving_of,
 )
-from gpuwarden.scheduling.local.scenes import terms_of
-from gpuwarden.scheduling.preemption_terms import Code, Pool, Request, Running, Told
+from gpuwarden.scheduling.preemption_terms import Code, Pool, Request, Running, Told, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
