@@ -33,6 +33,8 @@ _LONGEST_PERIOD = {"day": 25.0, "week": 7 * 24.0 + 1, "month": 31 * 24.0 + 1}
 _ORDER = {"day": 0, "week": 1, "month": 2}
 _SHORT_NOTICE = 60.0
 _SHORT_EPOCH = 300.0
+_OTHER_ACCOUNT = "write slurm: {account: ...} with a name that is free"
+_OTHER_NAMESPACE = "write kueue: {namespace: ...} with one of the team's"
 _DAYS_AHEAD = 400
 """Of days on which clocks are changed: more than a year."""
 
@@ -147,10 +149,18 @@ class _Look:
         }
         words = {"local": "model", "slurm": "gres and partition", "kueue": "labels and resource"}
         yield from self._same("cards", marks[engine], words[engine])
+        accounts = [team.account.lower() for team in policy.teams]
         if engine == "slurm":
-            yield from self._same(
-                "teams", [team.account.lower() for team in policy.teams], "account"
-            )
+            yield from self._same("teams", accounts, "account")
+        for index, team in enumerate(policy.teams):
+            above = policy.slurm.account.lower()
+            if engine == "slurm" and accounts[index] in ("root", above):
+                what = "Slurm's own" if accounts[index] == "root" else "that of all teams"
+                text = f"the account {accounts[index]} is {what}"
+                yield self._error("GW607", ("teams", index), text, _OTHER_ACCOUNT)
+            if engine == "kueue" and team.namespace.startswith("kube-"):
+                text = f"the namespace {team.namespace} is Kubernetes' own"
+                yield self._error("GW607", ("teams", index), text, _OTHER_NAMESPACE)
 
     def _same(self, kind: str, marks: Sequence[object], words: str) -> Iterator[Diagnostic]:
         for index, mark in enumerate(marks):

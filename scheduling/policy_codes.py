@@ -13,7 +13,7 @@ CODES: dict[str, str] = {
     "GW604": "More cards are promised as quotas than there are.",
     "GW605": "The engine needs a part that is missing.",
     "GW606": "The image is not pinned by its digest.",
-    "GW607": "The engine would take two of these for the same.",
+    "GW607": "The engine would take two of these for the same, or one for its own.",
     "GW608": "The policy knows no prices: budgets here are in GPU-hours.",
     "GW609": "More than one priority is the default.",
     "GW650": "Warning: nobody lends what could be borrowed, or nobody borrows what is lent.",

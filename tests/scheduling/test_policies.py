@@ -88,6 +88,8 @@ WRONG = (
     ("slurm: {gres: h100, partition: gpu}", "", "GW605", "write slurm: {gres: a100}"),
     ("gres: h100", "gres: a100", "GW607", "same gres and partition as cards[0]"),
     ("share: 3", "slurm: {account: SPEECH}", "GW607", "same account as teams[0]"),
+    ("share: 3", "slurm: {account: Root}", "GW607", "the account root is Slurm's own"),
+    ("share: 3", "slurm: {account: gpuwarden}", "GW607", "is that of all teams"),
     ("share: 3", "shares: 3", "GW103", 'did you mean "share"?'),
 )
 
@@ -188,6 +190,16 @@ def test_a_kueue_policy_needs_images_and_labels(tmp_path: Path) -> None:
     text = (TEXT[:begin] + TEXT[end:]).replace("NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-40GB")
     found = findings(tmp_path, text, engine="kueue")
     assert [item.code for item in found] == ["GW607", "GW605"]
+
+
+def test_a_namespace_of_kubernetes_itself_is_no_teams(tmp_path: Path) -> None:
+    """Jobs are neither queued nor ended there."""
+    text = TEXT.replace("share: 3", "kueue: {namespace: kube-system}")
+    (found,) = findings(tmp_path, text, engine="kueue")
+    assert (found.code, found.hint) == (
+        "GW607",
+        "write kueue: {namespace: ...} with one of the team's",
+    )
 
 
 def test_every_code_is_documented(tmp_path: Path) -> None:
