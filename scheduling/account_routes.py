@@ -13,6 +13,7 @@ from gpuwarden.periods import Span
 from gpuwarden.refusals import Refusal
 from gpuwarden.scheduling.booking_terms import prices_of
 from gpuwarden.scheduling.calibrations import calibrate
+from gpuwarden.scheduling.documents import idle_hours
 from gpuwarden.scheduling.moments import MomentUnclear, read_moment
 from gpuwarden.scheduling.usages import By, account, beside
 
@@ -77,7 +78,13 @@ class AccountRoutes:
         found = replace(found, notes=(*found.notes, *notes))
         if self._accounts is not None:
             found = await self._compared(found, team)
-        return JSONResponse(_document(found, self._scheduler.driver.engine))
+        booked = await asyncio.to_thread(self._scheduler.store.slots_between, *span)
+        idle = idle_hours(booked, span, now=now)
+        document = _document(found, self._scheduler.driver.engine)
+        document["booked_idle_gpu_hours"] = {
+            name: hours for name, hours in sorted(idle.items()) if team in ("", name)
+        }
+        return JSONResponse(document)
 
     def _holdings(self, span: Span) -> tuple[list[Holding], list[str]]:
         """By the engine and by what was remembered of it: engines forget, and a daemon was down."""

@@ -64,6 +64,32 @@ def booking_entry(item: Booked, use: SlotUse | None, now: float) -> BookingEntry
     )
 
 
+def idle_hours(booked: Sequence[Booked], span: Span, *, now: float) -> dict[str, float]:
+    """GPU-hours that teams booked in a stretch of time and did not use; as far as use is known.
+
+    A slot that was given back counts up to then: nobody else had its cards. What of a slot was
+    used is spread over it evenly, so that the parts of a stretch add up.
+
+    Args:
+        booked: slots of the stretch.
+        span: the stretch.
+        now: Unix time; what is ahead is not idle.
+    """
+    found: dict[str, float] = {}
+    for item in booked:
+        slot = item.slot
+        end = min(slot.end, now if item.released is None else min(item.released, now))
+        whole, inside = end - slot.start, min(end, span.end) - max(slot.start, span.begin)
+        used = item.used_gpu_seconds
+        if used is None and item.first_used is None and item.released_by == "no-show":
+            used = 0.0
+        if whole <= 0 or inside <= 0 or used is None:
+            continue
+        idle = max(0.0, slot.gpus * whole - used) * inside / whole
+        found[slot.team] = found.get(slot.team, 0.0) + idle / 3600.0
+    return found
+
+
 def no_shows(
     booked: Sequence[Booked], uses: Mapping[str, SlotUse], *, after: float, now: float
 ) -> tuple[str, ...]:

@@ -350,6 +350,9 @@ def test_who_came_and_rests_is_no_no_show(here: Running) -> None:
     here.tick(HOUR)
     (entry,) = here.client.schedule().bookings
     assert (entry.state, entry.used_gpu_seconds) == (BookingState.IDLE, 240)
+    told = here.client.ask("GET", "/v1/usage", parameters={"from": "now-2h"})
+    # Four cards for an hour and a minute, less the four minutes that one of them was used.
+    assert told["booked_idle_gpu_hours"] == {"vision": pytest.approx(4 * 61 / 60 - 240 / 3600)}
 
 
 def test_while_nobody_looks_nobody_is_absent(here: Running) -> None:
