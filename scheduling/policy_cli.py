@@ -169,9 +169,10 @@ def _zone(name: str | None) -> str:
             raise click.BadParameter(str(error), param_hint="--timezone") from error
     found = os.path.realpath("/etc/localtime").partition("/zoneinfo/")[2]
     try:
-        return known_zone(found)
+        zone = known_zone(found)
     except ValueError:
         return "UTC"
+    return "UTC" if zone in ("Etc/UTC", "Etc/UCT", "Etc/Zulu", "Etc/Universal") else zone
 
 
 for _command in (render, diff, apply, undo, drift):

@@ -200,6 +200,8 @@ def _write(found: Rendering, out: Path) -> None:
                 name += f".{ending}"
             path = out / Path(name).name
             path.write_text(each.text.rstrip("\n") + "\n", encoding="utf-8")
+            if each.text.startswith("#!"):
+                path.chmod(0o755)
             note = f"  {each.note}" if each.note else ""
             click.echo(f"{path}{printable(note)}")
     except OSError as error:

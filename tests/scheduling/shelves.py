@@ -72,7 +72,7 @@ class Keeper:
         note = "copy it, and restart"
         objects.append(EngineObject("file", "shelf.conf", zone, text, By.HAND, note))
         if init:
-            objects.append(EngineObject("file", "start.sh", {}, "exec shelf", By.HAND))
+            objects.append(EngineObject("file", "start.sh", {}, "#!/bin/sh\nexec shelf", By.HAND))
         remarks = (Remark("windows[0]", "a shelf has no clock"),) if policy.windows else ()
         known = version or "9.9"
         return Rendering(self._shelf.engine, known, policy_hash(policy), tuple(objects), remarks)

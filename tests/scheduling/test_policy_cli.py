@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from typing import TYPE_CHECKING
 
 import pytest
@@ -182,6 +183,10 @@ def test_render_writes_a_folder(file: Path, shelf: Shelf, tmp_path: Path) -> Non
         "start.sh",
     ]
     assert (out / "shelf.conf").read_text() == "zone=Europe/Berlin\n"
+    modes = [
+        stat.S_IMODE((out / name).stat().st_mode) & 0o111 for name in ("shelf.conf", "start.sh")
+    ]
+    assert modes == [0, 0o111]
 
 
 def test_diff_shows_what_apply_would_do(file: Path, shelf: Shelf) -> None:
