@@ -33,14 +33,8 @@ _HEAD = (
 _ROOM = {Fit.YES: "yes", Fit.TIGHT: "may not", Fit.NO: "no", Fit.UNKNOWN: "UNKNOWN"}
 
 
-def as_text(plan: Plan, foreseen: Foreseen, *, zone: dt.tzinfo) -> str:
-    """For people.
-
-    Args:
-        plan: of the task.
-        foreseen: what the engine says of its start.
-        zone: whose clocks are shown.
-    """
+def as_text(plan: Plan) -> str:
+    """For people: all that can be said without the engine."""
     task, gpus = plan.task, plan.task.gpus
     cards = f"{gpus} cards" if gpus > 1 else "1 card"
     epochs = (
@@ -68,7 +62,6 @@ def as_text(plan: Plan, foreseen: Foreseen, *, zone: dt.tzinfo) -> str:
         lines.append(f"time     {span(task.time_limit_seconds)} at most for an attempt")
     if plan.image is not None:
         lines.append(f"image    {plan.image.name} ({plan.image.image})")
-    lines.append(f"start    {_start(foreseen, zone)}")
     if plan.sizes:
         lines.append(f"smaller  {_sizes(plan.sizes)}")
     lines += [f"advice   {line}" for line in plan.advice]
@@ -152,6 +145,16 @@ def _basis(chosen: CardEstimate) -> str:
     formula = "the formula of docs/estimates.md"
     words = {"profile": "a profile of this training here", "formula": formula}
     return " and ".join(words[part] for part in chosen.basis.split(", "))
+
+
+def start_line(foreseen: Foreseen, zone: dt.tzinfo) -> str:
+    """When it would start, by the engine.
+
+    Args:
+        foreseen: what the engine says.
+        zone: whose clocks are shown.
+    """
+    return f"start    {_start(foreseen, zone)}"
 
 
 def _start(foreseen: Foreseen, zone: dt.tzinfo) -> str:

@@ -155,11 +155,13 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
     found = plan(asked, read(asked), policy, profiles=profiles, now=now)
     client = DaemonClient(said["socket"], said["url"], token_file=said["token_file"])
     found = _with_budgets(found, client)
+    as_json = said["output"] == "json"
+    if not as_json:  # before the engine is asked, which may say no, or nothing
+        click.echo(submission_texts.as_text(found))
     submitter = open_submitter(asked.engine or policy.engine, policy, client)
     foreseen = _foreseen(submitter, found)
-    as_json = said["output"] == "json"
     if not as_json:
-        click.echo(submission_texts.as_text(found, foreseen, zone=policy.zone))
+        click.echo(submission_texts.start_line(foreseen, policy.zone))
     if said["dry_run"]:
         rendered = submitter.render(found.task)
         if as_json:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from bench.scheduling.fleets import CARDS, HOUR
 
@@ -74,6 +75,13 @@ class Measures:
     fairness: float
     on_time: float
     seconds: float
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """From JSON of its fields."""
+        document = json.loads(text)
+        waits = {name: Waits(**fields) for name, fields in document.pop("waits").items()}
+        return cls(waits=waits, **document)
 
 
 def measure(world: World, policy: Policy, seconds: float) -> Measures:

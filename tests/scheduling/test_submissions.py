@@ -384,7 +384,7 @@ def consistent(found: Plan, *, card: str | None, time_limit: float | None) -> No
         assert time_limit is not None
     if isinstance(found.chosen.memory, Range) and found.task.memory_bytes is not None:
         assert found.chosen.memory.expected <= found.chosen.offered
-    shown = submission_texts.as_text(found, Foreseen(), zone=ZONE)
+    shown = submission_texts.as_text(found)
     assert found.task.name in shown
     assert Task.from_document(found.task.as_document()) == found.task
 
@@ -393,10 +393,11 @@ def test_people_read_the_table_and_machines_the_document() -> None:
     """The chosen card is marked; what is not known is UNKNOWN, and absent in JSON."""
     found = ask("model=yolov8m", "data=coco.yaml", "batch=64", name="exp.1")
     foreseen = Foreseen(earliest=NOW, latest=NOW + 7200, samples=12)
-    text = submission_texts.as_text(found, foreseen, zone=ZONE)
+    text = submission_texts.as_text(found)
     assert ">  a100-40" in text
     assert "EUR" in text
-    assert "Fri 15 Jan 09:00 to Fri 15 Jan 11:00, from 12 jobs before" in text
+    start = submission_texts.start_line(foreseen, ZONE)
+    assert start == "start    Fri 15 Jan 09:00 to Fri 15 Jan 11:00, from 12 jobs before"
     assert "its run is called exp-1" in text
     job = SubmittedJob(engine="slurm", id="7", name="exp.1", run_id="exp-1", words="it waits")
     document = submission_texts.as_document(found, foreseen, job=job)
@@ -405,9 +406,8 @@ def test_people_read_the_table_and_machines_the_document() -> None:
     assert document["estimates"][0]["cost"].endswith(" EUR")
     assert "cost" not in document["estimates"][1]
     unknown = ask("model=yolo99q", card="a100-40", time_limit=7200.0)
-    shown = submission_texts.as_text(unknown, Foreseen(words="it waits"), zone=ZONE)
-    assert "UNKNOWN" in shown
-    assert "start    it waits" in shown
+    assert "UNKNOWN" in submission_texts.as_text(unknown)
+    assert submission_texts.start_line(Foreseen(words="it waits"), ZONE) == "start    it waits"
     estimate = submission_texts.as_document(unknown, Foreseen())["estimates"][0]
     assert "memory_bytes" not in estimate
     assert estimate["unknown"]
