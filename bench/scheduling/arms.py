@@ -67,6 +67,12 @@ ARMS: Final = (
         Manners(),
     ),
     Arm(
+        "no promises",
+        "the same without windows and bookings, which the two policies above do not keep either",
+        _gpuwarden(),
+        Manners(knows_bookings=False, knows_windows=False),
+    ),
+    Arm(
         "no preemption",
         "the same, and nobody is asked to leave",
         _gpuwarden(preemption=None),

@@ -46,12 +46,14 @@ class Manners:
         polite: they finish their epoch and save, until the notice's deadline; else they are killed.
         state_seconds: an attempt's periodic states; None: at the end of each epoch only.
         knows_bookings: whether the decider is told of them.
+        knows_windows: whether jobs keep to theirs; else they may run at any time.
         hard_hours: team -> GPU-hours that it may use; nothing of it starts beyond.
     """
 
     polite: bool = True
     state_seconds: float | None = 300.0
     knows_bookings: bool = True
+    knows_windows: bool = True
     hard_hours: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -253,8 +255,7 @@ class World:
         )
         return (self._used.get(team, 0.0) + now) / 3600.0
 
-    @staticmethod
-    def _as_waiting(life: Life) -> Waiting:
+    def _as_waiting(self, life: Life) -> Waiting:
         job = life.job
         seconds = None
         if job.predicted is not None:
@@ -266,7 +267,7 @@ class World:
             gpus=job.gpus,
             submitted=job.submitted,
             seconds=seconds,
-            window=job.window,
+            window=job.window if self.manners.knows_windows else None,
             ran=life.number > 0,
         )
 
@@ -283,7 +284,7 @@ class World:
             team=job.team,
             holds=attempt.holds,
             since=attempt.begun,
-            window=job.window,
+            window=job.window if self.manners.knows_windows else None,
             began=attempt.begun + START_SECONDS if trains else None,
             saved=attempt.begun + START_SECONDS + state - attempt.base
             if state > attempt.base
