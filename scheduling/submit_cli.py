@@ -155,10 +155,16 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
     found = plan(asked, read(asked), policy, profiles=profiles, now=now)
     client = DaemonClient(said["socket"], said["url"], token_file=said["token_file"])
     found = _with_budgets(found, client)
-    as_json = said["output"] == "json"
-    if not as_json:  # before the engine is asked, which may say no, or nothing
+    if said["output"] != "json":  # before the engine is asked, which may say no, or nothing
         click.echo(submission_texts.as_text(found))
     submitter = open_submitter(asked.engine or policy.engine, policy, client)
+    with contextlib.closing(submitter):
+        _hand_over(submitter, found, policy, said)
+
+
+def _hand_over(submitter: Submitter, found: Plan, policy: Policy, said: dict[str, Any]) -> None:
+    """Ask the engine when it would start, and submit it, unless it is only to be shown."""
+    as_json = said["output"] == "json"
     foreseen = _foreseen(submitter, found)
     if not as_json:
         click.echo(submission_texts.start_line(foreseen, policy.zone))
@@ -175,10 +181,10 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
     job = submitter.submit(found.task, token=secrets.token_hex(8))
     if as_json:
         _show(submission_texts.as_document(found, foreseen, job=job))
-    else:
-        for warning in job.warnings:
-            click.echo(f"warning: {warning}", err=True)
-        click.echo(f"\n{job.engine} {job.id}: {job.words}")
+        return
+    for warning in job.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(f"\n{job.engine} {job.id}: {job.words}")
 
 
 def open_submitter(engine: str, policy: Policy, client: DaemonClient) -> Submitter:

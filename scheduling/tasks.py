@@ -256,6 +256,9 @@ class Submitter(Protocol):
             RefusedAction: it does not take the task; its words, and the remedy.
         """
 
+    def close(self) -> None:
+        """Let go of connections; nothing is asked afterwards."""
+
 
 def run_id_of(name: str) -> str:
     """A run id made of a task's name: what it may not hold becomes `-`."""

@@ -49,6 +49,9 @@ class KueueSubmitter:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
+    def close(self) -> None:
+        """There is nothing to let go of: each question has a connection of its own."""
+
     def foresee(self, task: Task) -> Foreseen:
         """Ask when a task would start; nothing is changed.
 

@@ -32,6 +32,9 @@ class LocalSubmitter:
         self._client = client
         self._policy = policy
 
+    def close(self) -> None:
+        """There is nothing to let go of: each question has a connection of its own."""
+
     def foresee(self, task: Task) -> Foreseen:
         """What the queue looks like now; when a job ends is its own affair.
 

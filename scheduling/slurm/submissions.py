@@ -63,6 +63,10 @@ class SlurmSubmitter:
         self._now = now
         self._pause = pause
 
+    def close(self) -> None:
+        """Let go of the cluster's commands."""
+        self._cluster.close()
+
     def render(self, task: Task) -> str:
         """The batch script that would be sent.
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import stat
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 from tests.scheduling.slurm.tasks import a_task, box_policy
 from tests.servers import until
 
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.platforms.slurm_attempts import AskedSignal, asked_signal
+from gpuwarden.scheduling.policy_texts import policy_yaml
 from gpuwarden.scheduling.slurm.clusters import Cluster
 from gpuwarden.scheduling.slurm.scripts import Comment, notice_seconds, read_comment, script
 from gpuwarden.scheduling.slurm.submissions import SlurmSubmitter
+from gpuwarden.scheduling.submit_cli import submit
 from gpuwarden.slurm_commands import SlurmCommands
 
 if TYPE_CHECKING:
@@ -312,3 +316,23 @@ def test_slurms_plan_is_told_as_such(submitter: SlurmSubmitter, box: SlurmCluste
     assert submitter.foresee(a_task(gpus=1)).earliest is None
     box.run("scancel", str(endless))
     until(lambda: not box.run("squeue", "--noheader", "--states=running,completing").strip())
+
+
+def test_the_command_hands_a_training_to_slurm(tmp_path: Path, box: SlurmCluster) -> None:
+    """From `gpuwarden submit` to the trainer's words: the estimate, the dry run, the job."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(policy_yaml(box_policy(box)), "utf-8")
+    words = ["model=yolov8n.yaml", "data=100", "batch=16", "--name", "cli.1", "--gpus", "2"]
+    asked = ["--policy", str(policy), "--chdir", str(tmp_path), "--team", "vision", *words]
+    asked += ["--program", str(fake_trainer(tmp_path)), "--socket", str(tmp_path / "none")]
+    dry = CliRunner().invoke(submit, [*asked, "--dry-run"])
+    assert dry.exit_code == 0, dry.output
+    assert "#SBATCH --gres=gpu:a100:2" in dry.output
+    done = CliRunner().invoke(submit, [*asked, "-o", "json"])
+    job = json.loads(done.output)["job"]
+    until((tmp_path / "words").exists)
+    assert (tmp_path / "words").read_text().splitlines() == [
+        *("train", "--run-id", "cli-1", "--on-signal=epoch"),
+        *("model=yolov8n.yaml", "data=100", "batch=16", "device=0,1"),
+    ]
+    box.wait_for_state(int(job["id"]), "COMPLETED")
