@@ -190,6 +190,11 @@ class LabBox:
         """The newest that a job was given."""
         return [each for each in self.driver.preemptions() if each.victim == victim][-1]
 
+    def steps(self, victim: str) -> dict[str, float]:
+        """Those of the newest notice that a job was given; none before it was given one."""
+        given = [each for each in self.driver.preemptions() if each.victim == victim]
+        return given[-1].steps if given else {}
+
     def log(self, name: str, entry: str) -> str:
         """What a job has written."""
         return (self.work / f"{name}-{entry}.log").read_text("utf-8")
