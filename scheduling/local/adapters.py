@@ -10,9 +10,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden import __version__
+from gpuwarden.budget_terms import GPU_HOURS
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.scheduling.daemon_clients import daemon_of_environment
-from gpuwarden.scheduling.engines import By, EngineObject, FoundObject, Rendering
+from gpuwarden.scheduling.engines import By, EngineObject, FoundObject, Remark, Rendering
 from gpuwarden.scheduling.policies import policy_hash
 from gpuwarden.scheduling.policy_texts import as_written, flat, policy_yaml
 
@@ -47,7 +48,8 @@ class LocalAdapter:
         found = EngineObject(_KIND, _NAME, values, text, By.HAND, _NOTE)
         if init:
             found = EngineObject("file", "policy.yaml", {}, text, By.HAND, _INIT_NOTE)
-        return Rendering("local", version or __version__, policy_hash(policy), (found,))
+        known = version or __version__
+        return Rendering("local", known, policy_hash(policy), (found,), _remarks(policy))
 
     async def version(self) -> str:
         """This program's: the daemon is a part of it."""
@@ -68,3 +70,17 @@ class LocalAdapter:
 
     async def aclose(self) -> None:
         """Nothing is kept open."""
+
+
+def _remarks(policy: Policy) -> tuple[Remark, ...]:
+    """What of a policy this engine does not do."""
+    money = "it counts GPU-hours and no money: people are told of this budget, and nothing waits"
+    images = "it starts no containers: a job runs in the environment of its program"
+    return (
+        *(
+            Remark(f"budgets[{index}]", money)
+            for index, budget in enumerate(policy.budgets)
+            if budget.unit != GPU_HOURS
+        ),
+        *(Remark(f"images[{index}]", images) for index in range(len(policy.images))),
+    )
