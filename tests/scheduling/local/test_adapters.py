@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from tests.scheduling.daemons import running
 from tests.scheduling.policy_files import NOW, TEXT
 
+from gpuwarden.scheduling.local.adapters import LocalAdapter
 from gpuwarden.scheduling.policies import policy_hash
 from gpuwarden.scheduling.policy_checks import load_policy
 from gpuwarden.scheduling.policy_cli import policy
@@ -85,3 +86,15 @@ def test_without_a_daemon_there_is_nothing_to_compare_with(tmp_path: Path) -> No
     result = CliRunner().invoke(policy, ["diff", str(file)], env=variables)
     assert getattr(result.exception, "exit_code", None) == 3
     assert "does not answer" in str(result.exception)
+
+
+def test_what_this_engine_does_not_do_is_said(tmp_path: Path) -> None:
+    """Budgets in money and images: they bind people, and nothing waits for them here."""
+    file = tmp_path / "policy.yaml"
+    file.write_text(LOCAL)
+    said = load_policy(file, now=NOW, engine="local")
+    remarks = LocalAdapter().render(said, version=None).remarks
+    images = [f"images[{index}]" for index in range(len(said.images))]
+    money = [f"budgets[{n}]" for n, each in enumerate(said.budgets) if each.unit != "GPU-hours"]
+    assert [each.path for each in remarks] == [*money, *images]
+    assert images
