@@ -16,8 +16,9 @@ from gpuwarden.errors import InvalidInput, RefusedAction
 from gpuwarden.fields import known_zone
 from gpuwarden.option_values import output_option
 from gpuwarden.scheduling.policies import policy_hash
+from gpuwarden.scheduling.policy_apply_cli import apply, undo
 from gpuwarden.scheduling.policy_checks import check_policy, load_policy
-from gpuwarden.scheduling.policy_engine_cli import apply, diff, drift, render, undo
+from gpuwarden.scheduling.policy_engine_cli import diff, drift, render
 from gpuwarden.scheduling.policy_explanations import (
     explain_team,
     explanation_json,

@@ -223,6 +223,9 @@ def test_apply_shows_asks_and_does(file: Path, shelf: Shelf, tmp_path: Path) -> 
     record = tmp_path / "record.json"
     refused = run("apply", file, "--record", record, shelf=shelf, answer="n\n")
     assert (refused.exit_code, shelf.done) == (1, [])
+    nobody = run("apply", file, "--record", record, shelf=shelf)
+    assert (nobody.exit_code, shelf.done) == (1, [])
+    assert "say --yes" in nobody.stderr
     assert run("apply", file, "--dry-run", shelf=shelf).exit_code == 0
     assert (shelf.done, record.exists()) == ([], False)
     result = run("apply", file, "--record", record, shelf=shelf, answer="y\n")
@@ -233,6 +236,15 @@ def test_apply_shows_asks_and_does(file: Path, shelf: Shelf, tmp_path: Path) -> 
     again = run("apply", file, "--record", record, shelf=shelf)
     assert again.exit_code == 0
     assert "Nothing is to be done" in again.stdout
+    assert len(shelf.done) == 5
+
+
+def test_a_record_that_cannot_be_kept_is_told(file: Path, shelf: Shelf, tmp_path: Path) -> None:
+    """The engine has the policy all the same; only `drift` will not know of it."""
+    (tmp_path / "state").write_text("no folder")
+    result = run("apply", file, "--yes", "--record", tmp_path / "state" / "r.json", shelf=shelf)
+    assert result.exit_code == 0
+    assert "warning: what was applied cannot be kept in" in result.stderr
     assert len(shelf.done) == 5
 
 
