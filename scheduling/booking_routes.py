@@ -173,6 +173,8 @@ class BookingRoutes:
             raise Refusal(
                 403, "address", "this address of the calendar is not, or no longer, right"
             )
+        if team and self._scheduler.policy.team(team) is None:
+            raise Refusal(404, "unknown", "there is no such team")
         now = self._scheduler.clock.wall()
         bookings = self._scheduler.policy.bookings
         ahead = 0.0 if bookings is None else bookings.ahead + bookings.longest

@@ -99,12 +99,17 @@ class PrometheusAccounts:
             limit=_LIMIT_BYTES,
         )
         try:
-            return _rows(answer)
+            return read_rows(answer)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ServiceUnavailable(f"{self._url} gives no whole answer: {error}") from error
 
 
-def _rows(answer: Answer) -> list[tuple[Mapping[str, str], float]]:
+def read_rows(answer: Answer) -> list[tuple[Mapping[str, str], float]]:
+    """Labels and value of each row of an answer.
+
+    Raises:
+        ValueError: it is no whole answer; KeyError, TypeError, AttributeError likewise.
+    """
     document = answer.json()
     if answer.status != 200 or document["status"] != "success":
         raise ValueError(answer.excerpt())

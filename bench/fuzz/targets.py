@@ -13,6 +13,7 @@ from bench.fuzz import (
     node_edges,
     platform_edges,
     reader_edges,
+    scheduler_edges,
     trainer_edges,
 )
 
@@ -28,5 +29,6 @@ TARGETS: Final[tuple[Attack, ...]] = (
     *file_edges.ATTACKS,
     *ledger_edges.ATTACKS,
     *reader_edges.ATTACKS,
+    *scheduler_edges.ATTACKS,
     *trainer_edges.ATTACKS,
 )

@@ -30,7 +30,9 @@ def test_every_program_has_its_edges_and_each_its_own_name() -> None:
     names = [attack.name for attack in TARGETS]
     assert len(set(names)) == len(names)
     programs = {attack.of for attack in TARGETS}
-    assert programs == {"node", "platforms", "agent", "engine", "files", "trainer"}
+    assert programs == {
+        *("node", "platforms", "agent", "engine", "files", "trainer", "scheduler"),
+    }
 
 
 AUDIT = (Path(__file__).parents[2] / "bench/fuzz/seeds/audit.json").read_bytes()
@@ -92,6 +94,10 @@ FOUND = (
     ("engines for top", b'{"schema": "gpuwarden.fleet/v1"}'),
     ("engines for top", FLEET.replace(b'"jobs": [{', b'"jobs": [{"user": null, "job": {')),
     ("engines for top", FLEET.replace(b'"epoch": 3.0', b'"epoch": 1e999')),
+    (
+        "requests to the scheduler",
+        SPLIT.join((b"GET", b"/v1/calendar.ics?team=a%0Ab", b"")),
+    ),
     ("engines for top", FLEET.replace(b"2026-11-30T08:00:00Z", b"0001-01-01T00:00:00Z")),
 )
 """Inputs that were faults once."""
