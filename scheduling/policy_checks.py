@@ -16,7 +16,7 @@ from gpuwarden.hours import DAYS
 from gpuwarden.scheduling.policies import Policy
 from gpuwarden.scheduling.policy_names import check_names
 from gpuwarden.scheduling.policy_people import check_people
-from gpuwarden.scheduling.windows import oddity
+from gpuwarden.scheduling.windows import moment_of, oddity
 from gpuwarden.yaml_files import load_located, path_text, validate
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _OTHER_ACCOUNT = "write slurm: {account: ...} with a name that is free"
 _OTHER_NAMESPACE = "write kueue: {namespace: ...} with one of the team's"
 _DAYS_AHEAD = 400
 """Of days on which clocks are changed: more than a year."""
+_DAY_MINUTES = 24 * 60
 
 
 def check_policy(
@@ -332,8 +333,10 @@ class _Look:
         zone = self._policy.timezone
         changes = clock_changes(zone, now)
         for index, window in enumerate(self._policy.windows):
-            next_day = window.to <= window.from_
-            for key, minutes, opens in (("from", window.from_, True), ("to", window.to, False)):
+            # The end of a day is the beginning of the next.
+            closes = window.to % _DAY_MINUTES
+            next_day = closes <= window.from_
+            for key, minutes, opens in (("from", window.from_, True), ("to", closes, False)):
                 said: set[str] = set()
                 for day in changes:
                     opened = day - dt.timedelta(days=1) if next_day and not opens else day
@@ -342,6 +345,10 @@ class _Look:
                         continue
                     said.add(kind)
                     text = _change_words(day, minutes, zone, kind=kind, opens=opens)
+                    begin = moment_of(opened, window.from_, zone, later=False)
+                    last = opened + dt.timedelta(days=1) if next_day else opened
+                    if moment_of(last, closes, zone, later=True) <= begin:
+                        text = text.partition(": ")[0] + ": the window does not open on that day"
                     yield self._warning("GW652", ("windows", index, key), text)
 
     # -- leaving in time

@@ -155,6 +155,24 @@ def test_a_window_of_every_hour_never_closes() -> None:
     assert not always_open(openings(DAYS, 1200, 420, zone=BERLIN, around=now), now)
 
 
+def test_check_says_that_a_window_within_a_skipped_hour_does_not_open(tmp_path: Path) -> None:
+    """Also where the end of a day is what the clocks skip, as in Cairo."""
+    text = TEXT.replace("[mon, tue, wed, thu, fri]", "[sun]")
+    text = text.replace('from: "20:00"', 'from: "02:10"').replace('to: "07:00"', 'to: "02:50"')
+    words = [item.message for item in findings(tmp_path, text)]
+    assert words[0].endswith("skip 02:10: the window does not open on that day")
+    assert len([each for each in words if "twice" in each]) == 2
+    over = text.replace('to: "02:50"', 'to: "01:00"')
+    assert "the window then opens" in findings(tmp_path, over)[0].message
+    cairo = TEXT.replace("Europe/Berlin", "Africa/Cairo").replace(
+        "[mon, tue, wed, thu, fri]", "[thu]"
+    )
+    (found,) = findings(tmp_path, cairo.replace('to: "07:00"', 'to: "24:00"'))
+    assert "on Fri 2027-04-30 the clocks of Africa/Cairo skip 00:00: the window then closes" in (
+        found.message
+    )
+
+
 def test_check_names_the_days_on_which_a_window_is_not_what_it_says(tmp_path: Path) -> None:
     """Only those on which it opens, and each once."""
     text = TEXT.replace("days: [mon, tue, wed, thu, fri]", "days: [sat]").replace("07:00", "02:30")
