@@ -1,7 +1,7 @@
 """A Slurm of one node for whoever outgrows the local engine: its files, and what starts it. Pure.
 
-What only the machine knows (its name, cores, memory, whether systemd runs) the script writes into
-`machine.conf` there, so that the files are the same for the same policy.
+What only the machine knows (its name, cores, memory, its Slurm's version, whether systemd runs) the
+script writes into `machine.conf` there, so that the files are the same for the same policy.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden.scheduling.engines import By, EngineObject, Remark, Rendering
 from gpuwarden.scheduling.policies import policy_hash
+from gpuwarden.scheduling.slurm.configs import preempting
 from gpuwarden.scheduling.slurm.names import by_qos, gres_of
 from gpuwarden.scheduling.slurm.renderings import (
     CONFIG,
@@ -18,10 +19,11 @@ from gpuwarden.scheduling.slurm.renderings import (
     fragment,
     partitions_of,
 )
-from gpuwarden.scheduling.slurm.versions import version_of, written
+from gpuwarden.scheduling.slurm.versions import NEWEST, OLDEST, notice_setting, version_of, written
 
 if TYPE_CHECKING:
     from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.slurm.versions import Version
 
 _CLUSTER = "gpuwarden"
 _PACKAGES = "slurmctld slurmd slurm-client munge"
@@ -44,7 +46,7 @@ def render_init(policy: Policy, *, version: str | None) -> Rendering:
     check_partitions(policy)
     files = {
         "slurm.conf": _slurm_conf(policy),
-        FRAGMENT: fragment(policy, known),
+        FRAGMENT: _fragment(policy, known),
         "gres.conf": _gres_conf(policy),
         "cgroup.conf": "ConstrainDevices=yes\nConstrainCores=yes\n",
     }
@@ -124,6 +126,23 @@ def _slurm_conf(policy: Policy) -> str:
     return "\n".join([*lines, ""])
 
 
+def _fragment(policy: Policy, version: Version) -> str:
+    """What every version knows; the key that was renamed is in `machine.conf`."""
+    renamed = "=".join(notice_setting(version))
+    lines = fragment(policy, version).splitlines()
+    if renamed in lines:
+        at = lines.index(renamed)
+        del lines[at - 1 : at + 1]  # with its reason
+    return "\n".join([*lines, ""])
+
+
+def _notice_lines(policy: Policy) -> str:
+    if not preempting(policy):
+        return ""
+    old, new = ("=".join(notice_setting(version)) for version in (OLDEST, NEWEST))
+    return f'  case $(slurmctld -V) in *" 22.05"*) echo {old} ;; *) echo {new} ;; esac\n'
+
+
 def _gres_conf(policy: Policy) -> str:
     lines, first = [], 0
     for card in policy.cards:
@@ -134,6 +153,10 @@ def _gres_conf(policy: Policy) -> str:
         lines.append(f"Name=gpu{kind} File=/dev/nvidia{files}")
         first = last + 1
     return "\n".join([*lines, ""])
+
+
+def _count(policy: Policy) -> int:
+    return sum(card.count for card in policy.cards)
 
 
 def _gres_of_node(policy: Policy) -> str:
@@ -153,6 +176,8 @@ def _start(policy: Policy, files: tuple[str, ...]) -> str:
         programs="slurmctld slurmd scontrol munged" + (" slurmdbd mariadb" if accounting else ""),
         files=" ".join(files),
         gres=_gres_of_node(policy),
+        cards=" ".join(f"/dev/nvidia{index}" for index in range(_count(policy))),
+        notice=_notice_lines(policy),
         before=_DATABASE_START.format(cluster=_CLUSTER) if accounting else "",
     )
 
@@ -174,6 +199,11 @@ if [ -s /etc/slurm/slurm.conf ] && ! grep -q 'made by gpuwarden' /etc/slurm/slur
   say "/etc/slurm/slurm.conf is of another Slurm: use \\`gpuwarden policy apply\\` there"
   exit 1
 fi
+for card in {cards}; do
+  [ -e "$card" ] && continue
+  say "$card is not there: is the driver loaded, and are the policy's cards those of this node?"
+  exit 3
+done
 until_works() {{ # SECONDS COMMAND...
   tries=$(($1 * 5)); shift
   while ! "$@" >/dev/null 2>&1; do
@@ -183,10 +213,10 @@ until_works() {{ # SECONDS COMMAND...
   done
 }}
 systemd() {{ [ -d /run/systemd/system ]; }}
-start() {{ # UNIT COMMAND...: by systemd where it runs, else in the background
-  unit=$1; shift
+start() {{ # UNIT DAEMON COMMAND...: by systemd where it runs, else in the background
+  unit=$1; daemon=$2; shift 2
   if systemd; then systemctl enable --quiet "$unit"; systemctl restart "$unit"
-  elif ! pgrep -x "$(basename "$1")" >/dev/null; then setsid "$@" </dev/null >/dev/null 2>&1 &
+  elif ! pgrep -x "$daemon" >/dev/null; then setsid "$@" </dev/null >/dev/null 2>&1 &
   fi
 }}
 
@@ -200,6 +230,7 @@ for file in {files}; do install -m 644 "$file" "/etc/slurm/$file"; done
   echo "SlurmctldHost=$host(127.0.0.1)"
   if systemd; then echo ProctrackType=proctrack/cgroup; echo TaskPlugin=task/cgroup,task/affinity
   else echo ProctrackType=proctrack/linuxproc; echo TaskPlugin=task/none; fi
+{notice}\
   # The cores and the memory that slurmd itself sees.
   echo "NodeName=$host NodeAddr=127.0.0.1 $(slurmd -C | sed -n 's/^NodeName=[^ ]* //p')" \\
     "Gres={gres} State=UNKNOWN"
@@ -214,12 +245,12 @@ if [ ! -s /etc/munge/munge.key ]; then
   chown munge: /etc/munge/munge.key
 fi
 systemd || install -d -m 755 -o munge -g munge /run/munge
-start munge runuser -u munge -- munged --foreground
+start munge munged runuser -u munge -- munged --foreground
 until_works 20 munge -n
 {before}\
-start slurmctld slurmctld -D
+start slurmctld slurmctld slurmctld -D
 until_works 60 sh -c 'scontrol ping | grep -q UP'
-start slurmd slurmd -D
+start slurmd slurmd slurmd -D
 until_works 60 sh -c 'sinfo -h -o %T | grep -Eq "idle|mixed|allocated"'
 sinfo
 say "ready; next: gpuwarden policy apply --engine slurm policy.yaml"
@@ -232,12 +263,12 @@ if ! systemd; then
   install -d -m 755 -o mysql -g mysql /run/mysqld
   [ -d /var/lib/mysql/mysql ] || mariadb-install-db --user=mysql >/dev/null
 fi
-start mariadb mariadbd --user=mysql --skip-networking
+start mariadb mariadbd mariadbd --user=mysql --skip-networking
 until_works 60 mariadb-admin ping
 mariadb -e "create database if not exists slurm_acct_db;
   create user if not exists slurm@localhost identified via unix_socket;
   grant all on slurm_acct_db.* to slurm@localhost"
-start slurmdbd runuser -u slurm -- slurmdbd -D
+start slurmdbd slurmdbd runuser -u slurm -- slurmdbd -D
 until_works 60 sacctmgr -n show qos
 sacctmgr -i add cluster {cluster} >/dev/null || true
 """
