@@ -43,7 +43,7 @@ class CardUses:
 
     Attributes:
         free: kind -> UUIDs that may be given to somebody now, by index.
-        total: pool -> cards that are in order, whoever holds them.
+        total: pool -> cards that can serve jobs at one time or another, whoever is on them now.
         released: UUIDs that an ended attempt held, and that are free again.
         refused: UUID -> why a card is off limits.
         missing: kind -> cards that the policy counts and this host does not have.
@@ -86,19 +86,16 @@ def uses_of(
             continue
         found[kind] = found.get(kind, 0) + 1
         holder = holders.get(card.uuid)
-        problem = _problem(card, holder)
-        if holder is not None and not holder.ended:
-            total[Pool(kind)] = total.get(Pool(kind), 0) + 1
-            if problem:
-                refused[card.uuid] = problem
-            continue
-        if problem:
-            refused[card.uuid] = problem
-            continue
-        if found[kind] > counts.get(kind, 0):
+        if holder is None and found[kind] > counts.get(kind, 0):
             refused[card.uuid] = f"the policy counts {counts.get(kind, 0)} cards of {kind}"
             continue
-        total[Pool(kind)] = total.get(Pool(kind), 0) + 1
+        problem = _problem(card, holder)
+        if problem:
+            refused[card.uuid] = problem
+        if card.whole:
+            total[Pool(kind)] = total.get(Pool(kind), 0) + 1
+        if problem or (holder is not None and not holder.ended):
+            continue
         if holder is not None:
             released.add(card.uuid)
         free.setdefault(kind, []).append(card.uuid)

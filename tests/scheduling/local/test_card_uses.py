@@ -1,0 +1,127 @@
+"""Which cards may be given to whom: those that are known to be free, and no others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.scheduling.local.policy_texts import box
+
+from gpuwarden.exporter import simulated
+from gpuwarden.scheduling.local.card_uses import IDLE_BYTES, CardUses, Holder, uses_of
+from gpuwarden.scheduling.local.cards import CardSeen
+from gpuwarden.scheduling.preemption_terms import Pool
+
+POOL = Pool("a100")
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def card(index: int = 0, **others: Any) -> CardSeen:
+    """A card that nobody uses."""
+    chosen = {"model": "NVIDIA A100", "used": 0, "pids": frozenset(), **others}
+    return CardSeen(uuid=f"GPU-{index}", index=index, **chosen)
+
+
+def uses(*cards: CardSeen, holders: dict[str, Holder] | None = None, **others: Any) -> CardUses:
+    """Of a box whose policy counts four."""
+    return uses_of(cards, holders or {}, box(), **others)
+
+
+def test_a_card_without_anybody_is_free_also_with_a_little_memory_in_use() -> None:
+    """A driver has contexts of its own."""
+    found = uses(card(0), card(1, used=IDLE_BYTES))
+    assert found.free == {"a100": ("GPU-0", "GPU-1")}
+    assert found.total == {POOL: 2}
+    assert found.missing == {"a100": 2}
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ({"pids": frozenset({7})}, "process 7 uses it"),
+        ({"pids": None}, "does not tell who uses it"),
+        ({"used": None}, "does not tell who uses it"),
+        ({"used": IDLE_BYTES + 1}, "in use by no process"),
+        ({"whole": False}, "MIG mode"),
+        ({"model": "NVIDIA T4"}, "no kind of cards of the policy has the model 'NVIDIA T4'"),
+    ],
+)
+def test_what_is_not_known_to_be_free_is_off_limits(seen: dict[str, Any], words: str) -> None:
+    """With the reason."""
+    found = uses(card(0, **seen))
+    assert not found.free["a100"]
+    assert words in found.refused["GPU-0"]
+
+
+def test_a_job_is_no_stranger_on_its_own_card_and_one_on_another() -> None:
+    """Its environment names its cards; one that goes elsewhere is told as anybody."""
+    mine = Holder("1", frozenset({7, 8}), ended=False)
+    found = uses(
+        card(0, pids=frozenset({7, 8}), used=9 * IDLE_BYTES),
+        card(1, pids=frozenset({8})),
+        holders={"GPU-0": mine},
+    )
+    assert set(found.refused) == {"GPU-1"}
+    assert found.total == {POOL: 2}
+    assert found.free == {"a100": ()}
+
+
+def test_a_card_that_was_left_is_free_when_processes_and_memory_are_gone() -> None:
+    """Not when the job has ended: kueue #6143."""
+    left = {"GPU-0": Holder("1", frozenset({7}), ended=True)}
+    on_it = uses(card(0, pids=frozenset({7})), holders=left)
+    assert (on_it.released, on_it.free["a100"]) == (frozenset(), ())
+    assert on_it.refused["GPU-0"] == "processes are still on it after job 1 left it"
+    held = uses(card(0, used=3 * IDLE_BYTES), holders=left)
+    assert held.refused["GPU-0"] == "3.0 GiB of its memory are in use after job 1 left it"
+    assert held.total == {POOL: 1}
+    gone = uses(card(0), holders=left)
+    assert (gone.released, gone.free["a100"]) == (frozenset({"GPU-0"}), ("GPU-0",))
+
+
+def test_cards_beyond_the_policys_number_are_left_alone() -> None:
+    """Those that jobs hold are counted first, whatever the policy calls them now."""
+    holder = {"GPU-5": Holder("1", frozenset(), ended=False)}
+    found = uses(*(card(index) for index in range(6)), holders=holder, kinds={"GPU-5": "a100"})
+    assert found.free["a100"] == ("GPU-0", "GPU-1", "GPU-2")
+    assert set(found.refused) == {"GPU-3", "GPU-4"}
+
+
+def test_cards_are_read_from_the_driver_that_the_linker_finds(tmp_path: Path) -> None:
+    """A real library: UUIDs, models, memory and processes; MIG mode; a driver that is gone."""
+    scenario = tmp_path / "scenario"
+    scenario.write_text(
+        'card index=0 uuid=GPU-1 name="NVIDIA A100" memory=42949672960\n'
+        'card index=1 uuid=GPU-2 name="NVIDIA A100" memory=42949672960 mig=1\n'
+        f"process card=0 pid={os.getpid()} memory=1073741824\n"
+    )
+    program = (
+        "from gpuwarden.scheduling.local.cards import NvmlCards\n"
+        "cards = NvmlCards()\n"
+        "for each in cards.read(): print(each.uuid, each.model, each.used, sorted(each.pids or ()),"
+        " each.whole)\n"
+        "cards.close()\n"
+        "print(len(cards.read()))\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY / "src"),
+        "LD_LIBRARY_PATH": str(simulated.build().parent),
+        simulated.SCENARIO_VARIABLE: str(scenario),
+    }
+    command = [sys.executable, "-c", program]
+    answer = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert answer.stdout.splitlines() == [
+        f"GPU-1 NVIDIA A100 1073741824 [{os.getpid()}] True",
+        "GPU-2 NVIDIA A100 0 [] False",
+        "2",
+    ]
+    environment["LD_LIBRARY_PATH"] = str(tmp_path)
+    gone = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "DriverUnavailable" in gone.stderr
