@@ -42,7 +42,12 @@ _BOX: dict[str, Any] = {
 }
 
 
+def document(**changes: Any) -> dict[str, Any]:
+    """The policy of a box of four cards as a document, with other parts; None leaves one out."""
+    said = {**copy.deepcopy(_BOX), **changes}
+    return {key: each for key, each in said.items() if each is not None}
+
+
 def box(**changes: Any) -> Policy:
-    """The policy of a box of four cards, with other parts; None leaves a part out."""
-    document = {**copy.deepcopy(_BOX), **changes}
-    return Policy.model_validate({key: each for key, each in document.items() if each is not None})
+    """The same as a policy."""
+    return Policy.model_validate(document(**changes))

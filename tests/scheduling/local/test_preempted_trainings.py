@@ -50,6 +50,22 @@ class TrainingBox(LabBox):
         path.chmod(0o755)
         return path
 
+    def words(self, name: str, epochs: int) -> tuple[str, ...]:
+        """Of a training of six batches an epoch."""
+        return (
+            f"model={self.model}",
+            f"data={self.data}",
+            f"project={self.folder / 'runs'}",
+            f"name={name}",
+            f"epochs={epochs}",
+            "batch=8",
+            "imgsz=64",
+            "plots=False",
+            "workers=0",
+            "verbose=False",
+            "optimizer=AdamW",
+        )
+
     def train(self, name: str, priority: str, *, epochs: int, **others: Any) -> str:
         """Submit a training."""
         task = Task(
@@ -59,19 +75,7 @@ class TrainingBox(LabBox):
             team="vision",
             priority=priority,
             gpus=1,
-            words=(
-                f"model={self.model}",
-                f"data={self.data}",
-                f"project={self.folder / 'runs'}",
-                f"name={name}",
-                f"epochs={epochs}",
-                "batch=8",
-                "imgsz=64",
-                "plots=False",
-                "workers=0",
-                "verbose=False",
-                "optimizer=AdamW",
-            ),
+            words=self.words(name, epochs),
             directory=str(self.work),
             program=str(self.real_program()),
             **others,
