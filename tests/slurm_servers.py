@@ -258,7 +258,9 @@ def _enter(folder: Path, root: Path) -> None:
             ):
                 continue
             script = folder / "bin" / program.name
-            script.write_text(f'#!/bin/sh\nexec chroot {root} /{place}/{program.name} "$@"\n')
+            # By its path: whoever calls it may look for programs in /usr/bin alone.
+            enter = f"{binary(('chroot',))} {root} /{place}/{program.name}"
+            script.write_text(f'#!/bin/sh\nexec {enter} "$@"\n')
             script.chmod(0o755)
 
 

@@ -19,10 +19,11 @@ from gpuwarden.scheduling.slurm.clusters import open_cluster
 from gpuwarden.scheduling.slurm.observations import Reader, read_accounts
 from gpuwarden.scheduling.slurm.queues import entries_of, is_waiting
 from gpuwarden.scheduling.slurm.scripts import read_comment
+from gpuwarden.scheduling.slurm.slot_desks import SlotDesk
 from gpuwarden.scheduling.slurm.usages import account, ended_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpuwarden.platforms.slurm_accounting import Attempt
     from gpuwarden.schedule_api import Preemption, QueueEntry
@@ -38,6 +39,13 @@ DAY: Final = 86_400.0
 ACCOUNT_SECONDS: Final = 60.0
 """How often accounting is asked, which may be far away and slow."""
 MOST_SEEN: Final = 50_000
+KEEP_SECONDS: Final = 60.0
+SLOT_PROBLEMS: Final = (
+    "booking_whole_nodes",
+    "booking_takes_node",
+    "booking_conflict",
+    "booking_blocked",
+)
 
 log = structlog.get_logger(__name__)
 
@@ -76,6 +84,9 @@ class SlurmDriver:
         self._reader = Reader(cluster)
         self._reading: Reading | None = None
         self._memory = memories.Memory()
+        self._slots = SlotDesk(cluster, {})
+        self._histories: Mapping[str, loops.History] = {}
+        self._saved_at = 0.0
         self._entries: tuple[QueueEntry, ...] = ()
         self._ended: tuple[QueueEntry, ...] = ()
         self._seen: dict[tuple[int, float], float] = {}
@@ -88,6 +99,8 @@ class SlurmDriver:
     def start(self, now: float) -> None:
         """Learn which cluster it is, and take up what was left."""
         self._memory = memories.load(self._context.state)
+        self._slots = SlotDesk(self._asked, self._memory.slots)
+        self._histories = self._memory.histories
         self.cluster = self._asked.config.name
         log.info("slurm_found", cluster=self.cluster, version=self._asked.version, at=now)
 
@@ -123,6 +136,8 @@ class SlurmDriver:
         self._remember(reading)
         self._say_cards(reading, now)
         held = self._guard(reading, now)
+        self._watch_slots(reading, now)
+        self._keep(now)
         if self._accounts_at is None or not 0 <= now - self._accounts_at < ACCOUNT_SECONDS:
             self._keep_books(reading, now)
         self._entries = tuple(_told(entry, held) for entry in entries_of(reading, self._policy))
@@ -175,12 +190,27 @@ class SlurmDriver:
             since = self._problems[code].since if code in self._problems else now
             self._problems[code] = Problem(code, words, since)
 
+    def _watch_slots(self, reading: Reading, now: float) -> None:
+        self._slots.watch(reading, self._policy, now)
+        for code in SLOT_PROBLEMS:
+            self._problem(code, self._slots.problems.get(code), now)
+
+    def _keep(self, now: float) -> None:
+        """Write down what must outlive this process; what merely grows, once a minute."""
+        memory = memories.Memory(self._histories, dict(self._slots.known))
+        urgent = memory.histories != self._memory.histories or {
+            slot: replace(each, held={}) for slot, each in memory.slots.items()
+        } != {slot: replace(each, held={}) for slot, each in self._memory.slots.items()}
+        if urgent or (memory != self._memory and not 0 <= now - self._saved_at < KEEP_SECONDS):
+            memories.save(self._context.state, memory)
+            self._memory, self._saved_at = memory, now
+
     # -- loops
 
     def _guard(self, reading: Reading, now: float) -> dict[str, str]:
         """Hold the jobs that only come back; gives why each that is held for it is."""
         terms = self._policy.slurm.requeues
-        found = loops.guard(reading.jobs, self._memory.histories, terms, now=now, epochs={})
+        found = loops.guard(reading.jobs, self._histories, terms, now=now, epochs={})
         jobs = {job.number: job for job in reading.jobs}
         for loop in found.loops:
             answer = self._asked.run("scontrol", "hold", loop.number)
@@ -189,9 +219,7 @@ class SlurmDriver:
                 continue
             log.warning("requeue_loop_held", job=loop.number, words=loop.words)
             found = loops.mark_held(found, jobs[loop.number], now)
-        if found.histories != self._memory.histories:
-            self._memory = replace(self._memory, histories=found.histories)
-            memories.save(self._context.state, self._memory)
+        self._histories = found.histories
         held = dict(found.held)
         words = None
         if held:
@@ -302,11 +330,19 @@ class SlurmDriver:
     # -- bookings and use
 
     def book(self, slots: Sequence[Slot], now: float) -> None:
-        """Have Slurm keep cards for these slots, and for no others of ours."""
+        """Have Slurm keep cards for these slots, and for no others of ours.
+
+        Raises:
+            RefusedAction: of slots that Slurm refuses; the others are kept.
+            ServiceUnavailable: it does not answer.
+        """
+        if self._reading is None:
+            self._reading = self._reader.read(now)
+        self._slots.book(slots, self._policy, self._reading.nodes, now)
 
     def slot_uses(self) -> Sequence[SlotUse]:
         """What becomes of the slots that are active."""
-        return ()
+        return self._slots.uses(self._reading, self._policy, self._context.clock.wall())
 
     def usage(self, begin: float, end: float) -> Sequence[Holding]:
         """Every attempt that held cards in a stretch of time.

@@ -25,18 +25,33 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class SlotMemory:
+    """What is kept of a slot that Slurm keeps cards for.
+
+    Attributes:
+        end: Unix time at which it ends; a while after, it is forgotten.
+        first_used: Unix time at which a job of its team first held a card in it, or None.
+        held: attempt that held cards in it -> GPU-seconds so far.
+        asked: attempts that were asked to leave for it.
+    """
+
+    end: float
+    first_used: float | None = None
+    held: Mapping[str, float] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What is kept.
 
     Attributes:
         histories: of the loop guard.
-        asked: key of a job that was asked to leave for a slot -> Unix time.
-        used: slot -> Unix time at which a job of its team was first seen in it.
+        slots: slot -> what is known of it.
     """
 
     histories: Mapping[str, History] = field(default_factory=dict)
-    asked: Mapping[str, float] = field(default_factory=dict)
-    used: Mapping[str, float] = field(default_factory=dict)
+    slots: Mapping[str, SlotMemory] = field(default_factory=dict)
 
 
 def load(folder: Path) -> Memory:
@@ -81,8 +96,7 @@ def _memory(data: Any) -> Memory:
         raise ValueError(f"version {data['version']} is not {VERSION}")
     return Memory(
         histories={str(key): _history(value) for key, value in data["histories"].items()},
-        asked={str(key): float(value) for key, value in data["asked"].items()},
-        used={str(key): float(value) for key, value in data["used"].items()},
+        slots={str(key): _slot(value) for key, value in data["slots"].items()},
     )
 
 
@@ -93,4 +107,14 @@ def _history(value: Any) -> History:
         epoch=None if value["epoch"] is None else int(value["epoch"]),
         told=bool(value["told"]),
         held=None if value["held"] is None else float(value["held"]),
+    )
+
+
+def _slot(value: Any) -> SlotMemory:
+    first = value["first_used"]
+    return SlotMemory(
+        end=float(value["end"]),
+        first_used=None if first is None else float(first),
+        held={str(key): float(seconds) for key, seconds in value["held"].items()},
+        asked=tuple(str(each) for each in value["asked"]),
     )

@@ -205,6 +205,12 @@ def _signal(task: Task, policy: Policy, warnings: list[str]) -> str:
             "the notice is shorter than an epoch: the job saves within the epoch that it is in"
         )
     may_make_way = policy.bookings is not None and task.time_limit_seconds is not None
+    # A reservation (MaxStartDelay) lets nobody in front of it who wants a longer notice.
+    if may_make_way and policy.bookings is not None and seconds > policy.bookings.lead_time:
+        warnings.append(
+            "its notice is longer than bookings.lead_time of the policy: it cannot start in front "
+            "of a booking"
+        )
     return f"{'RB' if may_make_way else 'B'}:{SIGNAL}@{seconds}"
 
 
