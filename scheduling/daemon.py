@@ -128,7 +128,8 @@ class Daemon:
             raise
 
     def _context(self, policy: Policy) -> Context:
-        folder = self._settings.state / policy.engine
+        # Programs that a driver starts may have another folder of their own to stand in.
+        folder = self._settings.state.absolute() / policy.engine
         _make_folder(folder)
         return Context(
             folder,

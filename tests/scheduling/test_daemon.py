@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -35,7 +36,6 @@ from gpuwarden.scheduling.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.scheduling.daemons import Running
 
@@ -713,3 +713,12 @@ def test_metrics_tell_the_queue_and_not_who_is_in_it(here: Running) -> None:
     ):
         assert line in text, line
     assert json.dumps("ana") not in text
+
+
+def test_a_driver_has_a_folder_that_means_the_same_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the daemon was started with `--state state`: its jobs stand in other folders."""
+    monkeypatch.chdir(tmp_path)
+    with running(Path(), POLICY, now=NOW) as found:
+        assert found.contexts[0].state == tmp_path / "state" / "slurm"
