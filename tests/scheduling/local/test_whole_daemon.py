@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.scheduling.local.test_driver import quick
 from tests.scheduling.local.test_preempted_trainings import STEPS, TrainingBox
-from tests.scheduling.local.whole_daemons import WholeDaemon, entry_of, receipt_of, timeline
+from tests.scheduling.local.whole_daemons import WholeDaemon, entry_of, is_in, receipt_of, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def steps_of(found: ScheduleDocument, victim: str) -> dict[str, float]:
 
 def checked(daemon: WholeDaemon, low: str, high: str) -> str:
     """The receipts once the successor runs: each step once, in order; returns them as a line."""
-    found = daemon.until(lambda found: entry_of(found, high).state == "running")
+    found = daemon.until(lambda found: is_in(found, high, "running"))
     receipt = receipt_of(found, low)
     assert receipt is not None
     assert list(receipt.steps) == STEPS
@@ -71,7 +71,7 @@ def test_a_daemon_that_is_killed_on_the_way_goes_on(daemon: WholeDaemon) -> None
     checked(daemon, low, high)
     (daemon.work / "high.finish").touch()
     (daemon.work / "low.finish").touch()
-    found = daemon.until(lambda found: entry_of(found, low).state == "done")
+    found = daemon.until(lambda found: is_in(found, low, "done"))
     assert entry_of(found, low).requeues == 1
     log = (daemon.work / f"low-{low}.log").read_text()
     assert log.count("from") == 2
@@ -94,16 +94,16 @@ def test_real_trainings_and_a_daemon_that_is_killed_in_each_step(
         return {"words": box.words(name, epochs), "program": program}
 
     alone = daemon.submit("alone", "high", **words("alone", 8))
-    daemon.until(lambda found: entry_of(found, alone).state == "done", seconds=180)
+    daemon.until(lambda found: is_in(found, alone, "done"), seconds=180)
     low = daemon.submit("low", "low", **words("low", 8))
     daemon.until(lambda _found: daemon.steps_done("low") > 2, seconds=90)
     high = preempted(daemon, low, kill_at=(step,), **words("high", 1))
-    found = daemon.until(lambda found: entry_of(found, high).state == "done", seconds=180)
+    found = daemon.until(lambda found: is_in(found, high, "done"), seconds=180)
     receipt = receipt_of(found, low)
     assert receipt is not None
     assert list(receipt.steps) == STEPS
     print(step, timeline(receipt))  # noqa: T201 (the figures are the result, with -s)
-    found = daemon.until(lambda found: entry_of(found, low).state == "done", seconds=180)
+    found = daemon.until(lambda found: is_in(found, low, "done"), seconds=180)
     assert entry_of(found, low).requeues == 1
     assert box.learnt("low") == box.learnt("alone")
     box.driver.stop()

@@ -198,6 +198,11 @@ def entry_of(found: ScheduleDocument, entry: str) -> QueueEntry:
     return next(each for each in found.entries if each.id == entry)
 
 
+def is_in(found: ScheduleDocument, entry: str, state: str) -> bool:
+    """Whether a job is in a state; the schedule may be older than the job."""
+    return any(each.id == entry and each.state == state for each in found.entries)
+
+
 def receipt_of(found: ScheduleDocument, victim: str) -> Preemption | None:
     """The newest preemption of a job, or None."""
     own = [each for each in found.preemptions if each.victim == victim]
