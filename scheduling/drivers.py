@@ -185,6 +185,18 @@ class Commanded(Protocol):
         """
 
 
+@runtime_checkable
+class Logged(Protocol):
+    """A driver whose jobs write to files of this host."""
+
+    def log_path(self, entry: str) -> Path:
+        """Where a job's output goes; its user's own file, which may not be there yet.
+
+        Raises:
+            RefusedAction: there is no such job.
+        """
+
+
 def open_driver(engine: str, policy: Policy, context: Context) -> Driver:
     """The driver of an engine; its module is loaded only here.
 

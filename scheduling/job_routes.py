@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from gpuwarden.errors import RefusedAction
 from gpuwarden.refusals import Refusal
 from gpuwarden.scheduling.bodies import read_fields, text
-from gpuwarden.scheduling.drivers import Commanded
+from gpuwarden.scheduling.drivers import Commanded, Logged
 from gpuwarden.scheduling.tasks import Task
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class JobRoutes:
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
         """Method, path and handler of each."""
         yield "POST", "/v1/jobs", self._submit
+        yield "GET", "/v1/jobs/{entry}/log", self._log
         for verb in ("cancel", "hold", "release"):
             yield "POST", f"/v1/jobs/{{entry}}/{verb}", self._commanding(verb)
 
@@ -78,6 +79,17 @@ class JobRoutes:
             self._worker.call, lambda: queue.submit(task, uid=uid, gid=gid, now=now, token=token)
         )
         return JSONResponse({"id": entry, "engine": self._scheduler.driver.engine}, status_code=201)
+
+    async def _log(self, request: Request) -> Response:
+        """Where a job's output goes: whoever asks opens it themselves, with their own rights."""
+        caller, driver = self._caller(request), self._scheduler.driver
+        name = request.path_params["entry"]
+        if not isinstance(driver, Logged):
+            raise RefusedAction("no_logs", f"{driver.engine} keeps its jobs' output itself")
+        if caller.uid is None:
+            raise Refusal(403, "closed", "the file is on that machine: ask on its socket")
+        path = await asyncio.to_thread(self._worker.call, lambda: driver.log_path(name))
+        return JSONResponse({"id": name, "path": str(path)})
 
     def _commanding(self, verb: str) -> Handler:
         async def command(request: Request) -> Response:

@@ -22,6 +22,7 @@ from gpuwarden.errors import GpuwardenError, RefusedAction, ServiceUnavailable
 from gpuwarden.option_values import output_option
 from gpuwarden.schedule_api import EntryState, ScheduleDocument
 from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
+from gpuwarden.scheduling.log_files import MAX_LINES, last_lines, opened_log
 from gpuwarden.scheduling.policy_checks import load_policy
 from gpuwarden.scheduling.queue_texts import about_entry, age, row
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from gpuwarden.schedule_api import QueueEntry
 
 DEFAULT_POLICY = Path("/etc/gpuwarden/policy.yaml")
+_FOLLOW_SECONDS = 0.5
 _OVER = (EntryState.DONE, EntryState.FAILED)
 _HEADS = ("ID", "NAME", "USER", "TEAM", "PRIORITY", "STATE", "GPUS", "FOR", "EXPECTED", "WHY")
 
@@ -211,6 +213,33 @@ def show(source: _Source, name: str, *, output: str) -> None:
         click.echo(printable(line))
     if old := age(document, time.time()):
         click.echo(old, err=True)
+
+
+@queue.command()
+@click.argument("name", metavar="ID")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(min=1, max=MAX_LINES),
+    default=100,
+    show_default=True,
+    help="The last so many.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until Ctrl-C.")
+@click.pass_obj
+def logs(source: _Source, name: str, *, lines: int, follow: bool) -> None:
+    """Show what a job of the local queue has written: all its attempts are in one file.
+
+    The file is opened by you, with your own rights.
+    """
+    answer = source.client.ask("GET", f"/v1/jobs/{quote(name, safe='')}/log")
+    with opened_log(Path(str(answer.get("path", "")))) as file:
+        for line in last_lines(file, lines):
+            click.echo(printable(line))
+        while follow:
+            for part in file:
+                click.echo(printable(part.decode(errors="replace").rstrip("\r\n")))
+            time.sleep(_FOLLOW_SECONDS)
 
 
 @queue.command()

@@ -11,11 +11,12 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import RefusedAction
-from gpuwarden.scheduling.local.launches import LaunchFailed, User
+from gpuwarden.scheduling.local.launches import LaunchFailed, User, log_path
 from gpuwarden.scheduling.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from gpuwarden.scheduling.local.queues import Attempt, Job, Queue
     from gpuwarden.scheduling.policies import Policy
@@ -145,6 +146,10 @@ class Commands:
         )
         self._wake()
         return job
+
+    def log_path(self, entry: str) -> Path:
+        """Where a job's output goes."""
+        return log_path(self._known(entry).task, entry)
 
     def _known(self, entry: str) -> Job:
         job = self._queue.job(entry)

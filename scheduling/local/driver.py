@@ -228,6 +228,10 @@ class LocalDriver:
             if attempt.job == job.id:
                 self._files(job).withdraw(f"hold-{attempt.id}")
 
+    def log_path(self, entry: str) -> Path:
+        """Where a job's output goes."""
+        return self._commands.log_path(entry)
+
     # -- looking
 
     def _files(self, job: Job) -> RunFiles:

@@ -7,9 +7,12 @@ import pwd
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 from tests.scheduling.local.test_driver import quick
 from tests.scheduling.local.test_preempted_trainings import STEPS, TrainingBox
 from tests.scheduling.local.whole_daemons import WholeDaemon, entry_of, is_in, receipt_of, timeline
+
+from gpuwarden.scheduling.queue_cli import queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,8 +76,10 @@ def test_a_daemon_that_is_killed_on_the_way_goes_on(daemon: WholeDaemon) -> None
     (daemon.work / "low.finish").touch()
     found = daemon.until(lambda found: is_in(found, low, "done"))
     assert entry_of(found, low).requeues == 1
-    log = (daemon.work / f"low-{low}.log").read_text()
-    assert log.count("from") == 2
+    answer = CliRunner().invoke(queue, ["--socket", str(daemon.socket), "logs", low, "-n", "2"])
+    assert answer.exit_code == 0, answer.output
+    assert [line.split()[0] for line in answer.output.splitlines()] == ["cards", "from"]
+    assert (daemon.work / f"low-{low}.log").read_text().count("from") == 2
 
 
 @pytest.mark.sweep
