@@ -138,6 +138,11 @@ class KueueTerms(Strict):
     ) = None
     """gpuwarden's own image, pinned by digest, for the Deployment of its controller; without it
     none is made, and the controller runs where you start it."""
+    engine_url: (
+        Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]{1,253}(/[^\s]*)?$")] | None
+    ) = None
+    """Of the rule engine, through which that Deployment has jobs asked to leave; its token is the
+    Secret `<cohort>-engine-token`, key `token`."""
     volume: KueueVolume | None = None
     """Where data and checkpoints are: a job without a volume begins anew after every leave."""
     job_files: FilePath | None = "/run/gpuwarden"

@@ -159,7 +159,7 @@ def _parked(job: QueuedJob, leaving: Leaving, successor: QueuedJob | None, view:
 
 def _ended_while_parked(job: QueuedJob, leaving: Leaving) -> Verdict:
     faults: tuple[Fault, ...] = ()
-    if job.finished == "Succeeded" and "saved" not in leaving.steps and leaving.steps:
+    if job.finished == "Succeeded" and "saved" not in leaving.steps:
         words = (
             f"{job.id} ended with status 0 after it was told to leave, so it counts as done: if it "
             "was not, its program has to leave with 75 (gpuwarden train does)"

@@ -264,8 +264,14 @@ def _for_bookings(view: View, terms: Terms) -> tuple[Verdict, frozenset[str]]:
     for slot in sorted(view.slots, key=lambda each: (each.start, each.id)):
         if not slot.start - slot.lead_seconds <= view.now < slot.end:
             continue
-        ledger = view.ledger(max(view.now, slot.start))
-        need = slot.gpus - ledger.held(slot.team, slot.card)
+        moment = max(view.now, slot.start)
+        ledger = view.ledger(moment)
+        booked = sum(
+            each.gpus
+            for each in view.in_force(moment)
+            if (each.team, each.card) == (slot.team, slot.card)
+        )
+        need = booked - ledger.held(slot.team, slot.card)
         if need <= 0:
             continue
         running = [

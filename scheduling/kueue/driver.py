@@ -11,6 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.files import read_secret
 from gpuwarden.kubernetes_clients import NODES, PODS
 from gpuwarden.schedule_api import Problem
 from gpuwarden.scheduling.kueue import names
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 
 CALL_SECONDS: Final = 55.0
 """For a round: the daemon gives a minute."""
-LEAVE_SECONDS: Final = 20.0
+LEAVE_SECONDS: Final = 8.0
+"""For one exchange with the engine: it is tried three times, and a round has other things to do."""
+LEAVE_PAUSE_SECONDS: Final = 0.1
 
 
 class KueueDriver:
@@ -91,8 +94,9 @@ class KueueDriver:
         client = connect(policy, "scheduler")
         leaves = None
         if context.leaves is not None and context.leaves_token is not None:
-            leaves = EngineLeaves.from_file(
-                context.leaves, context.leaves_token, timeout=LEAVE_SECONDS
+            token = read_secret(context.leaves_token, "the engine's token")
+            leaves = EngineLeaves(
+                context.leaves, token, timeout=LEAVE_SECONDS, pause=LEAVE_PAUSE_SECONDS
             )
         return Controller(
             policy,

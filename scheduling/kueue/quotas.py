@@ -1,8 +1,9 @@
 """Who may use how many cards, as Kueue counts them: quotas, bookings in force, what fits. Pure.
 
-A booking lends its team cards for its time: first those that are nobody's own, then those of the
-other teams, in proportion. The sum never changes, so nothing is promised twice; the same bookings
-give the same quotas, whatever was in force before.
+A booking guarantees its team so many cards for its time: what it has not of its own comes from
+those that are nobody's, then from the other teams, in proportion; and what is booked is not lent.
+The sum never changes, so nothing is promised twice; the same bookings give the same quotas,
+whatever was in force before.
 """
 
 from __future__ import annotations
@@ -54,30 +55,38 @@ def shares_of(policy: Policy, slots: Iterable[Slot] = ()) -> Shares:
             found[team.name, card.name] = Share(
                 own, team.borrow.get(card.name, 0), team.lends(card.name)
             )
-    for slot in sorted(slots, key=lambda each: (each.start, each.id)):
-        if policy.card(slot.card) is not None and policy.team(slot.team) is not None:
-            _lend(found, slot)
+    booked: dict[tuple[str, str], int] = {}
+    for slot in slots:
+        if (slot.team, slot.card) in found:
+            key = (slot.team, slot.card)
+            booked[key] = booked.get(key, 0) + slot.gpus
+    for (name, kind), gpus in sorted(booked.items()):
+        _guarantee(found, name, kind, gpus=gpus, booked=booked)
     return found
 
 
-def _lend(found: Shares, slot: Slot) -> None:
-    """Move a booking's cards to its team."""
-    card, team = slot.card, slot.team
-    others = [key for key in found if key[1] == card and key[0] not in (POOL, team)]
-    spare = min(found[POOL, card].own, slot.gpus)
-    taken = {(POOL, card): spare} | _in_proportion(
-        {key: found[key].own for key in others}, slot.gpus - spare
-    )
-    # What the others do not have stays the team's own to give: a booking within its quota.
-    moved = sum(taken.values())
+def _guarantee(
+    found: Shares, team: str, card: str, *, gpus: int, booked: Mapping[tuple[str, str], int]
+) -> None:
+    """Have a team's own be at least what it has booked, and lend none of that."""
+    wanted = max(0, gpus - found[team, card].own)
+    # What others have booked themselves is not theirs to give.
+    have = {
+        key: max(0, share.own - booked.get(key, 0))
+        for key, share in found.items()
+        if key[1] == card and key[0] not in (POOL, team)
+    }
+    spare = min(found[POOL, card].own, wanted)
+    taken = {(POOL, card): spare} | _in_proportion(have, wanted - spare)
     for key, count in taken.items():
         share = found[key]
         own = share.own - count
         found[key] = Share(own, share.borrows, min(share.lends, own))
     share = found[team, card]
+    own = share.own + sum(taken.values())
     # Nobody else gets them, or they would not be there when the team comes: who does not come
     # loses the slot (bookings.no_show_after).
-    found[team, card] = Share(share.own + moved, share.borrows, share.lends)
+    found[team, card] = Share(own, share.borrows, max(0, min(share.lends, own - gpus)))
 
 
 def _in_proportion(have: Mapping[tuple[str, str], int], count: int) -> dict[tuple[str, str], int]:

@@ -269,6 +269,12 @@ def _note(policy: Policy, body: Body) -> str:
             return (
                 f"It reads this file: kubectl -n {space} create configmap {name} "
                 "--from-file=policy.yaml=FILE"
+                + (
+                    f"; and the token of the engine: kubectl -n {space} create secret generic "
+                    f"{policy.kueue.cohort}-engine-token --from-file=token=FILE"
+                    if policy.kueue.engine_url
+                    else ""
+                )
             )
         case _:
             return ""

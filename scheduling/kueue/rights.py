@@ -21,7 +21,7 @@ Body = dict[str, Any]
 _USER = 10001
 """Of the image; no more than a number."""
 _STATE = "/var/lib/gpuwarden-scheduler"
-_PORT = 9838
+_PORT = 9839
 
 
 def rights(policy: Policy) -> Iterator[Body]:
@@ -147,7 +147,10 @@ def deployment(policy: Policy) -> Iterator[Body]:
 
 
 def _pod(policy: Policy, name: str) -> Body:
-    container = {
+    engine = policy.kueue.engine_url
+    asking = [f"--engine.url={engine}", "--engine.token-file=/secrets/token"] if engine else []
+    secret = f"{policy.kueue.cohort}-engine-token"
+    container: Body = {
         "name": "scheduler",
         "image": policy.kueue.image,
         "command": ["gpuwarden", "scheduler"],
@@ -156,6 +159,7 @@ def _pod(policy: Policy, name: str) -> Body:
             f"--state={_STATE}",
             f"--listen=0.0.0.0:{_PORT}",
             "--socket=/tmp/scheduler.sock",
+            *asking,
         ],
         "ports": [{"name": "http", "containerPort": _PORT, "protocol": "TCP"}],
         "readinessProbe": {"httpGet": {"path": "/-/ready", "port": "http"}},
@@ -181,6 +185,15 @@ def _pod(policy: Policy, name: str) -> Body:
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the pod's own, made below
         ],
     }
+    volumes: list[Body] = [
+        {"name": "policy", "configMap": {"name": f"{policy.kueue.cohort}-policy"}},
+        {"name": "state", "persistentVolumeClaim": {"claimName": name}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+    ]
+    if engine:
+        volumes.append({"name": "secrets", "secret": {"secretName": secret, "defaultMode": 0o440}})
+        mount = {"name": "secrets", "mountPath": "/secrets", "readOnly": True}
+        container["volumeMounts"].append(mount)
     return {
         "serviceAccountName": name,
         "securityContext": {
@@ -192,11 +205,7 @@ def _pod(policy: Policy, name: str) -> Body:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
-        "volumes": [
-            {"name": "policy", "configMap": {"name": f"{policy.kueue.cohort}-policy"}},
-            {"name": "state", "persistentVolumeClaim": {"claimName": name}},
-            {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
-        ],
+        "volumes": volumes,
     }
 
 

@@ -36,14 +36,26 @@ def test_bookings_lose_and_make_no_card(wishes: list[tuple[int, str]]) -> None:
 
 
 def test_a_booking_takes_nobodys_cards_first() -> None:
-    """Then those of the others, in proportion."""
+    """Then those of the others, in proportion; what the team has of its own, from nobody."""
     policy = a_policy(engine="kueue")
-    own = {
-        key[0]: share.own
-        for key, share in shares_of(policy, [a_slot(6)]).items()
-        if key[1] == "a100-40"
-    }
-    assert own == {POOL: 0, "vision": 22, "speech": 10}
+
+    def own(gpus: int) -> dict[str, int]:
+        shares = shares_of(policy, [a_slot(gpus)])
+        return {key[0]: share.own for key, share in shares.items() if key[1] == "a100-40"}
+
+    assert own(10) == {POOL: 4, "vision": 16, "speech": 12}
+    assert own(18) == {POOL: 2, "vision": 18, "speech": 12}
+    assert own(22) == {POOL: 0, "vision": 22, "speech": 10}
+    assert own(99) == {POOL: 0, "vision": 32, "speech": 0}
+
+
+def test_booked_cards_are_not_lent() -> None:
+    """They are there when the team comes; and what a team has booked, no other booking takes."""
+    policy = a_policy(engine="kueue")
+    shares = shares_of(policy, [a_slot(10)])
+    assert shares["vision", "a100-40"] == Share(16, 8, 6)
+    both = shares_of(policy, [a_slot(99), a_slot(5, "speech", name="b2")])
+    assert both["speech", "a100-40"].own == 5
 
 
 def test_what_fits() -> None:

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any
 import kubernetes_validate
 import pytest
 import yaml
+from click.testing import CliRunner
 from tests.kueue_validations import API_VERSION, findings
 from tests.scheduling.kueue.clusters import kueue_policy
 from tests.scheduling.policy_files import DIGEST, a_policy
+from tests.scheduling.policy_files import TEXT as POLICY_TEXT
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.scheduling.kueue import names
 from gpuwarden.scheduling.kueue.renderings import render, version_numbers
+from gpuwarden.scheduling.scheduler_cli import scheduler
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.kubernetes_store import Json
 
     from gpuwarden.scheduling.policies import Policy
@@ -27,6 +32,7 @@ FULL: dict[str, Any] = {
     "kueue": {
         "own_preemption": "fallback",
         "image": IMAGE,
+        "engine_url": "https://engine.gpuwarden.svc:9837",
         "volume": {"claim": "training", "mount": "/work"},
     },
 }
@@ -197,6 +203,26 @@ def test_versions() -> None:
     render(gated, version="v0.19.2")
     assert version_numbers("v0.19.2") == (0, 19)
     assert version_numbers("main") == (0, 0)
+
+
+def test_the_deployment_starts_a_scheduler(tmp_path: Path) -> None:
+    """Its command line is one that `gpuwarden scheduler` takes, word for word."""
+    spec = of(a_policy(**FULL), "Deployment")["gpuwarden-scheduler"]["spec"]["template"]["spec"]
+    container = spec["containers"][0]
+    assert container["command"] == ["gpuwarden", "scheduler"]
+    places = {
+        "/etc/gpuwarden": tmp_path,
+        "/secrets": tmp_path,
+        "/var/lib/gpuwarden-scheduler": tmp_path,
+    }
+    words = [*container["args"], "--check"]
+    for place, real in places.items():
+        words = [word.replace(place, str(real)) for word in words]
+    (tmp_path / "policy.yaml").write_text(POLICY_TEXT.replace("engine: slurm", "engine: kueue"))
+    (tmp_path / "token").write_text("x" * 40)
+    (tmp_path / "token").chmod(0o600)
+    done = CliRunner().invoke(scheduler, words)
+    assert done.exit_code == 0, done.output
 
 
 def test_without_an_image_no_deployment() -> None:
