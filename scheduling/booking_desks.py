@@ -7,13 +7,14 @@ proposed, and is told to the engine when that is back.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwarden.errors import RefusedAction, TemporaryError
+from gpuwarden.errors import GpuwardenError, RefusedAction, TemporaryError
 from gpuwarden.scheduling.booking_terms import prices_of, terms_of
 from gpuwarden.scheduling.bookings import Answer, Wish, consider, lengthened
 
@@ -133,7 +134,8 @@ class BookingDesk:
                 raise RefusedAction("over", f"{name} is over, or was given back already")
             names = [item.slot.id for item in standing]
             self._scheduler.store.release(names, by=caller.name, now=now)
-            self._tell_engine()
+            with contextlib.suppress(GpuwardenError):  # told by the next tick, or a problem
+                self._tell_engine()
             return tuple(
                 item for item in self._scheduler.store.slots_of(name) if item.slot.id in set(names)
             )
@@ -158,10 +160,14 @@ class BookingDesk:
             if answer.objections or dry_run:
                 return self._outcome(answer)
             self._scheduler.store.lengthen(slot.id, end, now=now)
-            refused = self._tell_engine()
+            try:
+                refused = self._tell_engine()
+            except GpuwardenError as error:
+                refused = {slot.id: str(error)}
             if slot.id in refused:
                 self._scheduler.store.lengthen(slot.id, slot.end, now=now)
-                self._tell_engine()
+                with contextlib.suppress(GpuwardenError):
+                    self._tell_engine()
                 raise RefusedAction("engine", refused[slot.id])
             found = self._scheduler.store.slots_of(slot.id)
             return self._outcome(answer, found, found[0].booking)
@@ -192,11 +198,16 @@ class BookingDesk:
             return {}
 
     def _entered(self, answer: Answer, booking: str, names: Sequence[str], now: float) -> Outcome:
-        refused = self._tell_engine()
+        try:
+            refused = self._tell_engine()
+        except GpuwardenError as error:
+            # It keeps no slots at all now: somebody's right is missing, for example.
+            refused = dict.fromkeys(names, str(error))
         against = {name: refused[name] for name in names if name in refused}
         if against:
             self._scheduler.store.release(names, by="engine", now=now)
-            self._tell_engine()
+            with contextlib.suppress(GpuwardenError):
+                self._tell_engine()
             why = "; ".join(f"{name}: {text}" for name, text in against.items())
             raise RefusedAction("engine", f"{self._scheduler.driver.engine} refuses: {why}")
         return self._outcome(answer, self._scheduler.store.slots_of(booking), booking)

@@ -137,14 +137,19 @@ class Foresight:
     ) -> None:
         there = {item.id: item for item in entries}
         for name, attempt in self._memory.open_predictions("finish"):
-            ends = [each.end for each in held.get(name, ()) if each.start == attempt]
+            # Engines tell of a start in whole seconds here and in parts of them there.
+            ends = [each.end for each in held.get(name, ()) if abs(each.start - attempt) <= 2]
             end = ends[0] if ends else None
             item = there.get(name)
             if end is None:
                 # It runs, or the account has not told of its end yet.
                 if item is None and not ends:
                     self._memory.settle(name, "finish", attempt, actual=None, void="not accounted")
-            elif item is not None and item.state is EntryState.DONE and item.started == attempt:
+            elif (
+                item is not None
+                and item.state is EntryState.DONE
+                and (item.started is None or abs(item.started - attempt) <= 2)
+            ):
                 self._memory.settle(name, "finish", attempt, actual=end)
             else:
                 self._memory.settle(name, "finish", attempt, actual=None, void="left before")

@@ -132,22 +132,34 @@ class Unforeseen:
 
 
 def training_of(task: Task, *, card: str) -> Training:
-    """What a task trains; what its words leave out is ultralytics' default.
+    """What a task trains.
 
     Args:
         task: as it was submitted.
         card: kind of cards that it holds, or will hold.
     """
-    epochs = task.word("epochs") or "100"
+    return training_of_words(task.words, card=card, gpus=task.gpus)
+
+
+def training_of_words(words: Iterable[str], *, card: str, gpus: int) -> Training:
+    """What `yolo train` would train by its words; what they leave out is ultralytics' default.
+
+    Args:
+        words: KEY=VALUE each; of two of a key the last one counts.
+        card: kind of cards that it holds, or will hold.
+        gpus: how many.
+    """
+    said = dict(word.split("=", 1) for word in words if "=" in word)
+    epochs = said.get("epochs", "100")
     features = Features(
-        model=(task.word("model") or "").rpartition("/")[2].removesuffix(".pt"),
-        imgsz=task.word("imgsz") or "640",
-        batch=task.word("batch") or "16",
+        model=said.get("model", "").rpartition("/")[2].removesuffix(".pt"),
+        imgsz=said.get("imgsz", "640"),
+        batch=said.get("batch", "16"),
         card=card,
-        gpus=task.gpus,
-        data=(task.word("data") or "").rpartition("/")[2],
+        gpus=gpus,
+        data=said.get("data", "").rpartition("/")[2],
     )
-    return Training(features, float(epochs) if epochs.isdecimal() else None)
+    return Training(features, float(epochs) if epochs.isdecimal() and epochs.isascii() else None)
 
 
 def predict(

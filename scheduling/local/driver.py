@@ -18,6 +18,7 @@ import structlog
 from gpuwarden.errors import DriverUnavailable, RefusedAction, TemporaryError
 from gpuwarden.job_files import LeaveRequest, RequestState
 from gpuwarden.schedule_api import Cause, Outcome, Problem
+from gpuwarden.scheduling.drivers import SlotsRefused
 from gpuwarden.scheduling.local import endings, views
 from gpuwarden.scheduling.local.card_uses import CardUses, Holder, uses_of
 from gpuwarden.scheduling.local.cards import NvmlCards
@@ -32,7 +33,7 @@ from gpuwarden.scheduling.local.spending import longest_period_begin, spending
 from gpuwarden.scheduling.preemption_terms import Pool, Told, terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpuwarden.job_files import RunStatus
     from gpuwarden.schedule_api import Preemption, QueueEntry
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.local.queues import Attempt, Job
     from gpuwarden.scheduling.local.scenes import Notice
     from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.predictions import Training
     from gpuwarden.scheduling.slots import Slot, SlotUse
 
 log = structlog.get_logger("gpuwarden.scheduling.local")
@@ -171,14 +173,13 @@ class LocalDriver:
         """Keep cards for these slots.
 
         Raises:
-            RefusedAction: one is of cards that the policy does not have; the others are kept.
+            SlotsRefused: some are of cards that the policy does not have; the others are kept.
         """
         known = [slot for slot in slots if self._policy.card(slot.card) is not None]
         self._slots = tuple(slot for slot in known if slot.end > now)
         unknown = [slot for slot in slots if slot not in known]
         if unknown:
-            first = unknown[0]
-            raise RefusedAction("no-card", f"slot {first.id}: there are no cards {first.card}")
+            raise SlotsRefused({each.id: f"there are no cards {each.card}" for each in unknown})
 
     def slot_uses(self) -> Sequence[SlotUse]:
         """What becomes of the slots that are active."""
@@ -192,6 +193,10 @@ class LocalDriver:
         """Every attempt that held cards in a stretch of time."""
         attempts = self._queue.attempts_between(begin, end)
         return views.holdings(attempts, self._queue)
+
+    def trainings(self) -> Mapping[str, Training]:
+        """What every job trains, on the kind of cards that it holds, held last or asks for."""
+        return views.trainings(self._queue, self._context.clock.wall() - SHOWN_SECONDS)
 
     # -- commands
 

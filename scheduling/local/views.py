@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.schedule_api import Cause, EntryState, Interval, Outcome, Preemption, QueueEntry
 from gpuwarden.scheduling.holdings import Holding
+from gpuwarden.scheduling.predictions import training_of
 from gpuwarden.scheduling.slots import SlotUse
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.local.card_uses import CardUses
     from gpuwarden.scheduling.local.queues import Attempt, Job, Note, Queue
     from gpuwarden.scheduling.local.scenes import Plan, Wait
+    from gpuwarden.scheduling.predictions import Training
     from gpuwarden.scheduling.slots import Slot
 
 LEFT = "/left"
@@ -185,6 +188,15 @@ def holdings(attempts: Sequence[Attempt], queue: Queue) -> list[Holding]:
             )
         )
     return found
+
+
+def trainings(queue: Queue, since: float) -> dict[str, Training]:
+    """What every job trains, on the kind of cards that it holds, held last or asks for."""
+    kinds = {each.job: each.kind for each in queue.attempts_between(since, math.inf)}
+    return {
+        job.entry: training_of(job.task, card=kinds.get(job.id, job.task.gpu_type or ""))
+        for job in queue.jobs(ended_since=since)
+    }
 
 
 def slot_use(slot: Slot, holdings: Sequence[Holding], plan: Plan, now: float) -> SlotUse:

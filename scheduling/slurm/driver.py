@@ -20,6 +20,7 @@ from gpuwarden.scheduling.slurm.observations import Reader, read_accounts
 from gpuwarden.scheduling.slurm.queues import entries_of, is_waiting
 from gpuwarden.scheduling.slurm.scripts import read_comment
 from gpuwarden.scheduling.slurm.slot_desks import SlotDesk
+from gpuwarden.scheduling.slurm.trainings import Trainings
 from gpuwarden.scheduling.slurm.usages import account, ended_entries
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.drivers import Context
     from gpuwarden.scheduling.holdings import Holding
     from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.predictions import Training
     from gpuwarden.scheduling.slots import Slot, SlotUse
     from gpuwarden.scheduling.slurm.clusters import Cluster
     from gpuwarden.scheduling.slurm.queues import Reading
@@ -82,6 +84,7 @@ class SlurmDriver:
         self._context = context
         self._asked = cluster
         self._reader = Reader(cluster)
+        self._trainings = Trainings(cluster)
         self._reading: Reading | None = None
         self._memory = memories.Memory()
         self._slots = SlotDesk(cluster, {})
@@ -141,11 +144,16 @@ class SlurmDriver:
         if self._accounts_at is None or not 0 <= now - self._accounts_at < ACCOUNT_SECONDS:
             self._keep_books(reading, now)
         self._entries = tuple(_told(entry, held) for entry in entries_of(reading, self._policy))
+        self._trainings.look(reading.jobs)
 
     def entries(self) -> Sequence[QueueEntry]:
         """Every job as of the last tick, and those that ended within a day."""
         known = {entry.id for entry in self._entries}
         return (*self._entries, *(entry for entry in self._ended if entry.id not in known))
+
+    def trainings(self) -> Mapping[str, Training]:
+        """What jobs train, of those where it is known."""
+        return self._trainings.known(self.entries())
 
     def preemptions(self) -> Sequence[Preemption]:
         """What was seen of jobs that had to leave."""

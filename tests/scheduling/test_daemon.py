@@ -234,6 +234,19 @@ def test_what_the_engine_refuses_is_not_booked(here: Running) -> None:
     assert here.client.ask("POST", "/v1/bookings", body=BOOKING)["booking"]
 
 
+def test_where_the_engine_takes_no_slots_nothing_is_booked(here: Running) -> None:
+    """A right that is missing is told to who books; giving back works all the same."""
+    name = here.client.ask("POST", "/v1/bookings", body=BOOKING)["booking"]
+    here.driver.forbidden = RefusedAction("rights", "only operators make reservations")
+    with pytest.raises(RefusedAction, match="only operators"):
+        here.client.ask("POST", "/v1/bookings", body=BOOKING)
+    with pytest.raises(RefusedAction, match="only operators"):
+        here.client.ask("POST", f"/v1/bookings/{name}/end", body={"by": "1h"})
+    assert len(here.client.ask("GET", "/v1/bookings")["slots"]) == 1
+    gone = here.client.ask("DELETE", f"/v1/bookings/{name}")
+    assert [item["state"] for item in gone["slots"]] == ["released"]
+
+
 def test_what_the_engine_cannot_be_told_is_proposed_until_it_is_back(here: Running) -> None:
     """The calendar takes it; the engine has it with the first tick that sees it."""
     here.driver.unseen = ServiceUnavailable("no answer")

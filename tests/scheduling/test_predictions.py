@@ -17,6 +17,7 @@ from gpuwarden.scheduling.predictions import (
     Run,
     Unforeseen,
     predict,
+    training_of_words,
 )
 
 ALIKE = Features("yolov8m", "640", "64", "a100", 2, "coco.yaml")
@@ -153,3 +154,12 @@ def test_a_share_of_few_is_told_to_be_of_few() -> None:
     assert high == 1.0
     assert wilson(80, 100) == pytest.approx((0.7112, 0.8666), abs=1e-4)
     assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_words_that_were_not_said_are_ultralytics_defaults() -> None:
+    """Of two of a key the last one counts; folders and .pt are no part of a name."""
+    words = ("model=/models/yolov8m.pt", "batch=8", "data=/sets/coco.yaml", "batch=64")
+    found = training_of_words(words, card="a100", gpus=2)
+    assert (found.features, found.epochs) == (ALIKE, 100)
+    assert not training_of_words((), card="a100", gpus=2).features.known
+    assert training_of_words(("epochs=many",), card="", gpus=1).epochs is None
