@@ -40,7 +40,8 @@ class EngineObject:
     Attributes:
         kind: of the engine's kinds, such as `qos` or `ClusterQueue`.
         name: unique within its kind; of a file its name.
-        values: what of it is compared, by field; all texts as the engine itself gives them back.
+        values: what of it is compared, by field; all texts as the engine itself gives them back. An
+            empty one is the same as none.
         text: the whole of it, as a person reads it or would write it into a file.
         by: who puts it in place.
         note: what a person has to know or do for it, or an empty string.
@@ -286,7 +287,7 @@ def _step(wanted: EngineObject, found: FoundObject | None) -> Step | None:
     changes = tuple(
         FieldChange(name, have.get(name), value)
         for name, value in wanted.values.items()
-        if have.get(name) != value
+        if have.get(name, "") != value
     )
     if found is not None and not changes:
         return None

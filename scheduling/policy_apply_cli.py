@@ -151,7 +151,7 @@ async def _stale_daemon(session: Session) -> str:
     if document.get("hash") == policy_hash(session.policy):
         return ""
     return (
-        "The scheduler's daemon goes by another policy: write this one to its file, then "
+        "The scheduler's daemon goes by another policy: once its file is this one, "
         "`systemctl reload gpuwarden-scheduler`."
     )
 

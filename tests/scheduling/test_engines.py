@@ -59,7 +59,7 @@ def test_carrying_a_plan_out_leaves_nothing_to_do_and_touches_nothing_of_others(
 
 def test_what_is_not_compared_does_not_differ() -> None:
     """An engine has fields of its own, which a policy says nothing of."""
-    wanted = EngineObject("qos", "high", {"priority": "9"}, "")
+    wanted = EngineObject("qos", "high", {"priority": "9", "preempt": ""}, "")
     found = FoundObject("qos", "high", {"priority": "9", "grace": "0"}, marked=True)
     assert plan(rendering([wanted]), [found]).nothing
 
