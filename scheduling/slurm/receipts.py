@@ -13,7 +13,7 @@ the victim had left, and whose priority preempts the victim's.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gpuwarden import job_files
@@ -118,7 +118,6 @@ class _Attempt:
     job: ListedJob
     run_id: str | None
     seen: float
-    signs: Signs | None = field(default=None)
 
 
 class Receipts:
@@ -176,16 +175,16 @@ class Receipts:
                 _set_left(over, past.end)
         self._forget(now)
 
+    def _said(self, run_id: str | None, since: float) -> Signs | None:
+        return None if self._signs is None or run_id is None else self._signs(run_id, since)
+
     # -- a look at a job that has its nodes
 
     def _holds(self, number: int, each: ListedJob, now: float) -> None:
         comment = read_comment(each.job.comment)
         run_id = None if comment is None else comment.run_id
         start = each.job.start_time or 0.0
-        signs = None
-        if self._signs is not None and run_id is not None:
-            signs = self._signs(run_id, start)
-        self._attempts[number] = _Attempt(each, run_id, now, signs)
+        self._attempts[number] = _Attempt(each, run_id, now)
         if each.preempted is None or each.preempted < start:
             return
         victim = self._open.get((number, start))
@@ -193,7 +192,7 @@ class Receipts:
             victim = self._victim(each, run_id, each.preempted)
             self._open[number, start] = victim
         victim.seen = now
-        self._take_signs(victim, signs)
+        self._take_signs(victim, self._said(run_id, start))
         deadline = victim.told.deadline
         if deadline is not None and now > deadline + KILL_WAIT_SECONDS:
             words = f"job {each.number} is still there, after its grace and Slurm's KillWait"
@@ -236,9 +235,7 @@ class Receipts:
     def _left(self, attempt: _Attempt, now_is: ListedJob | None, now: float) -> None:
         job = attempt.job
         start = job.job.start_time or 0.0
-        signs = attempt.signs
-        if self._signs is not None and attempt.run_id is not None:
-            signs = self._signs(attempt.run_id, start) or signs
+        signs = self._said(attempt.run_id, start)
         victim = self._open.pop((job.job.job_id, start), None)
         if victim is None:
             victim = self._unseen(attempt, now_is, signs)
