@@ -157,11 +157,18 @@ class Receipts:
         holding = {
             each.job.job_id: each
             for each in jobs
-            if each.job.holds and each.job.start_time is not None and not each.tasks
+            if each.job.holds
+            and "COMPLETING" not in each.job.states
+            and each.job.start_time is not None
+            and not each.tasks
         }
+        # While its nodes are cleared, a job that is queued again has the next attempt's times.
+        ending = {each.job.job_id for each in jobs if "COMPLETING" in each.job.states}
         known = {each.job.job_id: each for each in jobs if not each.tasks}
         for number, attempt in list(self._attempts.items()):
-            if not _same(attempt.job, holding.get(number)):
+            if number in ending:
+                self._ends(number, attempt, now)
+            elif not _same(attempt.job, holding.get(number)):
                 del self._attempts[number]
                 self._left(attempt, known.get(number), now)
         for number, each in holding.items():
@@ -197,6 +204,13 @@ class Receipts:
         if deadline is not None and now > deadline + KILL_WAIT_SECONDS:
             words = f"job {each.number} is still there, after its grace and Slurm's KillWait"
             victim.told = replace(victim.told, outcome=Outcome.OVERDUE, words=words)
+
+    def _ends(self, number: int, attempt: _Attempt, now: float) -> None:
+        self._attempts[number] = replace(attempt, seen=now)
+        start = attempt.job.job.start_time or 0.0
+        if (victim := self._open.get((number, start))) is not None:
+            victim.seen = now
+            self._take_signs(victim, self._said(attempt.run_id, start))
 
     def _victim(self, each: ListedJob, run_id: str | None, notified: float | None) -> _Victim:
         terms = self._policy.preemption
@@ -246,7 +260,7 @@ class Receipts:
         self._take_signs(victim, signs)
         ended = None if now_is is None or not now_is.job.ended else now_is.job.end_time
         self._step(victim, "left", now if ended is None else ended)
-        self._judge(victim, now_is)
+        self._judge(victim, now_is, told=signs is not None)
 
     def _unseen(
         self, attempt: _Attempt, now_is: ListedJob | None, signs: Signs | None
@@ -266,9 +280,10 @@ class Receipts:
             return self._victim(job, attempt.run_id, None)
         return None
 
-    def _judge(self, victim: _Victim, now_is: ListedJob | None) -> None:
-        told, steps = victim.told, victim.told.steps
-        left = steps["left"]
+    def _judge(self, victim: _Victim, now_is: ListedJob | None, *, told: bool) -> None:
+        """Say what became of it; `told` is whether its trainer said anything."""
+        leaving, steps = victim.told, victim.told.steps
+        left, name = steps["left"], leaving.victim
         states = frozenset[str]() if now_is is None else now_is.job.states
         status = None if now_is is None else now_is.status
         back = now_is is not None and not now_is.job.ended
@@ -277,17 +292,23 @@ class Receipts:
         if not saved and victim.durable is not None:
             lost = max(0.0, left - victim.durable) * victim.gpus
         if "CANCELLED" in states:
-            outcome, words = Outcome.ENDED, f"job {told.victim} was cancelled while it had to leave"
+            outcome, words = Outcome.ENDED, f"job {name} was cancelled while it had to leave"
         elif "COMPLETED" in states:
             outcome = Outcome.ENDED
-            words = f"job {told.victim} ended with status 0 within its grace: it does not come back"
+            words = f"job {name} ended with status 0 within its grace: it does not come back"
+        elif saved and "SPECIAL_EXIT" in states:
+            outcome, words = Outcome.DONE, f"job {name} saved, left, and is held"
         elif saved and back:
-            outcome, words = Outcome.DONE, f"job {told.victim} saved, left, and is queued again"
+            outcome, words = Outcome.DONE, f"job {name} saved, left, and is queued again"
         elif saved:
-            outcome, words = Outcome.DONE, f"job {told.victim} saved and left"
+            outcome, words = Outcome.DONE, f"job {name} saved and left"
+        elif back and not told:
+            # From 23.11 on Slurm tells no status of who left within its grace, not even 75.
+            outcome = Outcome.DONE
+            words = f"job {name} left, and is queued again; whether it saved, nobody tells"
         else:
-            outcome, words = Outcome.FAILED, f"job {told.victim} left without a state of its end"
-        victim.told = replace(told, outcome=outcome, words=words, lost_seconds=lost)
+            outcome, words = Outcome.FAILED, f"job {name} left without a state of its end"
+        victim.told = replace(leaving, outcome=outcome, words=words, lost_seconds=lost)
 
     # -- who came
 

@@ -159,6 +159,21 @@ def test_without_a_trainers_word_what_was_lost_is_not_known() -> None:
     assert list(told.steps) == ["notified", "left"]
 
 
+def test_a_node_that_is_cleared_belongs_to_the_attempt_that_leaves() -> None:
+    """Slurm 24.11 writes the next attempt's times there already, and its choice anew."""
+    receipts = Receipts(POLICY, None)
+    receipts.observe([a_job(1, preempted=NOW + 1)], NOW + 2)
+    clearing = {"start_time": NOW + 15, "restarts": 1, "preempted": NOW + 15, "status": 0}
+    receipts.observe([a_job(1, "low", "COMPLETING", **clearing)], NOW + 16)
+    (told,) = receipts.preemptions()
+    assert told.outcome is Outcome.OPEN
+    receipts.observe([left(1, status=0)], NOW + 18)
+    (told,) = receipts.preemptions()
+    assert told.steps == {"notified": NOW + 1, "left": NOW + 18}
+    assert (told.outcome, told.lost_seconds) == (Outcome.DONE, None)
+    assert "nobody tells" in told.words
+
+
 def test_who_stays_beyond_grace_and_kill_is_overdue() -> None:
     """And is told of until it is gone."""
     receipts = Receipts(POLICY, None)
