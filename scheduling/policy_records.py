@@ -96,7 +96,7 @@ def read_record(path: Path, engine: Engine) -> Record | None:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
     try:
         record = _decoded(json.loads(content))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(
             f"{path} is no record of what was applied; apply again, or remove it"
         ) from error

@@ -468,8 +468,9 @@ def test_the_network_is_closed_to_who_shows_no_token(tmp_path: Path) -> None:
         here.driver.rows = (WAITS,)
         here.tick(5)
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"gpuwarden.peer": "0"}):
-            answer = httpx.get(f"{url}/v1/schedule", headers=headers)
-            assert answer.status_code == 401, headers
+            for path in ("/v1/schedule", "/v1/policy"):
+                answer = httpx.get(f"{url}{path}", headers=headers)
+                assert answer.status_code == 401, (path, headers)
         assert httpx.get(f"{url}/-/healthy").text == "healthy\n"
         assert httpx.get(f"{url}/-/ready").status_code == 200
         assert "ana" not in httpx.get(f"{url}/metrics").text

@@ -308,7 +308,19 @@ def test_drift_is_what_somebody_did_since(file: Path, shelf: Shelf, tmp_path: Pa
     ]
 
 
-@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"schema": "gpuwarden.policy-record/v1"}'])
+RECORD = """{"schema": "gpuwarden.policy-record/v1", "engine": "slurm", "version": "1",
+"policy": "x", "at": 1, "who": "root", "objects": [%s]}"""
+DAMAGE = (
+    *("", "{}", "[1]", '{"schema": "gpuwarden.policy-record/v1"}', "[" * 100_000),
+    RECORD % '{"kind": "qos", "name": "high", "by": "apply", "values": [1]}',
+    RECORD % '{"kind": "qos", "name": "high", "by": "nobody", "values": {}}',
+    RECORD % '{"kind": "qos", "name": 7, "by": "apply", "values": {}}',
+    (RECORD % "").replace('"at": 1', '"at": NaN'),
+    (RECORD % "").replace('"slurm"', '"pbs"'),
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=range(len(DAMAGE)))
 def test_a_damaged_record_is_told(file: Path, shelf: Shelf, tmp_path: Path, damage: str) -> None:
     """And a missing one: nothing is guessed."""
     record = tmp_path / "record.json"
