@@ -38,7 +38,7 @@ class Gpuwarden:
                 waiting=[dataclasses.replace(job, seconds=None) for job in scene.waiting],
                 working=[dataclasses.replace(job, ends=None) for job in scene.working],
             )
-        return plans.plan(scene, self.policy, now)
+        return plans.plan(scene, self.policy, now, explain=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,15 +37,17 @@ _FINAL = frozenset({"behind", Code.NO_VICTIM, Code.QUOTA, Code.TOO_LARGE})
 _CLAIMING = frozenset({Code.COMING, Code.NOT_YET, Code.OVERDUE})
 
 
-def plan(scene: Scene, policy: Policy, now: float) -> Plan:
+def plan(scene: Scene, policy: Policy, now: float, *, explain: bool = True) -> Plan:
     """Say what is to be done.
 
     Args:
         scene: as it is now.
         policy: in force.
         now: Unix time.
+        explain: say of every job that waits who would have to end for it. That is half of the work
+            where many wait, and changes nothing of what is done: a simulation does without.
     """
-    return _Planner(scene, policy, now).run()
+    return _Planner(scene, policy, now, explain).run()
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class _Planner:
     scene: Scene
     policy: Policy
     now: float
+    explain: bool
     terms: Terms | None = None
     free: dict[Pool, int] = field(default_factory=dict)
     running: list[Running] = field(default_factory=list)
@@ -263,17 +266,18 @@ class _Planner:
             job = groups[key].pop()
             if not groups[key]:
                 del groups[key]
-            kind = (job.priority, job.team, job.gpus, job.kind, job.spread, job.seconds)
+            # How long it takes decides only whether it may pass others, which `_start` looks at.
+            kind = (job.priority, job.team, job.gpus, job.kind, job.spread)
+            if self._start(job):
+                continue
+            self.order.append(job.id)
             if kind in refused and not self._has_told(job.id):
                 # A job like it was refused a moment ago, and cards have not become more since.
                 self.waits[job.id] = refused[kind]
-                self.order.append(job.id)
                 continue
-            if not self._start(job):
-                self._refuse(job)
-                self.order.append(job.id)
-                if self.waits[job.id].code in _FINAL:
-                    refused[kind] = self.waits[job.id]
+            self._refuse(job)
+            if self.waits[job.id].code in _FINAL:
+                refused[kind] = self.waits[job.id]
 
     def _has_told(self, successor: str) -> bool:
         return any(
@@ -524,7 +528,8 @@ class _Planner:
             return Wait("preempting", f"{listed(told)} {leaving} leaving for it.", must_end=told)
         code = str(choice.code)
         must_end = told
-        if choice.code in (Code.NO_VICTIM, Code.NOT_YET, Code.OVERDUE, Code.QUOTA):
+        unwilling = (Code.NO_VICTIM, Code.NOT_YET, Code.OVERDUE, Code.QUOTA)
+        if self.explain and choice.code in unwilling:
             must_end = self._must_end(request, view, quota) or told
         words = choice.words
         if self.terms is None and choice.code is Code.NO_VICTIM:
