@@ -123,15 +123,23 @@ def book(
         wish["until"] = _iso(found["until"])
     wish["key"] = secrets.token_hex(12)
     made = _booked(client, wish)
-    if output == "text" and not made["objections"]:
-        names = ", ".join(item["id"] for item in made["slots"][:_MOST_SHOWN])
-        more = f" and {len(made['slots']) - _MOST_SHOWN} more" if len(made["slots"]) > 10 else ""
-        click.echo(f"booked: {made['booking']} ({names}{more})")
-        if any(item["state"] == "proposed" for item in made["slots"]):
-            click.echo("The engine has not confirmed it yet: gpuwarden book show says when it has.")
-    elif output == "text":
+    if output == "text" and made["objections"]:
         _show_answer(made, wish)
+    elif output == "text":
+        _show_made(made, known=found["warnings"])
     _end(context, made, output)
+
+
+def _show_made(made: dict[str, Any], *, known: list[str]) -> None:
+    slots = made["slots"]
+    names = ", ".join(item["id"] for item in slots[:_MOST_SHOWN])
+    more = f" and {len(slots) - _MOST_SHOWN} more" if len(slots) > _MOST_SHOWN else ""
+    click.echo(f"booked: {made['booking']} ({names}{more})")
+    for text in made["warnings"]:
+        if text not in known:
+            click.echo(f"note: {printable(text)}")
+    if any(item["state"] == "proposed" for item in slots):
+        click.echo("The engine has not confirmed it yet: gpuwarden book show says when it has.")
 
 
 def _confirm() -> None:

@@ -214,7 +214,8 @@ class BookingRoutes:
     def _document(self, item: Booked) -> dict[str, Any]:
         now = self._scheduler.clock.wall()
         use = self._scheduler.uses.get(item.slot.id)
-        entry = booking_entry(item, use, now)
+        remark = self._scheduler.remarks.get(item.slot.id)
+        entry = booking_entry(item, use, now, remark=remark)
         return {
             "id": entry.id,
             "booking": item.booking,
@@ -254,7 +255,7 @@ class BookingRoutes:
             "gpu_hours": answer.gpu_hours,
             "cost": {currency: round(amount, 2) for currency, amount in found.cost.items()},
             "objections": [{"code": each.code, "words": each.words} for each in answer.objections],
-            "warnings": list(answer.warnings),
+            "warnings": [*answer.warnings, *self._remarks(found.slots)],
             "proposals": [
                 {"start": at, "shown": show_moment(at, self._zone)} for at in answer.proposals
             ],
@@ -262,6 +263,12 @@ class BookingRoutes:
         if answer.objections:
             return JSONResponse(document, status_code=409)
         return JSONResponse(document, status_code=200 if dry_run or found.repeated else 201)
+
+    def _remarks(self, slots: tuple[Booked, ...]) -> list[str]:
+        """What the engine has to say of these slots, each sentence once."""
+        remarks = self._scheduler.remarks
+        said = [remarks[item.slot.id] for item in slots if item.slot.id in remarks]
+        return list(dict.fromkeys(said))
 
     def _shown(self, start: float, end: float) -> str:
         return f"{show_moment(start, self._zone)} to {show_moment(end, self._zone)}"

@@ -45,9 +45,19 @@ def booking_state(item: Booked, use: SlotUse | None, now: float) -> BookingState
     return BookingState.ACTIVE
 
 
-def booking_entry(item: Booked, use: SlotUse | None, now: float) -> BookingEntry:
-    """A slot for the document."""
+def booking_entry(
+    item: Booked, use: SlotUse | None, now: float, *, remark: str | None = None
+) -> BookingEntry:
+    """A slot for the document.
+
+    Args:
+        item: as the store has it.
+        use: what is seen of it now, or None.
+        now: Unix time.
+        remark: of the engine on how it keeps it, or None.
+    """
     slot = item.slot
+    words = "; ".join(text for text in (item.words, remark) if text)
     return BookingEntry(
         id=slot.id,
         team=slot.team,
@@ -60,7 +70,7 @@ def booking_entry(item: Booked, use: SlotUse | None, now: float) -> BookingEntry
         state=booking_state(item, use, now),
         cost=slot.gpu_hours,
         used_gpu_seconds=item.used_gpu_seconds,
-        words=item.words,
+        words=words,
     )
 
 

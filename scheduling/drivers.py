@@ -132,6 +132,14 @@ class Driver(Protocol):
 
 
 @runtime_checkable
+class Remarking(Protocol):
+    """A driver that keeps more for some slots than was booked, say, and says so."""
+
+    def remarks(self) -> Mapping[str, str]:
+        """Id of a slot of the last `book` -> one sentence for its team."""
+
+
+@runtime_checkable
 class Described(Protocol):
     """A driver that knows what its jobs train, by which their ends are foretold."""
 

@@ -16,7 +16,7 @@ import structlog
 from gpuwarden.errors import GpuwardenError, TemporaryError
 from gpuwarden.schedule_api import Card, Problem, ScheduleDocument
 from gpuwarden.scheduling.documents import MANY_DAYS, booking_entry, budget_uses, no_shows
-from gpuwarden.scheduling.drivers import Described, SlotsRefused
+from gpuwarden.scheduling.drivers import Described, Remarking, SlotsRefused
 from gpuwarden.scheduling.foresight_stores import ForesightStore
 from gpuwarden.scheduling.foresights import Foresight
 
@@ -70,6 +70,7 @@ class Scheduler:
         self.reload_problem: str | None = None
         self._foresight = Foresight(self.foresights, store)
         self._held: dict[str, list[Holding]] = {}
+        self.remarks: Mapping[str, str] = {}
         self._refused: Mapping[str, str] = {}
         self._since: dict[str, float] = {}
         self._wrong: list[tuple[str, str]] = []
@@ -152,6 +153,8 @@ class Scheduler:
             self.driver.book(slots, now)
         except SlotsRefused as error:
             self._refused = error.refusals
+        if isinstance(self.driver, Remarking):
+            self.remarks = self.driver.remarks()
         self.store.enter((slot.id for slot in slots if slot.id not in self._refused), now=now)
         return self._refused
 
@@ -224,7 +227,10 @@ class Scheduler:
             self.document,
             preemptions=self.store.preemptions(now - SHOWN_SECONDS),
             bookings=tuple(
-                booking_entry(item, self.uses.get(item.slot.id), now) for item in booked
+                booking_entry(
+                    item, self.uses.get(item.slot.id), now, remark=self.remarks.get(item.slot.id)
+                )
+                for item in booked
             ),
             budgets=tuple(entry for use in self.budgets if (entry := use.entry()) is not None),
             problems=(*problems, *self.driver.problems()),

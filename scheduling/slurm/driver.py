@@ -341,12 +341,16 @@ class SlurmDriver:
         """Have Slurm keep cards for these slots, and for no others of ours.
 
         Raises:
-            RefusedAction: of slots that Slurm refuses; the others are kept.
+            SlotsRefused: Slurm refuses some of them; the others are kept.
             ServiceUnavailable: it does not answer.
         """
         if self._reading is None:
             self._reading = self._reader.read(now)
         self._slots.book(slots, self._policy, self._reading.nodes, now)
+
+    def remarks(self) -> Mapping[str, str]:
+        """Slot -> what its team should know of how it is kept."""
+        return {} if self._reading is None else self._slots.remarks(self._reading.nodes)
 
     def slot_uses(self) -> Sequence[SlotUse]:
         """What becomes of the slots that are active."""

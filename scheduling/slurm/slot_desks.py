@@ -11,6 +11,7 @@ from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.platforms.slurm import attempt_id
 from gpuwarden.platforms.slurm_attempts import asked_signal
 from gpuwarden.platforms.slurm_reservations import decode_reservations
+from gpuwarden.scheduling.drivers import SlotsRefused
 from gpuwarden.scheduling.slots import SlotUse
 from gpuwarden.scheduling.slurm import reservations
 from gpuwarden.scheduling.slurm.memories import SlotMemory
@@ -65,7 +66,7 @@ class SlotDesk:
         """Have Slurm keep cards for these slots, and for no others of ours.
 
         Raises:
-            RefusedAction: of slots that Slurm refuses; the others are kept.
+            SlotsRefused: Slurm refuses some of them; the others are kept.
             ServiceUnavailable: it does not answer.
         """
         same = tuple(slots) == self._slots
@@ -100,8 +101,7 @@ class SlotDesk:
 
     def _complain(self) -> None:
         if self._refused:
-            words = [self._refused[name] for name in sorted(self._refused)]
-            raise RefusedAction("slot", "; ".join(words))
+            raise SlotsRefused({name: self._refused[name] for name in sorted(self._refused)})
 
     def _look(self, now: float) -> None:
         text = self._cluster.output("scontrol", "--oneliner", "show", "reservation")
@@ -162,6 +162,27 @@ class SlotDesk:
         if answer.status:
             log.warning("slot_not_changed", slot=slot.id, words=words, error=answer.complaint)
             self._refused[slot.id] = f"slot {slot.id}: {refusal_of_reservation(answer)}"
+
+    def remarks(self, nodes: Sequence[SlurmNode]) -> dict[str, str]:
+        """Slot -> what its team should know of how Slurm keeps it: whole nodes, above all.
+
+        Args:
+            nodes: with their cards.
+        """
+        kept = {reservations.slot_of(each): each for each in self._reservations}
+        found = {}
+        for slot in self._slots:
+            each = kept.get(slot.id)
+            if each is None or each.cards is not None:
+                continue
+            own = [node for node in nodes if node.name in each.nodes]
+            cards = sum(sum(node.cards.values()) for node in own)
+            if cards > slot.gpus:
+                found[slot.id] = (
+                    f"this Slurm keeps whole nodes: {cards} cards of {', '.join(each.nodes)} for "
+                    f"the {slot.gpus} that are booked (23.11 and later keeps cards)"
+                )
+        return found
 
     # -- what becomes of them
 

@@ -59,6 +59,7 @@ class PlayedDriver:
         self.known: Mapping[str, Training] = {}
         self.refuses: Mapping[str, str] = {}
         self.refuses_all = ""
+        self.remark = ""
         self.unseen: Exception | None = None
         self.unaccounted: Exception | None = None
         self.forbidden: Exception | None = None
@@ -119,6 +120,10 @@ class PlayedDriver:
         self.slots = tuple(slot for slot in slots if slot.id not in against)
         if against:
             raise SlotsRefused(against)
+
+    def remarks(self) -> Mapping[str, str]:
+        """The same for every slot."""
+        return {slot.id: self.remark for slot in self.slots if self.remark}
 
     def slot_uses(self) -> Sequence[SlotUse]:
         """As the test wrote them."""

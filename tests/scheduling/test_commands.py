@@ -223,6 +223,18 @@ def test_a_booking_is_shown_with_its_cost_made_listed_extended_and_given_back(
     assert name in told(here, "book", "list", "--all")
 
 
+def test_what_the_engine_keeps_besides_is_told(here: Running) -> None:
+    """Whole nodes for two cards, say: when it is booked, and to whoever looks."""
+    here.driver.remark = "this Slurm keeps whole nodes"
+    text = told(here, "book", *SLOT, "--yes")
+    assert "note: this Slurm keeps whole nodes" in text
+    name = text.partition("booked: ")[2].split()[0]
+    assert "this Slurm keeps whole nodes" in told(here, "book", "list")
+    assert "this Slurm keeps whole nodes" in told(here, "book", "show", name)
+    here.driver.remark = ""
+    told(here, "book", "cancel", name, "--yes")
+
+
 def test_nothing_is_booked_or_given_back_without_an_answer(here: Running) -> None:
     """A script that forgets --yes changes nothing."""
     for words in (("book", *SLOT), ("book", "cancel", "b1")):
