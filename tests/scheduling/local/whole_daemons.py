@@ -62,6 +62,8 @@ class WholeDaemon:
         self.policy.write_text(yaml.safe_dump(said), "utf-8")
         self.client = DaemonClient(self.socket)
         self.process: subprocess.Popen[bytes] | None = None
+        self.seen: dict[int, int] = {}
+        """pid -> card of every job there was: what has ended lingers by itself, and is gone then."""
         self.show({})
 
     def show(self, pids: dict[int, int]) -> None:
@@ -122,7 +124,8 @@ class WholeDaemon:
 
     def schedule(self) -> ScheduleDocument | None:
         """What it shows; None while it does not answer. Jobs are put on their cards meanwhile."""
-        self.show(self._on_cards())
+        self.seen |= self._on_cards()
+        self.show(self.seen)
         try:
             return self.client.schedule()
         except ServiceUnavailable:
