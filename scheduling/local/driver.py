@@ -7,6 +7,7 @@ its children and outlive it.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import signal
 import socket
@@ -17,26 +18,28 @@ import structlog
 
 from gpuwarden.errors import DriverUnavailable, RefusedAction, TemporaryError
 from gpuwarden.job_files import LeaveRequest, RequestState
-from gpuwarden.schedule_api import Cause, Outcome, Problem
+from gpuwarden.schedule_api import Outcome, Problem
 from gpuwarden.scheduling.drivers import SlotsRefused
-from gpuwarden.scheduling.local import endings, views
+from gpuwarden.scheduling.local import endings, readings, views
 from gpuwarden.scheduling.local.card_uses import CardUses, Holder, uses_of
 from gpuwarden.scheduling.local.cards import NvmlCards
 from gpuwarden.scheduling.local.commands import Commands
+from gpuwarden.scheduling.local.forecasts import expected_starts
 from gpuwarden.scheduling.local.launches import Launcher, LaunchFailed, User
 from gpuwarden.scheduling.local.plans import plan
 from gpuwarden.scheduling.local.processes import ProcessTable, boot_id, send_all
 from gpuwarden.scheduling.local.progress import RunFiles, prepared
 from gpuwarden.scheduling.local.queues import KEPT_SECONDS, Note, Queue
-from gpuwarden.scheduling.local.scenes import Plan, Scene, Waiting, Working
+from gpuwarden.scheduling.local.readings import FREE_SECONDS, KILL_SECONDS
+from gpuwarden.scheduling.local.scenes import Plan, Scene
 from gpuwarden.scheduling.local.spending import longest_period_begin, spending
-from gpuwarden.scheduling.preemption_terms import Pool, Told, terms_of
+from gpuwarden.scheduling.preemption_terms import Pool, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpuwarden.job_files import RunStatus
-    from gpuwarden.schedule_api import Preemption, QueueEntry
+    from gpuwarden.schedule_api import Interval, Preemption, QueueEntry
     from gpuwarden.scheduling.drivers import Context
     from gpuwarden.scheduling.holdings import Holding
     from gpuwarden.scheduling.local.cards import Cards
@@ -48,10 +51,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gpuwarden.scheduling.local")
 
-KILL_SECONDS = 60.0
-"""Between the signal to leave, at a job's deadline, and the one that cannot be refused."""
-FREE_SECONDS = 120.0
-"""How long the memory of a job that has left is waited for before another one is asked."""
 SHOWN_SECONDS = 86400.0
 """Jobs and notices that are over are shown so long."""
 _FORGET_EVERY = 3600.0
@@ -80,6 +79,7 @@ class LocalDriver:
         self._boot = boot_id()
         self._slots: tuple[Slot, ...] = ()
         self._plan = Plan()
+        self._starts: Mapping[str, Interval] = {}
         self._statuses: dict[int, RunStatus] = {}
         self._since: dict[tuple[str, str], float] = {}
         self._problems: list[Problem] = []
@@ -141,6 +141,7 @@ class LocalDriver:
         problems += views.card_problems(uses)
         scene, jobs = self._scene(uses, now)
         self._plan = plan(scene, self._policy, now)
+        self._starts = expected_starts(scene, self._policy, now)
         self._act(self._plan, jobs, uses, now)
         problems += self._queue_problems(now)
         self._tell_problems(problems, now)
@@ -154,6 +155,7 @@ class LocalDriver:
             {each.job: each for each in self._queue.attempts("reserved", "running")},
             [note for note in self._queue.notes(closed_since=now) if note.closed is None],
             self._plan,
+            self._starts,
         )
 
     def preemptions(self) -> Sequence[Preemption]:
@@ -177,9 +179,11 @@ class LocalDriver:
         """
         known = [slot for slot in slots if self._policy.card(slot.card) is not None]
         self._slots = tuple(slot for slot in known if slot.end > now)
-        unknown = [slot for slot in slots if slot not in known]
+        unknown = {
+            slot.id: f"there are no cards {slot.card}" for slot in slots if slot not in known
+        }
         if unknown:
-            raise SlotsRefused({each.id: f"there are no cards {each.card}" for each in unknown})
+            raise SlotsRefused(unknown)
 
     def slot_uses(self) -> Sequence[SlotUse]:
         """What becomes of the slots that are active."""
@@ -359,9 +363,17 @@ class LocalDriver:
         for attempt in self._queue.attempts("running", "ended"):
             job = self._queue.job(str(attempt.job))
             if job is not None:
-                working.append(self._working(job, attempt, notes.get(attempt.id)))
+                status = self._statuses.get(attempt.id)
+                found = readings.working(job, attempt, notes.get(attempt.id), status)
+                if self._files_problem:
+                    found = dataclasses.replace(found, deaf=True)
+                working.append(found)
         busy = {each.id for each in working if not each.id.endswith(views.LEFT)}
-        waiting = [self._waiting(job) for job in jobs.values() if job.state == "waiting"]
+        waiting = [
+            readings.waiting(job, self._queue.states_of(job.task.after))
+            for job in jobs.values()
+            if job.state == "waiting"
+        ]
         since = now - (
             0.0 if self._policy.preemption is None else self._policy.preemption.at_most.per
         )
@@ -378,58 +390,6 @@ class LocalDriver:
             leaving=budget.leaving,
         )
         return scene, jobs
-
-    def _working(self, job: Job, attempt: Attempt, note: Note | None) -> Working:
-        status = self._statuses.get(attempt.id)
-        told, cause = None, Cause.PRIORITY
-        if note is not None:
-            cause = Cause(note.cause)
-            successor = note.successor if cause in (Cause.PRIORITY, Cause.BOOKING) else None
-            # Another victim is taken only when this one has not even obeyed the last signal.
-            patience = note.deadline + 2 * KILL_SECONDS
-            if note.left is not None:
-                patience = note.left + FREE_SECONDS
-            told = Told(successor, patience)
-        answer = None if status is None else status.request
-        followed = answer is not None and answer.state is not RequestState.RECEIVED
-        ended = attempt.state == "ended"
-        limit = job.task.time_limit_seconds
-        return Working(
-            # A job that has left and waits again is not the one whose memory is still to come back.
-            id=f"{job.entry}{views.LEFT}" if ended else job.entry,
-            priority=job.task.priority,
-            team=job.task.team,
-            holds={Pool(attempt.kind): attempt.gpus},
-            since=attempt.created,
-            window=None if ended else job.task.window,
-            began=attempt.began,
-            saved=attempt.saved,
-            epoch_seconds=job.epoch_seconds or job.task.epoch_seconds,
-            ends=attempt.ended if ended else (None if limit is None else attempt.created + limit),
-            told=told,
-            cause=cause,
-            final=ended or followed or attempt.term_at is not None,
-            deaf=ended or bool(self._files_problem) or bool(job.then_what),
-        )
-
-    def _waiting(self, job: Job) -> Waiting:
-        task = job.task
-        states = self._queue.states_of(task.after)
-        return Waiting(
-            id=job.entry,
-            priority=task.priority,
-            team=task.team,
-            gpus=task.gpus,
-            submitted=job.submitted,
-            kind=task.gpu_type,
-            seconds=task.time_limit_seconds,
-            window=task.window,
-            not_before=task.not_before,
-            held=job.held,
-            unmet=tuple(each for each in task.after if states.get(each) in ("waiting", "active")),
-            broken=tuple(each for each in task.after if states.get(each) == "failed"),
-            ran=job.requeues > 0,
-        )
 
     # -- acting
 

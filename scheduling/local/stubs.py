@@ -40,13 +40,21 @@ def main() -> int:
         sys.stdout.write(said.decode())
         return 0 if said.startswith(b"{") else 1
     os.close(answer)
+    try:
+        _supervise(orders, told)
+    except BaseException as error:  # noqa: BLE001 (whatever it is, the daemon is to hear of it)
+        _say(told, f"{type(error).__name__}: {error}")
+    os._exit(1)
+
+
+def _supervise(orders: dict[str, Any], told: int) -> None:
+    """Leave the daemon, start the job, tell of it, and stay until nothing of it is left."""
     os.setsid()
     os.chdir("/")
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0) != 0:
-        _say(told, "the kernel does not let a process adopt others")
-        os._exit(1)
+        raise OSError(ctypes.get_errno(), "the kernel does not let a process adopt others")
     _detach()
     gate, go = os.pipe()
     failed, failure = os.pipe()
@@ -66,8 +74,7 @@ def main() -> int:
     if not _claimed(orders["claim"], claim):
         os.close(go)
         os.waitpid(job, 0)
-        _say(told, "the launch was given up before it began")
-        os._exit(1)
+        raise RuntimeError("the launch was given up before it began")
     os.write(go, b"g")
     os.close(go)
     with os.fdopen(failed, "rb") as lines:
@@ -78,8 +85,9 @@ def main() -> int:
 
 
 def _say(pipe: int, text: str) -> None:
-    os.write(pipe, text.encode())
-    os.close(pipe)
+    with contextlib.suppress(OSError):  # told already, or nobody listens any more
+        os.write(pipe, text.encode())
+        os.close(pipe)
 
 
 def _detach() -> None:

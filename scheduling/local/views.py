@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.schedule_api import Cause, EntryState, Interval, Outcome, Preemption, QueueEntry
+from gpuwarden.schedule_api import Cause, EntryState, Outcome, Preemption, QueueEntry
 from gpuwarden.scheduling.holdings import Holding
 from gpuwarden.scheduling.predictions import training_of
 from gpuwarden.scheduling.slots import SlotUse
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpuwarden.job_files import RunStatus
+    from gpuwarden.schedule_api import Interval
     from gpuwarden.scheduling.local.card_uses import CardUses
     from gpuwarden.scheduling.local.queues import Attempt, Job, Note, Queue
     from gpuwarden.scheduling.local.scenes import Plan, Wait
@@ -29,6 +30,7 @@ def entries(
     attempts: Mapping[int, Attempt],
     notes: Sequence[Note],
     plan: Plan,
+    starts: Mapping[str, Interval],
 ) -> list[QueueEntry]:
     """Every job: those that wait first, in their order.
 
@@ -37,6 +39,7 @@ def entries(
         attempts: job -> the attempt that runs.
         notes: that are open.
         plan: the last one.
+        starts: job id -> when it is expected to start.
     """
     place = {entry: number for number, entry in enumerate(plan.order, 1)}
     told = {note.job: note for note in notes}
@@ -48,6 +51,7 @@ def entries(
             told.get(job.id),
             wait=plan.waits.get(job.entry),
             position=place.get(job.entry),
+            start=starts.get(job.entry),
         )
         for job in shown
     ]
@@ -60,6 +64,7 @@ def _entry(
     *,
     wait: Wait | None,
     position: int | None,
+    start: Interval | None,
 ) -> QueueEntry:
     task = job.task
     state, why, words = EntryState.PENDING, job.code, job.words
@@ -77,10 +82,6 @@ def _entry(
         why = job.code if job.code == "loop" else wait.code
         words = wait.words.replace(LEFT, "")
     waiting = state in (EntryState.PENDING, EntryState.HELD)
-    limit = task.time_limit_seconds
-    finish = None
-    if attempt is not None and limit is not None:
-        finish = Interval(attempt.created, attempt.created + limit, 0)
     return QueueEntry(
         engine="local",
         id=job.entry,
@@ -102,7 +103,7 @@ def _entry(
         else (),
         requeues=job.requeues,
         job_id=_job_id(job, attempt),
-        finish=finish,
+        start=start if state is EntryState.PENDING else None,
     )
 
 

@@ -13,9 +13,10 @@ from tests.scheduling.local.boxes import GIB, LabBox
 from tests.scheduling.local.policy_texts import box
 
 from gpuwarden.errors import InvalidInput, RefusedAction, TemporaryError
-from gpuwarden.scheduling.local.driver import FREE_SECONDS, KILL_SECONDS
+from gpuwarden.scheduling.drivers import SlotsRefused
 from gpuwarden.scheduling.local.launches import Launcher
 from gpuwarden.scheduling.local.processes import ProcessId, ProcessTable, send
+from gpuwarden.scheduling.local.readings import FREE_SECONDS, KILL_SECONDS
 from gpuwarden.scheduling.slots import Slot
 from gpuwarden.scheduling.tasks import Task
 
@@ -482,7 +483,7 @@ def test_booked_cards_are_given_back_in_time_and_used(lab: LabBox) -> None:
     lab.driver.book([], lab.clock.wall())
     lab.say("user", "finish")
     lab.until(lambda: lab.state_of(low) == "running")
-    with pytest.raises(RefusedAction, match="no cards h100"):
+    with pytest.raises(SlotsRefused, match="b2: there are no cards h100"):
         lab.driver.book([Slot("b2", "nlp", "bo", 1, "h100", now, now + 1, 0.0)], now)
 
 

@@ -63,7 +63,7 @@ class WholeDaemon:
         self.client = DaemonClient(self.socket)
         self.process: subprocess.Popen[bytes] | None = None
         self.seen: dict[int, int] = {}
-        """pid -> card of every job there was: what has ended lingers by itself, and is gone then."""
+        """pid -> card of every job there was: what has ended lingers a while by itself."""
         self.show({})
 
     def show(self, pids: dict[int, int]) -> None:
