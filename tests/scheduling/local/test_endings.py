@@ -1,0 +1,177 @@
+"""What an end means for a job and for the notice that it had."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpuwarden.job_files import RunExit, RunStatus
+from gpuwarden.scheduling.engine_terms import LocalTerms
+from gpuwarden.scheduling.local.endings import Ended, Ending, ending, seen
+from gpuwarden.scheduling.local.launches import Record
+from gpuwarden.scheduling.local.queues import Attempt, Job, Note
+
+START, END = 1000.0, 5000.0
+
+
+def job(**others: Any) -> Job:
+    """A job that never ran before."""
+    chosen = {
+        "id": 1,
+        "task_text": json.dumps({}),
+        "uid": 0,
+        "gid": 0,
+        "user": "ana",
+        "run_id": "a",
+        "submitted": 0.0,
+        "state": "active",
+        "held": "",
+        "code": "",
+        "words": "",
+        "ended": None,
+        "requeues": 0,
+        "failures": 0,
+        "barren": 0,
+        "epoch": -1,
+        "step": -1,
+        "epoch_seconds": None,
+        "then_what": "",
+        **others,
+    }
+    return Job(**chosen)
+
+
+def attempt(**others: Any) -> Attempt:
+    """Two cards for more than an hour."""
+    names = (
+        *("boot", "stub", "process", "began", "epoch", "epoch_at", "step", "saved", "saved_step"),
+        *("ended", "exit", "freed", "term_at", "kill_at"),
+    )
+    chosen = {
+        **dict.fromkeys(names),
+        "id": 7,
+        "job": 1,
+        "created": START,
+        "kind": "a100",
+        "gpus": 2,
+        "state": "running",
+        "why": "",
+        "began": START,
+        **others,
+    }
+    return Attempt(**chosen)
+
+
+def note(**others: Any) -> Note:
+    """A notice that was delivered a quarter of an hour before the end."""
+    names = ("acknowledged", "saved", "left", "freed", "started", "lost", "closed")
+    chosen = {
+        **dict.fromkeys(names),
+        "id": "n",
+        "attempt": 7,
+        "job": 1,
+        "cause": "priority",
+        "successor": "2",
+        "at": "epoch",
+        "made": 4100.0,
+        "deadline": 5300.0,
+        "words": "w",
+        "outcome": "open",
+        "notified": 4100.0,
+        "last": "",
+        **others,
+    }
+    return Note(**chosen)
+
+
+def ended(code: int | None, *, of: Job | None = None, **facts: Any) -> Ending:
+    """What becomes of an attempt that ended so."""
+    told = facts.pop("note", None)
+    terms = facts.pop("terms", LocalTerms())
+    minimum = facts.pop("minimum_run", 600.0)
+    return ending(
+        of or job(),
+        attempt(**facts),
+        Ended(code, END),
+        note=told,
+        terms=terms,
+        minimum_run=minimum,
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "barren"),
+    [
+        ({"epoch": 0, "step": 5}, 0),
+        ({"epoch": None, "step": None}, 3),
+        ({"epoch": 4, "step": 41}, 0),  # it ran for an hour and got further within the epoch
+        ({"epoch": 4, "step": 41, "minimum_run": 9999.0}, 3),
+        ({"epoch": 4, "step": 40}, 3),
+        ({"epoch": 4, "step": 41, "began": None}, 3),
+        ({"epoch": 5, "step": 50}, 0),
+    ],
+)
+def test_only_a_new_epoch_or_a_long_run_with_new_steps_gets_somewhere(
+    facts: dict[str, Any], barren: int
+) -> None:
+    """The third time for nothing holds the job; progress takes it back to the beginning."""
+    before = job(barren=2, epoch=4, step=40) if facts.get("epoch") != 0 else job(barren=2)
+    found = ended(75, of=before, **facts).job
+    assert found["barren"] == barren
+    assert bool(found["held"]) is (barren == 3)
+
+
+def test_what_was_ended_by_us_comes_back_and_what_fell_over_does_not() -> None:
+    """The same signal, sent by whoever is short of memory, is a failure."""
+    assert ended(-9, term_at=4900.0, epoch=0).job["state"] == "waiting"
+    assert ended(137, term_at=4900.0, epoch=0).job["state"] == "waiting"
+    fell = ended(-9, epoch=0).job
+    assert (fell["state"], fell["words"]) == (
+        "failed",
+        "It failed: it was ended by SIGKILL; its log tells more.",
+    )
+    assert ended(-200).job["words"] == "It failed: it was ended by signal 200; its log tells more."
+
+
+def test_a_cancelled_job_is_over_however_it_left() -> None:
+    """Also if it saved, and would come back."""
+    cancelled = job(then_what="cancel", words="ana cancelled it.")
+    for code in (0, 75, 1, None):
+        found = ended(code, of=cancelled).job
+        assert (found["state"], found["code"], found["then_what"]) == ("failed", "cancelled", "")
+
+
+def test_nothing_is_lost_where_the_last_step_was_saved() -> None:
+    """Else all that was done since the last durable state, on all of its cards."""
+    kept = ended(75, note=note(), epoch=3, step=40, saved=4990.0, saved_step=40).note
+    assert (kept["lost"], kept["saved"], kept["left"]) == (0.0, 4990.0, END)
+    assert kept["outcome"] == "done"
+    short = ended(75, note=note(), epoch=3, step=41, saved=4000.0, saved_step=40).note
+    assert short["lost"] == 2 * 1000.0
+    assert "saved" not in short
+    killed = ended(-9, note=note(), term_at=1.0, step=9).note
+    assert (killed["outcome"], killed["lost"]) == ("failed", 2 * 4000.0)
+    done = ended(0, note=note(), step=9).note
+    assert (done["outcome"], done["lost"]) == ("ended", 0.0)
+
+
+def test_whoever_saw_the_end_is_believed_first() -> None:
+    """Its parent; else what it said itself; else nobody knows, and that is said."""
+    said = RunStatus("a", 1, "train", 0.0, 4000.0, exit=RunExit(75, "left", 4001.0))
+    record = Record(0, END)
+    assert seen(record, said, rebooted=False, now=9000.0).code == 0
+    assert seen(None, said, rebooted=False, now=9000.0) == Ended(75, 4001.0)
+    silent = RunStatus("a", 1, "train", 0.0, 4000.0)
+    assert seen(None, silent, rebooted=True, now=9000.0) == Ended(None, 4000.0, rebooted=True)
+    assert seen(None, None, rebooted=False, now=9000.0) == Ended(None, 9000.0)
+    rebooted = ending(
+        job(),
+        attempt(epoch=0),
+        Ended(None, END, rebooted=True),
+        note=None,
+        terms=LocalTerms(),
+        minimum_run=0.0,
+    )
+    assert rebooted.job["words"].startswith("Its host was restarted")
