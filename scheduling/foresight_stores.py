@@ -97,6 +97,14 @@ class ForesightStore:
         )
         return tuple(Run(features, row["epochs"], row["seconds"], row["ended"]) for row in rows)
 
+    def epoch_seconds(self) -> tuple[float, ...]:
+        """How long an epoch took in each of the newest thousand runs, on its average."""
+        rows = self._store.rows(
+            "SELECT seconds / epochs AS each FROM runs WHERE epochs > 0 ORDER BY ended DESC "
+            "LIMIT 1000"
+        )
+        return tuple(row["each"] for row in rows)
+
     # -- predictions
 
     def foretell(

@@ -19,6 +19,7 @@ from gpuwarden.scheduling.documents import MANY_DAYS, booking_entry, budget_uses
 from gpuwarden.scheduling.drivers import Described, Remarking, SlotsRefused
 from gpuwarden.scheduling.foresight_stores import ForesightStore
 from gpuwarden.scheduling.foresights import Foresight
+from gpuwarden.scheduling.graces import short_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,6 +76,7 @@ class Scheduler:
         self._since: dict[str, float] = {}
         self._wrong: list[tuple[str, str]] = []
         self._started = False
+        self._epochs: tuple[float, ...] = ()
         self._accounted: float | None = None
         self.document = ScheduleDocument(
             engine=driver.engine,
@@ -180,6 +182,9 @@ class Scheduler:
         except GpuwardenError as error:
             # An account that does not answer hides no queue.
             self._tell("account_unseen", f"who held what cannot be read: {error}")
+        short = short_deadline(self.policy, self._epochs)
+        if short is not None:
+            self._tell("deadline_short", short)
         trainings = self.driver.trainings() if isinstance(self.driver, Described) else {}
         entries = self._foresight.look(entries, trainings, self._held, now=now)
         self.document = replace(self.document, entries=entries, taken=now)
@@ -210,6 +215,7 @@ class Scheduler:
         if self._accounted is None:
             self.store.forget(now - KEPT_SECONDS)
         self._accounted = now
+        self._epochs = self.foresights.epoch_seconds()
         holdings = self.store.holdings(self.driver.engine, now - MANY_DAYS, now)
         self.budgets = budget_uses(self.policy, holdings, now=now)
         self._held = {}

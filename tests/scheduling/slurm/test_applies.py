@@ -142,7 +142,8 @@ def test_the_commands_apply_watch_and_take_back(empty: SlurmCluster, tmp_path: P
         return CliRunner().invoke(policy_group, [command, str(file), *keeping, *words])
 
     file = tmp_path / "policy.yaml"
-    file.write_text(policy_yaml(a_policy(**PARTS, slurm={"config": str(empty.config)})))
+    slurm = {"config": str(empty.config), "programs": str(empty.program("scontrol").parent)}
+    file.write_text(policy_yaml(a_policy(**PARTS, slurm=slurm)))
     before = run("diff")
     assert before.exit_code == 1, before.output
     assert "+ create account vision" in before.stdout
