@@ -89,6 +89,7 @@ class Cluster:
     controllers: bool = True
     step: Callable[[Store], None] | None = None
     cuts: int = 0
+    used: set[tuple[str, str, str]] = field(default_factory=set)
     url: str = ""
 
     def cut(self) -> None:
@@ -415,7 +416,9 @@ class _Handler(BaseHTTPRequestHandler):
         reading = "get" if name else "watch" if "watch=true" in self.path else "list"
         verb = {"GET": reading, "POST": "create"}.get(self.command, self.command.lower())
         what = f"{resource.plural}/{part}" if part else resource.plural
-        if any(grant.allows(verb, resource.group, what, namespace) for grant in user.grants):
+        group = resource.group
+        self.server.cluster.used.add((verb, group, what))
+        if any(grant.allows(verb, group, what, namespace, name=name) for grant in user.grants):
             return
         title = f' "{name}"' if name else ""
         where = f' in the namespace "{namespace}"' if namespace else " at the cluster scope"

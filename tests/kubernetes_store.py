@@ -93,16 +93,26 @@ class Grant:
     Attributes:
         groups, resources, verbs: as in the manifest; a sub-resource is `pods/eviction`.
         namespace: where it holds; everywhere if None.
+        names: of the objects for which it holds; all if empty.
     """
 
     groups: tuple[str, ...]
     resources: tuple[str, ...]
     verbs: tuple[str, ...]
     namespace: str | None = None
+    names: tuple[str, ...] = ()
 
-    def allows(self, verb: str, group: str, resource: str, namespace: str | None) -> bool:
+    def allows(
+        self,
+        verb: str,
+        group: str,
+        resource: str,
+        namespace: str | None,
+        *,
+        name: str | None = None,
+    ) -> bool:
         """Whether it allows a request."""
-        return (
+        return (not self.names or name in self.names) and (
             verb in self.verbs
             and group in self.groups
             and resource in self.resources

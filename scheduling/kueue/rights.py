@@ -54,23 +54,16 @@ def rights(policy: Policy) -> Iterator[Body]:
 
 def _cluster_rules(policy: Policy) -> list[Body]:
     queues = sorted(names.queue_name(policy, team.name) for team in policy.teams)
-    seeing = ["get", "list", "watch"]
+    seeing = ["list", "watch"]
     kueue = "kueue.x-k8s.io"
     return [
-        {"apiGroups": [kueue], "resources": ["workloads"], "verbs": seeing},
         {
             "apiGroups": [kueue],
-            "resources": ["clusterqueues", "cohorts", "localqueues", "admissionchecks"],
+            "resources": ["workloads", "clusterqueues", "cohorts", "admissionchecks"],
             "verbs": seeing,
         },
         {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": seeing},
         {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": seeing},
-        {
-            "apiGroups": ["visibility.kueue.x-k8s.io"],
-            "resources": ["clusterqueues/pendingworkloads"],
-            "resourceNames": queues,
-            "verbs": ["get"],
-        },
         # Bookings move quotas between its own queues, and between no others.
         {
             "apiGroups": [kueue],
@@ -111,7 +104,7 @@ def _lease_rules() -> list[Body]:
             "apiGroups": ["coordination.k8s.io"],
             "resources": ["leases"],
             "resourceNames": [names.LEASE],
-            "verbs": ["get", "patch", "update"],
+            "verbs": ["get", "patch"],
         },
         # A creation has no name yet that a rule could ask for.
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
