@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,17 @@ from rich.text import Text
 from tests.servers import until
 
 from demo.jobs import install_tensorboard, tensorboard_path
+from demo.lab_boxes import LabBox
 from demo.outcomes import Outcome, ReadBack
 from demo.stack import COMMAND, ROOT, Stack, as_launcher
 from demo.story import Moment, Story
 from gpuwarden.exporter.scenarios import GIB
+from gpuwarden.schedule_api import STEPS
 
 if TYPE_CHECKING:
+    from demo.lab_boxes import Account
     from demo.sinks import Received
+    from gpuwarden.schedule_api import Preemption
 
 REPORT_SECONDS = 120
 COLOURS = {
@@ -43,6 +48,10 @@ COLOURS = {
     "verified": "bold green",
     "incomplete": "bold red",
     "process ended": "cyan",
+    "submitted": "green",
+    "leaving": "magenta",
+    "came back": "cyan",
+    "done": "bold green",
     "email arrived": "blue",
     "slack arrived": "blue",
 }
@@ -76,22 +85,21 @@ def main() -> int:
     with as_launcher(), Stack(folder, write_rules(folder), owner=getpass.getuser()) as stack:
         console.print(addresses(stack), soft_wrap=True)
         story = Story(stack, lambda moment: console.print(line(moment), soft_wrap=True))
+        box = LabBox(folder / "lab-box", getpass.getuser(), story.say)
+        # Beside the story once its trainings train: from then on they wait most of the time.
+        beside = ThreadPoolExecutor(1)
+        left = beside.submit(box.play, lambda: trains(story))
         try:
             began, since = time.monotonic(), time.time()
             story.run()
             settle(stack)
-            read = ReadBack(stack, story.record)
-            outcomes, counters = read.outcomes(), read.counters()
-            notices(console, stack.sinks.received)
-            console.print(table(outcomes))
-            console.print(counter_table(counters))
-            wrong = [f"{item.job}: {text}" for item in outcomes for text in item.wrong]
+            wrong = told(console, stack, story, left.result())
             report, problem = write_report(stack, since)
             wrong += [f"report: {problem}"] if problem else []
             for text in wrong:
                 console.print(Text(f"not as it should be: {text}", style="bold red"))
             took = time.monotonic() - began
-            console.print(f"{len(outcomes)} jobs, {len(wrong)} problems, {took:.0f} s")
+            console.print(f"5 jobs, 1 preemption, {len(wrong)} problems, {took:.0f} s")
             if not problem:
                 console.print(f"What the node did meanwhile: {report.as_uri()}", soft_wrap=True)
             if arguments.keep:
@@ -100,8 +108,28 @@ def main() -> int:
                 console.print("Everything is left up; Ctrl-C ends it.")
                 wait_for_interrupt()
         finally:
+            box.stop()
+            beside.shutdown()
             story.stop()
     return 1 if wrong else 0
+
+
+def trains(story: Story) -> bool:
+    """Whether every training of the story has begun to train."""
+    return all(job.on_card for job in story.jobs.values() if job.training)
+
+
+def told(console: Console, stack: Stack, story: Story, account: Account) -> list[str]:
+    """Read everything back, print it, and say what is not as it should be."""
+    read = ReadBack(stack, story.record)
+    outcomes, counters = read.outcomes(), read.counters()
+    notices(console, stack.sinks.received)
+    console.print(table(outcomes))
+    console.print(counter_table(counters))
+    if account.preemption is not None:
+        console.print(receipts(account.preemption))
+    wrong = [f"{item.job}: {text}" for item in outcomes for text in item.wrong]
+    return wrong + [f"lab box: {text}" for text in account.wrong]
 
 
 def try_rules(console: Console, folder: Path, rules: Path) -> int:
@@ -240,6 +268,21 @@ def table(outcomes: list[Outcome]) -> Table:
             "  ".join(f"{kind} {seconds:.0f}" for kind, seconds in item.steps),
             f"{item.freed / GIB:.0f} GiB" if item.freed else "",
         )
+    return result
+
+
+def receipts(preemption: Preemption) -> Table:
+    """Every step of the preemption, and how long after the one before it was seen."""
+    result = Table("step", "at", "later", title="How low-1 left for high-1", title_justify="left")
+    before: float | None = None
+    for step in STEPS:
+        moment = preemption.steps.get(step)
+        if moment is None:
+            result.add_row(step, "not seen", "")
+            continue
+        later = "" if before is None else f"+ {moment - before:.1f} s"
+        result.add_row(step, time.strftime("%H:%M:%S", time.localtime(moment)), later)
+        before = moment
     return result
 
 

@@ -105,7 +105,7 @@ class Leave:
         why: the reason of a result.
         finished_at: of the result, or None.
         act: how far its steps have come.
-        receipts: of the trainer, step -> time.
+        receipts: of the trainer, step -> time; once there is a result, every step.
         changed_at: when anything of this was last written.
     """
 
@@ -228,13 +228,29 @@ class LeaveStore:
             )
             _note(db, leave, f"leave_{kind}", time, {"why": act.why} if act.why else {})
 
-    def settle(self, leave: Leave, state: LeaveState, why: str, *, time: float) -> bool:
-        """Write a result down; whether it is one, since a result never changes again."""
+    def settle(
+        self,
+        leave: Leave,
+        state: LeaveState,
+        why: str,
+        *,
+        steps: Mapping[str, float],
+        time: float,
+    ) -> bool:
+        """Write a result down; whether it is one, since a result never changes again.
+
+        Args:
+            leave: whose it is.
+            state: the result.
+            why: the reason.
+            steps: everything that was seen, so that nobody has to ask the parts for it again.
+            time: Unix time.
+        """
         with self._ledger.transaction() as db:
             cursor = db.execute(
-                "UPDATE leaves SET state=?1, why=?2, finished_at=?3, changed_at=?3 "
+                "UPDATE leaves SET state=?1, why=?2, finished_at=?3, changed_at=?3, receipts=?5 "
                 "WHERE id=?4 AND finished_at IS NULL",
-                (state.value, why, time, leave.id),
+                (state.value, why, time, leave.id, json.dumps(dict(steps), sort_keys=True)),
             )
             if cursor.rowcount:
                 _note(db, leave, f"leave_{state.value}", time, {"why": why} if why else {})
@@ -275,6 +291,14 @@ class LeaveStore:
         """Leaves without a result, oldest first."""
         return self._leaves(
             "SELECT * FROM leaves WHERE finished_at IS NULL ORDER BY created_at, id"
+        )
+
+    def lately_open(self, time: float) -> list[Leave]:
+        """Leaves without a result, or with one that came after a time, oldest first."""
+        return self._leaves(
+            "SELECT * FROM leaves WHERE finished_at IS NULL OR finished_at >= ? "
+            "ORDER BY created_at, id",
+            (time,),
         )
 
     def of_job(self, job_id: str) -> list[Leave]:

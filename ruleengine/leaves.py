@@ -333,7 +333,7 @@ class LeaveDesk:
         task = self._tasks.pop(leave.id, None)
         if task is not None:
             task.cancel()
-        self.store.settle(leave, LeaveState.OVERTAKEN, why, time=self._clock.wall())
+        self._settle(leave.id, LeaveState.OVERTAKEN, why)
 
     # -- following
 
@@ -368,10 +368,17 @@ class LeaveDesk:
             log.warning("leave waits", leave=leave.id, why=str(error))
             return
         state = LeaveState("left" if result.state == "verified" else result.state)
-        why = result.reason
-        if state is LeaveState.UNHEEDED and "left" in self.steps(leave):
+        self._settle(leave.id, state, result.reason)
+
+    def _settle(self, leave_id: str, state: LeaveState, why: str) -> None:
+        """Write a result down, with every step that was seen until now."""
+        leave = self.store.get(leave_id)
+        if leave is None:
+            return
+        steps = self.steps(leave)
+        if state is LeaveState.UNHEEDED and "left" in steps:
             state, why = LeaveState.LEFT, "its processes ended; NVML does not prove its memory free"
-        if self.store.settle(leave, state, why, time=self._clock.wall()):
+        if self.store.settle(leave, state, why, steps=steps, time=self._clock.wall()):
             log.warning("leave", leave=leave.id, job=leave.job_id, state=state.value, why=why)
 
     def _note(
@@ -385,6 +392,8 @@ class LeaveDesk:
 
     def steps(self, leave: Leave) -> dict[str, float]:
         """Every step that was seen -> when (Unix time); what was not seen is not there."""
+        if leave.finished_at is not None:
+            return dict(leave.receipts)
         parts = self.store.parts(leave.id)
         report = outcomes.merged(leave.decision, leave.act, parts, outcome=Outcome.DONE)
         found = leave_receipts.agents_steps(ActionReport.decode(report.encode()))
@@ -392,11 +401,7 @@ class LeaveDesk:
 
     async def _look_for_receipts(self, sources: Sequence[Source]) -> None:
         now = self._clock.wall()
-        wanted = [
-            leave
-            for leave in self.store.since(now - DAY_SECONDS)
-            if leave.finished_at is None or now - leave.finished_at <= AFTER_SECONDS
-        ]
+        wanted = self.store.lately_open(now - AFTER_SECONDS)
         if not wanted or not sources:
             return
         try:

@@ -458,7 +458,7 @@ MIGRATIONS = (
     CREATE UNIQUE INDEX one_leave_per_attempt ON leaves (job_id)
         WHERE state NOT IN ('refused', 'undeliverable', 'lapsed', 'withdrawn');
     CREATE INDEX leaves_time ON leaves (created_at);
-    CREATE INDEX leaves_open ON leaves (id) WHERE finished_at IS NULL;
+    CREATE INDEX leaves_finished ON leaves (finished_at);
     CREATE TABLE leave_parts (
         leave_id TEXT NOT NULL REFERENCES leaves (id) ON DELETE CASCADE,
         host TEXT NOT NULL,
