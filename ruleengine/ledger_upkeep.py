@@ -98,16 +98,11 @@ def prune(
             "DELETE FROM objections WHERE id IN (SELECT id FROM objections WHERE at < ? LIMIT ?)",
             (min(horizon, now - MAX_WITHIN_SECONDS), limit),
         )
-        # A leave's events stand in no case; what limits count is far younger.
-        db.execute(
-            "DELETE FROM leaves WHERE id IN (SELECT id FROM leaves WHERE finished_at < ?1 "
-            "AND created_at < ?1 AND job_id NOT IN (SELECT value FROM json_each(?2)) LIMIT ?3)",
-            (horizon, seen, limit),
-        )
+        leaves = _forget_leaves(db, horizon, seen, limit)
         trust = db.execute(
             "DELETE FROM trust WHERE time < ? RETURNING rule_id, job_id", (now - TRUST_SECONDS,)
         ).fetchall()
-    more = limit in (len(numbers), keeps, deliveries)
+    more = limit in (len(numbers), keeps, deliveries, leaves)
     return Pruned(len(numbers), keeps, deliveries, tuple(trust), more)
 
 
@@ -124,13 +119,40 @@ def _cases(db: sqlite3.Connection, horizon: float, seen: str, limit: int) -> lis
     return [number for (number,) in rows]
 
 
-def _forget(db: sqlite3.Connection, numbers: list[int], horizon: float) -> None:
-    # The audit lets go only of what is older than this, and says from when on it is whole.
+def _keep_from(db: sqlite3.Connection, horizon: float) -> None:
+    """The audit lets go only of what is older than this, and says from when on it is whole."""
     db.execute(
         "INSERT INTO meta VALUES ('audit_kept_from', ?1) ON CONFLICT (name) "
         "DO UPDATE SET value = max(CAST(value AS REAL), CAST(?1 AS REAL))",
         (f"{horizon:.3f}",),
     )
+
+
+def _forget_leaves(db: sqlite3.Connection, horizon: float, seen: str, limit: int) -> int:
+    """Leaves with their result, and their lines of the audit, which stand in no case."""
+    rows = db.execute(
+        "SELECT id, job_id FROM leaves WHERE finished_at < ?1 AND created_at < ?1 "
+        "AND job_id NOT IN (SELECT value FROM json_each(?2)) LIMIT ?3",
+        (horizon, seen, limit),
+    ).fetchall()
+    if not rows:
+        return 0
+    _keep_from(db, horizon)
+    db.execute(
+        "DELETE FROM events WHERE kind LIKE 'leave_%' AND time < ?1 AND case_id IS NULL "
+        "AND job_id IN (SELECT value FROM json_each(?2)) "
+        "AND json_extract(detail, '$.leave') IN (SELECT value FROM json_each(?3))",
+        (horizon, json.dumps([job for _, job in rows]), json.dumps([name for name, _ in rows])),
+    )
+    db.execute(
+        "DELETE FROM leaves WHERE id IN (SELECT value FROM json_each(?))",
+        (json.dumps([name for name, _ in rows]),),
+    )
+    return len(rows)
+
+
+def _forget(db: sqlite3.Connection, numbers: list[int], horizon: float) -> None:
+    _keep_from(db, horizon)
     chosen = json.dumps(numbers)
     for statement in (
         "DELETE FROM events WHERE case_id IN (SELECT value FROM json_each(?))",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.ruleengine.engines import World, running
+from tests.ruleengine.leaves import a_leave
 from tests.ruleengine.reclaim.scenes import JOB, Scene
 from tests.ruleengine.reclaim.test_ladders import decided, over
 from tests.ruleengine.test_ledger import add
@@ -18,6 +19,7 @@ from tests.ruleengine.worlds import GIB, Job
 from gpuwarden.errors import RefusedAction
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.erasures import Person, erase
+from gpuwarden.ruleengine.leave_records import LeaveState, LeaveStore
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.records import Keep
 
@@ -335,3 +337,20 @@ CLAIMS = (
     '{"key": "user=alice", "condition": "alice\'s quota"}',
 )
 """What a platform calls after a person."""
+
+
+def test_who_was_only_asked_to_leave_is_forgotten_as_well(tmp_path: Path) -> None:
+    """Name and run, in the leave and in its audit; not while the request stands."""
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        store, now = LeaveStore(ledger), 1_800_000_000.0
+        leave = a_leave(now, run_id="Alice_yolo-3", reason="alice goes last")
+        store.add(leave, [], time=now)
+        with pytest.raises(RefusedAction) as refused:
+            take_out(tmp_path, now + 2 * DAY)
+        assert refused.value.reason == "open_leaves"
+        store.settle(leave, LeaveState.LEFT, "", steps={}, time=now)
+        assert {"leaves", "events"} <= take_out(tmp_path, now + 2 * DAY).keys()
+        found = store.get("leave-1")
+        assert found is not None
+        assert (found.user, found.by) == ("erased", "planner")
+    assert bytes_with(tmp_path, "alice") == []

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.ruleengine.engines import World, running
+from tests.ruleengine.leaves import a_leave
 from tests.ruleengine.test_cases import due
 from tests.ruleengine.test_ledger import KEY, add, authorise, decision
 
 from gpuwarden.ruleengine.cases import CaseState, Event
+from gpuwarden.ruleengine.leave_records import LeaveState, LeaveStore
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.ledger_upkeep import BATCH, TRUST_SECONDS, Pruned, prune
 from gpuwarden.ruleengine.records import Change, Keep, StoredCase
@@ -212,3 +214,21 @@ def test_an_engine_forgets_by_itself_and_goes_on(servers: World) -> None:
             assert ledger.trust_spent() == {("idle-held", "proc-1"): 1799.0}
 
     asyncio.run(story())
+
+
+def test_an_old_leave_goes_with_its_lines_of_the_audit_and_stays_counted(tmp_path: Path) -> None:
+    """One without a result, one of a job that runs, and a young one stay."""
+    with Ledger(tmp_path / "l") as ledger:
+        store = LeaveStore(ledger)
+        for name, at in (("old", 1.0), ("open", 1.0), ("runs", 1.0), ("young", YOUNG)):
+            leave = a_leave(at, name, job_id=f"proc-{name}")
+            store.add(leave, [], time=at)
+            if name != "open":
+                store.settle(leave, LeaveState.LEFT, "", steps={"left": at}, time=at)
+        found = pruned(ledger, jobs=("proc-runs",))
+        assert not found.more
+        assert {leave.id for leave in store.newest(9)} == {"open", "runs", "young"}
+        assert ledger.events("proc-old") == []
+        assert len(ledger.events("proc-runs")) == 2
+        assert store.counts() == {("priority", "left"): 3}
+        assert ledger.rows("PRAGMA foreign_key_check") == []

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from tests.ruleengine.browsing import KEY, Series
 from tests.ruleengine.engines import World, running, serving
+from tests.ruleengine.leaves import a_leave
 from tests.ruleengine.test_sign_ins import OWN, bearer, form, sign_in
 from tests.ruleengine.worlds import GIB, Job, webhook
 from tests.servers import free_port
@@ -21,10 +22,8 @@ from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.channels import SlackChannel
 from gpuwarden.ruleengine.deliveries import LastHop
-from gpuwarden.ruleengine.leave_records import Leave, LeaveState
 from gpuwarden.ruleengine.name_cli import names as command
 from gpuwarden.ruleengine.names import Names, own_words
-from gpuwarden.ruleengine.records import PlatformAct
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.settings import SlackSettings
 from gpuwarden.ruleengine.sign_ins import Token
@@ -76,7 +75,11 @@ async def lived(
         await world.until(CaseState.VERIFIED)
         world.engine.pauses.begin(by="olga", role="operator", reason="zebulon asked", seconds=None)
         await world.tick()
-        world.engine.leaves.store.add(_leave(world.clock.wall()), [], time=world.clock.wall())
+        now = world.clock.wall()
+        made = a_leave(
+            now, job_id="proc-2", user="zebulon", run_id="Zebulon_yolo-2", reason="zebulon said so"
+        )
+        world.engine.leaves.store.add(made, [], time=now)
         app = EngineApp(
             world.engine,
             world.hop,
@@ -98,34 +101,6 @@ async def browser(app: EngineApp, name: str) -> AsyncIterator[httpx.AsyncClient]
     async with httpx.AsyncClient(transport=transport, base_url="http://engine:9837") as client:
         assert (await sign_in(client, SECRETS[name])).status_code == 303
         yield client
-
-
-def _leave(now: float) -> Leave:
-    """A job of zebulon's that was asked to leave."""
-    return Leave(
-        id="leave-1",
-        key="k",
-        by="planner",
-        job_id="proc-2",
-        run_id="Zebulon_yolo-2",
-        user="zebulon",
-        at="epoch",
-        after="requeue",
-        deadline=600.0,
-        cause="priority",
-        reason="zebulon said so",
-        successor="8",
-        hosts=("127.0.0.1",),
-        epoch=1,
-        expires=now,
-        created_at=now,
-        state=LeaveState.ASKED,
-        why="",
-        finished_at=None,
-        act=PlatformAct("leave-1", "", "{}", "watching", now),
-        receipts={},
-        changed_at=now,
-    )
 
 
 def paths(world: World, app: EngineApp) -> set[str]:
