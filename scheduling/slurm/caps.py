@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden.budget_terms import GPU_HOURS
 from gpuwarden.periods import period_of
+from gpuwarden.scheduling.slurm.names import account_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -98,8 +99,7 @@ def cap_of(
         spent = gpu_seconds(known, team, span, now)
         left.append((max(0.0, budget.limit.amount * 3600.0 - spent), budget.per))
     least, per = min(left)
-    found = policy.team(team)
-    account = team if found is None else found.account
+    account = account_of(policy, team)
     return Cap(account, team, counter.used + int(least // 60), least, per)
 
 
@@ -124,8 +124,4 @@ def begin_of(policy: Policy, now: float) -> float | None:
 
 def unset(policy: Policy, counters: Mapping[str, Counter]) -> tuple[str, ...]:
     """Teams with such a budget whose account Slurm does not know: apply the policy first."""
-    return tuple(
-        team
-        for team in capped(policy)
-        if (found := policy.team(team)) is not None and found.account not in counters
-    )
+    return tuple(team for team in capped(policy) if account_of(policy, team) not in counters)

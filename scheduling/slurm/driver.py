@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from gpuwarden import job_files
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.platforms.slurm_limits import CARDS
 from gpuwarden.schedule_api import Problem
 from gpuwarden.scheduling.slurm import caps, loops, memories
 from gpuwarden.scheduling.slurm.clusters import open_cluster
+from gpuwarden.scheduling.slurm.names import account_of
 from gpuwarden.scheduling.slurm.observations import Reader, read_accounts
 from gpuwarden.scheduling.slurm.queues import entries_of, is_waiting
+from gpuwarden.scheduling.slurm.receipts import Receipts, signs_in
 from gpuwarden.scheduling.slurm.scripts import read_comment
 from gpuwarden.scheduling.slurm.slot_desks import SlotDesk
 from gpuwarden.scheduling.slurm.trainings import Trainings
@@ -88,6 +91,9 @@ class SlurmDriver:
         self._reading: Reading | None = None
         self._memory = memories.Memory()
         self._slots = SlotDesk(cluster, {})
+        # The trainer's own words are there to read on a lab box, where this is its node too.
+        self._receipts = Receipts(policy, signs=signs_in(job_files.DEFAULT_DIRECTORY))
+        self._attempts: tuple[Attempt, ...] = ()
         self._histories: Mapping[str, loops.History] = {}
         self._saved_at = 0.0
         self._entries: tuple[QueueEntry, ...] = ()
@@ -124,6 +130,7 @@ class SlurmDriver:
                     "slurm of the policy has changed: start the scheduler anew to go by it"
                 )
         self._policy = policy
+        self._receipts.adopt(policy)
         self._accounts_at = None
 
     # -- each tick
@@ -143,6 +150,7 @@ class SlurmDriver:
         self._keep(now)
         if self._accounts_at is None or not 0 <= now - self._accounts_at < ACCOUNT_SECONDS:
             self._keep_books(reading, now)
+        self._receipts.observe(reading.jobs, now, self._attempts)
         self._entries = tuple(_told(entry, held) for entry in entries_of(reading, self._policy))
         self._trainings.look(reading.jobs)
 
@@ -157,7 +165,7 @@ class SlurmDriver:
 
     def preemptions(self) -> Sequence[Preemption]:
         """What was seen of jobs that had to leave."""
-        return ()
+        return self._receipts.preemptions()
 
     def problems(self) -> Sequence[Problem]:
         """What an operator should know of."""
@@ -246,7 +254,7 @@ class SlurmDriver:
         begin = caps.begin_of(self._policy, now)
         since = now - DAY if begin is None else min(begin, now - DAY)
         try:
-            attempts = read_accounts(self._asked, since, now)
+            attempts = self._attempts = read_accounts(self._asked, since, now)
             self._set_caps(reading, attempts, now)
         except ServiceUnavailable as error:
             self._problem("accounting_unseen", f"Slurm's accounting cannot be read: {error}", now)
@@ -303,14 +311,10 @@ class SlurmDriver:
         for team in caps.capped(self._policy):
             if team in missing:
                 continue
-            account_name = self._account_of(team)
-            cap = caps.cap_of(self._policy, team, holdings, counters[account_name], now=now)
-            if caps.differs(cap, counters[account_name], self._policy):
+            counter = counters[account_of(self._policy, team)]
+            cap = caps.cap_of(self._policy, team, holdings, counter, now=now)
+            if caps.differs(cap, counter, self._policy):
                 self._set_cap(cap, now)
-
-    def _account_of(self, team: str) -> str:
-        found = self._policy.team(team)
-        return team if found is None else found.account
 
     def _set_cap(self, cap: caps.Cap, now: float) -> None:
         answer = self._asked.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gpuwarden.scheduling.slurm.names import by_qos
+from gpuwarden.scheduling.slurm.names import account_of, by_qos
 
 if TYPE_CHECKING:
     from gpuwarden.scheduling.policies import Policy
@@ -17,7 +17,8 @@ RESERVATION_MARK: Final = "gpuwarden-"
 
 def team_of(policy: Policy, account: str, user: str) -> str:
     """The team of an account, else the only one of the user; empty where there is none."""
-    return next((t.name for t in policy.teams if t.account == account), policy.team_of(user))
+    accounts = {account_of(policy, team.name): team.name for team in policy.teams}
+    return accounts.get(account.lower()) or policy.team_of(user)
 
 
 def priority_of(policy: Policy, qos: str, partition: str) -> str:

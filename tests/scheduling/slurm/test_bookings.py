@@ -12,6 +12,7 @@ from tests.scheduling.slurm.drivers import WallClock, a_driver
 from tests.scheduling.slurm.tasks import a_task, box_policy
 from tests.scheduling.slurm.test_driver import clear, entry
 from tests.scheduling.slurm.test_queue import NODE, NOW, a_job
+from tests.slurm_accounting import manage
 
 from gpuwarden.errors import RefusedAction
 from gpuwarden.platforms.slurm_nodes import SlurmNode
@@ -301,7 +302,10 @@ def test_a_training_in_front_of_a_slot_makes_way_for_it(
         driver.book([slot], now)
         task = a_task(gpus=4, program=str(trainer), directory=str(tmp_path))
         training = int(submitter.submit(task, token="makes-way-1").id)
-        plain = empty.submit("sleep 1", "--gres=gpu:1", "--account=vision", "--time=20")
+        # As somebody else: root and Slurm's own user may use every reservation.
+        manage(empty, "add", "user", "games", "account=vision")
+        asked = ("--gres=gpu:1", "--account=vision", "--time=20", "--uid=games")
+        plain = empty.submit("sleep 1", *asked)
         empty.wait_for_state(training, "RUNNING")
         assert entry(driver, plain).started is None
         theirs = empty.submit("exec sleep 30", "--gres=gpu:4", "--account=speech", "--time=5")
