@@ -222,8 +222,11 @@ class LocalDriver:
             return
         terms = terms_of(self._policy)
         patience = 3600.0 if terms is None else terms.deadline
+        files = self._files(job)
+        if files.request() is not None:
+            return  # it is leaving already, and is held then
         try:
-            self._files(job).ask(
+            files.ask(
                 LeaveRequest(f"hold-{attempt.id}", now + patience, "epoch", "hold", job.words)
             )
         except OSError as error:
@@ -442,8 +445,9 @@ class LocalDriver:
                 continue
             files = self._files(job)
             standing = files.request()
-            if standing is not None and standing.decision_id == note.id:
-                if note.notified is None:
+            if standing is not None:
+                # Somebody else's request is left alone: it may be a rule's, which holds the job.
+                if standing.decision_id == note.id and note.notified is None:
                     self._queue.change_note(note.id, notified=now)
                 continue
             # A notice that was late in coming gives as much time as it was to give.

@@ -13,6 +13,7 @@ from tests.scheduling.local.boxes import GIB, LabBox
 from tests.scheduling.local.policy_texts import box
 
 from gpuwarden.errors import InvalidInput, RefusedAction, TemporaryError
+from gpuwarden.job_files import LeaveRequest
 from gpuwarden.scheduling.drivers import SlotsRefused
 from gpuwarden.scheduling.local.launches import Launcher
 from gpuwarden.scheduling.local.processes import ProcessId, ProcessTable, send
@@ -290,6 +291,26 @@ def test_a_job_runs_as_who_submitted_it(lab: LabBox) -> None:
     said = log.read_text().splitlines()
     assert said[:2] == ["65534", "65534"]
     assert not any("SECRET" in line for line in said)
+
+
+def test_a_request_of_a_rule_is_not_overwritten(lab: LabBox) -> None:
+    """The agent has a job leave and be held: a notice of the queue must not bring it back."""
+    low = lab.submit("low", gpus=2)
+    trains(lab, "low", low)
+    files = lab.driver._files(lab.driver._queue.job(low))  # type: ignore[arg-type]
+    lab.say("low", "pause")
+    files.ask(LeaveRequest("of-a-rule", lab.clock.wall() + 300, "epoch", "hold", "idle"))
+    high = lab.submit("high", priority="high")
+    lab.until(lab.driver.preemptions)
+    lab.tick()
+    request = lab.request("low")
+    assert request is not None
+    assert request.decision_id == "of-a-rule"
+    assert "notified" not in lab.steps(low)
+    lab.driver.hold(low, by="ana", now=lab.clock.wall())
+    (lab.work / "low.pause").unlink()
+    lab.until(lambda: lab.state_of(high) == "running")
+    assert lab.state_of(low) == "held"
 
 
 # -- cards
