@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.schedule_api import Interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from gpuwarden.scheduling.tasks import Task
 
@@ -139,6 +139,14 @@ def training_of(task: Task, *, card: str) -> Training:
         card: kind of cards that it holds, or will hold.
     """
     return training_of_words(task.words, card=card, gpus=task.gpus)
+
+
+def trained_words(command: Sequence[str]) -> tuple[str, ...]:
+    """The words for `yolo train` in a command of `gpuwarden train`; none of another one."""
+    if "train" not in command:
+        return ()
+    after = command[command.index("train") + 1 :]
+    return tuple(word for word in after if not word.startswith("-") and "=" in word)
 
 
 def training_of_words(words: Iterable[str], *, card: str, gpus: int) -> Training:

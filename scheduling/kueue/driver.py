@@ -26,15 +26,17 @@ from gpuwarden.scheduling.kueue.slot_uses import uses_of
 from gpuwarden.scheduling.kueue.views import Verdict, View
 from gpuwarden.scheduling.kueue.workloads import read_jobs
 from gpuwarden.scheduling.leaves import EngineLeaves
+from gpuwarden.scheduling.predictions import trained_words, training_of_words
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
     from typing import Any, TypeVar
 
     from gpuwarden.schedule_api import Preemption, QueueEntry
     from gpuwarden.scheduling.drivers import Context
     from gpuwarden.scheduling.holdings import Holding
     from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.predictions import Training
     from gpuwarden.scheduling.slots import Slot, SlotUse
 
     T = TypeVar("T")
@@ -163,6 +165,17 @@ class KueueDriver:
         if controller is None or controller.view is None:
             return ()
         return entries_of(controller.view, controller.verdict)
+
+    def trainings(self) -> Mapping[str, Training]:
+        """What jobs train that were given cards, of those that are gpuwarden's."""
+        controller = self._controller
+        if controller is None or controller.view is None:
+            return {}
+        return {
+            job.id: training_of_words(words, card=job.card, gpus=job.gpus)
+            for job in controller.view.jobs
+            if job.card and (words := trained_words(job.command))
+        }
 
     def preemptions(self) -> Sequence[Preemption]:
         """Leaves that stand, and those that ended within the last day."""

@@ -181,15 +181,21 @@ def trim_job(found: Json) -> Json | None:
 
 
 def trim_template(found: Json) -> Json:
-    """What a pod asks for, and of which nodes."""
+    """What a pod asks for, of which nodes, and what it runs."""
     spec = value_at(found, "spec") or {}
     containers = [
-        {"resources": row.get("resources") or {}}
+        {"resources": row.get("resources") or {}, "command": _cut(row.get("command"))}
         for row in spec.get("containers") or ()
         if isinstance(row, dict)
     ]
     parts = {key: spec[key] for key in ("nodeSelector", "affinity") if spec.get(key)}
     return {"spec": {"containers": containers, **parts}}
+
+
+def _cut(command: Any) -> list[str]:
+    """A command line, up to a length that a command line for a training has."""
+    words = command if isinstance(command, list) else []
+    return [str(word)[:4096] for word in words[:200]]
 
 
 def trim_pod(found: Json) -> Json | None:

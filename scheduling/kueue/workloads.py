@@ -98,6 +98,7 @@ class QueuedJob:
         garbled: whether there is an annotation of one that cannot be read.
         history: when it had to leave before.
         pods: of it that are there.
+        command: of its first container; empty where it names none.
     """
 
     id: str
@@ -138,6 +139,7 @@ class QueuedJob:
     garbled: bool = False
     history: tuple[float, ...] = ()
     pods: tuple[Pod, ...] = field(default=())
+    command: tuple[str, ...] = ()
 
     @property
     def here(self) -> bool:
@@ -311,6 +313,7 @@ def _read(
         garbled=annotation is not None and leaving is None,
         history=history_of(_annotation(workload, names.HISTORY_ANNOTATION)),
         pods=tuple(sorted(pods, key=lambda pod: pod.uid)),
+        command=_command(workload),
     )
 
 
@@ -387,6 +390,15 @@ def _templates(workload: Json) -> list[tuple[int, Json]]:
         for row in (rows if isinstance(rows, list) else ())
         if isinstance(row, dict)
     ]
+
+
+def _command(workload: Json) -> tuple[str, ...]:
+    """What its first container runs, as gpuwarden's own jobs say it: in `command`, without args."""
+    for _count, spec in _templates(workload):
+        for container in _containers(spec):
+            words = value_at(container, "command")
+            return tuple(str(word) for word in words) if isinstance(words, list) else ()
+    return ()
 
 
 def _gpus(policy: Policy, workload: Json) -> int:

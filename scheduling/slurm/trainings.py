@@ -10,7 +10,7 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.scheduling.predictions import training_of_words
+from gpuwarden.scheduling.predictions import trained_words, training_of_words
 from gpuwarden.scheduling.slurm.scripts import read_comment
 
 if TYPE_CHECKING:
@@ -32,12 +32,9 @@ def words_of(script: str) -> tuple[str, ...]:
     """The words of `exec gpuwarden train`, by which a script of ours ends; none of another one."""
     last = script[-_LONGEST:].rstrip().rpartition("\nexec ")[2]
     try:
-        words = shlex.split(last)
+        return trained_words(shlex.split(last))
     except ValueError:
         return ()
-    if "train" not in words:
-        return ()
-    return tuple(word for word in words[words.index("train") + 1 :] if not word.startswith("-"))
 
 
 class Trainings:

@@ -17,6 +17,7 @@ from gpuwarden.scheduling.predictions import (
     Run,
     Unforeseen,
     predict,
+    trained_words,
     training_of_words,
 )
 
@@ -163,3 +164,11 @@ def test_words_that_were_not_said_are_ultralytics_defaults() -> None:
     assert (found.features, found.epochs) == (ALIKE, 100)
     assert not training_of_words((), card="a100", gpus=2).features.known
     assert training_of_words(("epochs=many",), card="", gpus=1).epochs is None
+
+
+def test_words_are_those_behind_train() -> None:
+    """Options, and what they are given, are none; another command has none."""
+    command = ("gpuwarden", "train", "--run-id", "r1", "--on-signal=epoch", "model=a", "epochs=3")
+    assert trained_words(command) == ("model=a", "epochs=3")
+    assert trained_words(("python", "train.py", "model=a")) == ()
+    assert trained_words(()) == ()
