@@ -18,7 +18,7 @@ _STATES = {
     "asked": "the request is on its way",
     "waiting": "it has not left yet",
     "left": "it has left",
-    "unheeded": "it was still there when its time was over",
+    "unheeded": "its time is over, and it is not known to have left",
     "undeliverable": "nobody in it could read the request",
     "refused": "it was not asked",
     "lapsed": "its node did not take the request on",

@@ -378,8 +378,16 @@ class LeaveDesk:
         steps = self.steps(leave)
         if state is LeaveState.UNHEEDED and "left" in steps:
             state, why = LeaveState.LEFT, "its processes ended; NVML does not prove its memory free"
+        elif state is LeaveState.UNHEEDED and not self._seen(leave.job_id):
+            why = "its node does not tell: nobody knows whether it is still there"
         if self.store.settle(leave, state, why, steps=steps, time=self._clock.wall()):
             log.warning("leave", leave=leave.id, job=leave.job_id, state=state.value, why=why)
+
+    def _seen(self, job_id: str) -> bool:
+        """Whether the last facts show that a job is there now."""
+        facts = self._sight.now()[0]
+        job = None if facts is None else facts.jobs.get(job_id)
+        return job is not None and job.fresh
 
     def _note(
         self, decision: Decision, act: PlatformAct, kind: str, _detail: Mapping[str, object]

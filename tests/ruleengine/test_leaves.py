@@ -581,3 +581,21 @@ def test_its_owner_reads_who_asked_for_what_and_what_became_of_it(servers: World
             assert "  freed at " in told.getvalue()
 
     asyncio.run(story())
+
+
+def test_of_a_job_whose_node_went_dark_nobody_says_that_it_left_or_stayed(servers: World) -> None:
+    """Its cards are not given away on a guess."""
+    scene = Scene.of(servers)
+
+    async def story() -> None:
+        async with planning(scene) as client:
+            name = (await client.post("/v1/leaves", json=body())).json()["id"]
+            await becomes(client, name, "waiting")
+            scene.world.fleet.nodes[NODE] = False
+            scene.world.agent.silent = True
+            await scene.world.tick(43)
+            told = await becomes(client, name, "unheeded")
+            assert set(told["steps"]) == {"notified"}
+            assert "nobody knows whether it is still there" in told["why"]
+
+    asyncio.run(story())
