@@ -28,6 +28,8 @@ _SIZES: Final = "tnsmblcxe"
 """Letters of sizes in the order of their parameters, over all of ultralytics' families."""
 _NAMED = re.compile(r"(yolo(?:v?\d+))([a-z])(u?(?:-[a-z]+)?)")
 _LITTLE_GAIN: Final = 1.1
+_STEPS_PER_EPOCH: Final = 10
+"""An epoch of fewer steps is not advised: each is one step of the optimizer at most."""
 
 
 def recommendations(
@@ -150,8 +152,12 @@ def _batch(training: Training, chosen: CardEstimate, gpus: int) -> Iterator[str]
     filling = chosen.filling_batch
     step = 8 * gpus
     better = math.ceil((filling or 0) / step) * step
-    if better > largest:
-        better = largest // step * step
+    # More than the data set has is no batch, and near it an epoch is hardly a step.
+    most = largest
+    if not isinstance(training.images, Unknown):
+        most = min(most, training.images // _STEPS_PER_EPOCH)
+    if better > most:
+        better = most // step * step
     if better > batch * _LITTLE_GAIN:
         same = (
             f"; up to {NOMINAL_BATCH} ultralytics sums its gradients, so that the steps stay the "

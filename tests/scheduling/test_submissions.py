@@ -324,6 +324,16 @@ def test_a_batch_that_leaves_the_card_idle_is_advised_against() -> None:
     assert any("a step takes no less time below batch" in line for line in found.advice)
 
 
+@pytest.mark.parametrize(("images", "advised"), [(4, None), (1000, 56), (300, 24)])
+def test_no_batch_is_advised_that_the_data_set_cannot_fill(
+    images: int, advised: int | None
+) -> None:
+    """An epoch keeps ten steps."""
+    found = ask("model=yolov8n", f"data={images}", "batch=4", card="h100-80")
+    told = [line for line in found.advice if "a step takes no less time" in line]
+    assert [f"batch={advised} " in line for line in told] == ([] if advised is None else [True])
+
+
 def test_cards_that_gain_little_are_advised_against() -> None:
     """Two images on each of eight cards are mostly launches."""
     found = ask("model=yolov8n", "data=coco.yaml", "batch=8", gpus=8, card="a100-40")
