@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,13 @@ import click
 from rich.table import Table
 
 from gpuwarden.consoles import open_console, printable
+from gpuwarden.schedule_api import BudgetEntry
 from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from gpuwarden.schedule_api import ScheduleDocument
 
 _COLUMNS = (
     "name", "team", "user", "gpu_hours", "jobs", "attempts", "prometheus_gpu_hours",
@@ -28,7 +32,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 \b
 Exit status:
   0   told; the two accounts agree, or only one is there
-  1   they differ by more than 2 % somewhere (with --check)
+  1   with --check: they differ by more than 2 %; with --budgets: a hard budget is spent
   2   wrong usage or input
   3   the scheduler does not answer
 """
@@ -50,7 +54,14 @@ Exit status:
 )
 @click.option("--to", "end", default="now", show_default=True, metavar="WHEN", help="Until then.")
 @click.option("--team", default="", help="Only of this team.")
-@click.option("--check", is_flag=True, help="Exit with 1 where the two accounts differ.")
+@click.option(
+    "--budgets", is_flag=True, help="How budgets stand, and will stand, in the period that runs."
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Exit with 1 where the two accounts differ; with --budgets: where a hard one is spent.",
+)
 @click.option(
     "-o",
     "--output",
@@ -68,6 +79,7 @@ def usage(
     begin: str,
     end: str,
     team: str,
+    budgets: bool,
     check: bool,
     output: str,
     socket: Path,
@@ -81,6 +93,9 @@ def usage(
     beside it; a `!` marks lines that differ by more than 2 %, and the reasons are told.
     """
     client = DaemonClient(socket, url, token_file=token_file)
+    if budgets:
+        spent = _budgets(client.schedule(), team, output)
+        context.exit(int(check and spent))
     parameters = {"by": by, "from": begin, "to": end} | ({"team": team} if team else {})
     document = client.ask("GET", "/v1/usage", parameters=parameters)
     if output == "json":
@@ -91,6 +106,41 @@ def usage(
         _show(document)
     if check and any(line["apart"] for line in document["lines"]):
         context.exit(1)
+
+
+def _budgets(document: ScheduleDocument, team: str, output: str) -> bool:
+    """Print how budgets stand; whether a hard one is spent."""
+    rows = [item for item in document.budgets if team in ("", item.team)]
+    if output == "json":
+        data = [dataclasses.asdict(item) for item in rows]
+        click.echo(json.dumps({"schema": "gpuwarden.usage-budgets/v1", "budgets": data}, indent=2))
+    elif output == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow([field.name for field in dataclasses.fields(BudgetEntry)])
+        writer.writerows([_plain(value) for value in dataclasses.astuple(item)] for item in rows)
+    elif not rows:
+        click.echo("the policy has no budgets in GPU-hours")
+    else:
+        table = Table("TEAM", "PER", "KIND", box=None, pad_edge=False)
+        for head in ("USED", "OF", "SHARE", "FORECAST"):
+            table.add_column(head, justify="right")
+        for item in rows:
+            table.add_row(item.team, item.per, item.kind, *_standing(item))
+        open_console().print(table)
+    return any(
+        item.kind == "hard" and item.used is not None and item.used >= item.limit_gpu_hours
+        for item in rows
+    )
+
+
+def _standing(item: BudgetEntry) -> tuple[str, str, str, str]:
+    unknown = "not known"
+    used = unknown if item.used is None else f"{item.used:,.1f}"
+    share = "" if item.used is None else f"{100 * item.used / item.limit_gpu_hours:.0f} %"
+    ahead = "too early" if item.forecast is None else f"{item.forecast:,.1f}"
+    if item.forecast is not None and item.forecast > item.limit_gpu_hours:
+        ahead = f"{ahead} !"
+    return used, f"{item.limit_gpu_hours:,.1f}", share, ahead
 
 
 def _show(document: dict[str, Any]) -> None:

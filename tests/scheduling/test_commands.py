@@ -337,6 +337,23 @@ def test_usage_is_told_by_what_was_asked(here: Running) -> None:
     assert lines[-1][:2] == ["total", "51.0"]
 
 
+def test_budgets_tell_what_is_used_and_what_will_be(tmp_path: Path) -> None:
+    """A forecast only where there is enough to go by; a spent hard one is a status of its own."""
+    text = POLICY.replace("limit: 5000 GPU-hours", "limit: 0.5 GPU-hours")
+    with running(tmp_path, text, now=NOW) as here:
+        here.driver.held = (Holding("slurm", "5", "ana", "vision", 1, NOW - HOUR, NOW, "h100-80"),)
+        here.tick(61)
+        found = command(here, "usage", "--budgets", "--check")
+        assert found.exit_code == 1
+        rows = [line.split() for line in found.output.splitlines()]
+        assert rows[1] == ["vision", "month", "hard", "1.0", "0.5", "200", "%", "too", "early"]
+        assert rows[2][:5] == ["vision", "day", "soft", "1.0", "300.0"]
+        assert "soft" in told(here, "usage", "--budgets")
+        data = json.loads(told(here, "usage", "--budgets", "-o", "json"))["budgets"]
+        assert [(item["per"], item["used"]) for item in data] == [("month", 1.0), ("day", 1.0)]
+        assert "no budgets" in told(here, "usage", "--budgets", "--team", "speech", "--check")
+
+
 def test_a_spreadsheet_takes_no_name_for_a_formula(here: Running) -> None:
     """Users choose names; who opens the file does not choose what it does."""
     text = told(here, "usage", "--by", "user", "--from", "now-2d", "-o", "csv")
