@@ -32,8 +32,7 @@ test-kubernetes: setup ## build a real kube-apiserver (Debian 12, 8 minutes, onc
 	@$(BIN)/python -m pytest -m kubernetes tests/ruleengine/reclaim $(ARGS)
 
 test-slurm-next: setup ## scheduling with the Slurm of Debian 13 in a root of its own (needs root; 1 GB, once)
-	@$(BIN)/python tools/slurm_next.py
-	@GPUWARDEN_TEST_SLURM_ROOT=/srv/t $(BIN)/python -m pytest -m "sweep or not sweep" tests/scheduling/slurm $(ARGS)
+	@$(BIN)/python tools/slurm_next.py -- $(BIN)/python -m pytest -m "sweep or not sweep" tests/scheduling/slurm $(ARGS)
 
 check: setup ## lint, types and layers
 	@$(BIN)/ruff check .

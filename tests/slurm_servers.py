@@ -7,7 +7,7 @@ Nothing here depends on pytest::
         cluster.wait_for_state(job, "RUNNING")
 
 One with accounts, qualities of service and a database is in `tests.slurm_accounting`. With
-`GPUWARDEN_TEST_SLURM_ROOT` set to the root of another Debian (`tools/slurm_next.py` makes one), its
+`GPUWARDEN_TEST_SLURM_ROOT` set to the root of another Debian (`tools/slurm_next.py` does that), its
 Slurm is started instead of this machine's, through chroot.
 
 Everything lies below one folder: the configuration, munge's key and socket, state, spool and logs.

@@ -1,8 +1,10 @@
-"""Make the root of another Debian with its Slurm, for `make test-slurm-next`.
+"""Run a command beside the Slurm of another Debian, in a root that is made once.
 
-Debian 13 ("trixie") has Slurm 24.11; the tests of scheduling then run with it as they do with this
-machine's. Needs root: debootstrap unpacks, and the tree, its Python and /tmp are bound into the
-root, so that jobs find what they run. It takes some three minutes and 1 GB of disk, once.
+Debian 13 ("trixie") has Slurm 24.11; `make test-slurm-next` runs the tests of scheduling with it
+as they run with this machine's. Needs root: debootstrap unpacks (three minutes, 1 GB of disk), and
+the tree, its Python and /tmp are shown to the root, so that jobs find what they run. They are
+shown in a mount namespace of the command's own: nothing of this machine stays below the root,
+which may be removed like any folder.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 TREE = Path(__file__).resolve().parent.parent
@@ -41,23 +42,28 @@ class MakingFailed(Exception):
 
 
 def main() -> int:
-    """Make what is missing; print the root's path, and return a status for the shell."""
+    """Make what is missing and run the command; return its status for the shell."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=HOME, help="where it is, or is to be")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs="+", help="such as: -- python -m pytest tests/scheduling")
     options = parser.parse_args()
-    started = time.monotonic()
     try:
-        check(options.root)
-        if not (options.root / "bin/sh").exists():
-            unpack(options.root)
-        bind(options.root)
-        if not (options.root / "usr/sbin/slurmdbd").exists():
+        if options.inside:
+            bind(options.root)
             install(options.root)
+        else:
+            check(options.root)
+            unpack(options.root)
     except MakingFailed as error:
         say(str(error))
         return 2
-    say(f"{options.root} is ready after {time.monotonic() - started:.0f} s")
-    return 0
+    words = options.command
+    if not options.inside:
+        again = [sys.executable, __file__, "--inside", "--root", str(options.root), "--", *words]
+        words = ["unshare", "--mount", "--propagation", "private", "--", *again]
+    environment = {**os.environ, "GPUWARDEN_TEST_SLURM_ROOT": str(options.root)}
+    return subprocess.run(words, env=environment, check=False).returncode
 
 
 def say(text: str) -> None:
@@ -84,8 +90,9 @@ def check(root: Path) -> None:
 
 
 def unpack(root: Path) -> None:
-    """A minimal Debian."""
-    run(["debootstrap", "--variant=minbase", RELEASE, str(root), MIRROR])
+    """A minimal Debian, if none is there."""
+    if not (root / "bin/sh").exists():
+        run(["debootstrap", "--variant=minbase", RELEASE, str(root), MIRROR])
 
 
 def bind(root: Path) -> None:
@@ -113,7 +120,9 @@ def python_folders() -> tuple[Path, ...]:
 
 
 def install(root: Path) -> None:
-    """Slurm and what the tests' jobs link against; no daemon starts in a root."""
+    """Slurm and what the tests' jobs link against, once; no daemon starts in a root."""
+    if (root / "usr/sbin/slurmdbd").exists():
+        return
     (root / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
     (root / "usr/sbin/policy-rc.d").chmod(0o755)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.scheduling.engines import OWNER, EngineObject
-from gpuwarden.scheduling.slurm.configs import preemptible, preempting
+from gpuwarden.scheduling.slurm.configs import preemptible, preempting, written_clock
 from gpuwarden.scheduling.slurm.names import account_of, qos_of, top_account_of, tres_of
 
 if TYPE_CHECKING:
@@ -178,12 +178,3 @@ def _text(kind: str, name: str, values: Mapping[str, str]) -> str:
 def _value(policy: Policy, name: str) -> int:
     found = policy.priority(name)
     return 0 if found is None else found.value
-
-
-def written_clock(seconds: float) -> str:
-    """A length of time as sacctmgr prints it: [days-]hours:minutes:seconds."""
-    minutes, second = divmod(math.ceil(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    clock = f"{hour:02}:{minute:02}:{second:02}"
-    return f"{days}-{clock}" if days else clock

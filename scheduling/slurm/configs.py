@@ -71,7 +71,7 @@ class ConfigTerm:
                 seconds = clock_seconds(found)
                 return seconds is not None and seconds >= int(self.value)
             case Test.SECONDS:
-                return clock_seconds(found) == int(self.value)
+                return clock_seconds(found) == clock_seconds(self.value)
 
 
 def preempting(policy: Policy) -> bool:
@@ -145,7 +145,7 @@ def _preemption_terms(policy: Policy, version: Version) -> Iterator[ConfigTerm]:
     )
     yield ConfigTerm(
         "PreemptExemptTime",
-        str(math.ceil(policy.preemption.minimum_run)) if not by_qos(policy) else "0",
+        written_clock(0 if by_qos(policy) else policy.preemption.minimum_run),
         "A job is left alone for so long after its start"
         if not by_qos(policy)
         else "Each QOS has its own",
@@ -211,6 +211,18 @@ def _priority_weight(values: list[int]) -> int:
     step = min((high - low for low, high in itertools.pairwise(distinct)), default=1)
     weight = math.ceil((_FAIR_SHARE + _AGE + 1) * max(distinct[-1], 1) / step)
     return min(weight, _MOST_WEIGHT)
+
+
+def written_clock(seconds: float) -> str:
+    """A length of time as Slurm prints it: [days-]hours:minutes:seconds.
+
+    A bare number would be seconds in one place of slurm.conf, and minutes in another.
+    """
+    minutes, second = divmod(math.ceil(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    clock = f"{hour:02}:{minute:02}:{second:02}"
+    return f"{days}-{clock}" if days else clock
 
 
 def _words(text: str) -> set[str]:

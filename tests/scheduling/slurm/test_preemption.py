@@ -94,6 +94,27 @@ def test_both_kinds_of_preemption_let_an_epoch_end(strict: Yard) -> None:
 
 
 @pytest.mark.sweep
+def test_nobody_is_told_before_his_least_run(strict: Yard) -> None:
+    """A higher job waits until the lower one has run as long as the policy promises."""
+    cluster = strict.cluster
+    if strict.policy.slurm.preempt == "qos":
+        manage(cluster, "modify", "qos", "low", "set", "PreemptExemptTime=00:00:15")
+    else:
+        text = cluster.config.read_text()
+        cluster.config.write_text(text + "PreemptExemptTime=00:00:15\n")
+        cluster.run("scontrol", "reconfigure")
+    words = ("--account=vision", "--gres=gpu:a100:4", "--time=10")
+    leaves = "trap 'exit 75' USR1; sleep 600 & wait"
+    low = cluster.submit(leaves, *words, "--signal=B:USR1@60", *qos_words(strict.policy, "low"))
+    started = strict.wait(lambda jobs: jobs[low].job.holds and jobs[low].job.start_time)
+    high = cluster.submit("sleep 3", *words, *qos_words(strict.policy, "high"))
+    strict.wait(lambda jobs: jobs[high].job.states == {"COMPLETED"})
+    came = strict.look()[high].job.start_time
+    assert came is not None
+    assert came - started >= 15
+
+
+@pytest.mark.sweep
 def test_a_controller_that_dies_in_between_changes_nothing(strict: Yard) -> None:
     """Killed once the training is on its way out; what it had not written down comes again."""
     low, high = interrupt(strict)

@@ -167,7 +167,7 @@ def test_partitions_do_without_accounting() -> None:
         "GraceTime": "0",
     }
     text = next(each.text for each in rendering.objects if each.name == FRAGMENT)
-    assert "PreemptExemptTime=1800\n" in text
+    assert "PreemptExemptTime=00:30:00\n" in text  # a bare number would be minutes
     assert "AccountingStorage" not in text
     assert any("without accounting" in each.text for each in rendering.remarks)
 
