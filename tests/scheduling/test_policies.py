@@ -116,6 +116,7 @@ DOUBTFUL = (
     ("lend: {a100-40: 6}", "lend: {a100-40: 6, h100-80: 1}", "GW650", "cannot lend 1"),
     ("borrow: {a100-40: 8}", "borrow: {a100-40: 11}", "GW650", "at most 10"),
     ("borrow: {h100-80: 4}", "borrow: {}", "", ""),
+    ("quota: {a100-40: 12}", "quota: {a100-40: 16}", "GW650", "at most 6 a100-40"),
     ("limit: 5000 GPU-hours", "limit: 250 GPU-hours", "GW651", "budget per month is 250.0"),
     ("limit: 5000", "limit: 50000", "GW651", "at most 20,860 GPU-hours per month"),
     ('from: "20:00"', 'from: "02:30"', "", ""),

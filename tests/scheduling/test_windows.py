@@ -171,6 +171,9 @@ def test_check_says_that_a_window_within_a_skipped_hour_does_not_open(tmp_path: 
     assert "on Fri 2027-04-30 the clocks of Africa/Cairo skip 00:00: the window then closes" in (
         found.message
     )
+    days = cairo.replace("[thu]", "[fri]").replace('to: "07:00"', 'to: "24:00"')
+    (whole,) = findings(tmp_path, days.replace('from: "20:00"', 'from: "00:00"'))
+    assert "skip 00:00: the window then opens at the moment" in whole.message
 
 
 def test_check_names_the_days_on_which_a_window_is_not_what_it_says(tmp_path: Path) -> None:
