@@ -51,18 +51,23 @@ class Cap:
     per: Period
 
 
+def hard_of(policy: Policy, team: str) -> tuple[ScheduledBudget, ...]:
+    """A team's budgets that keep its jobs from starting."""
+    return tuple(
+        budget
+        for budget in policy.budgets_of(team)
+        if budget.kind == "hard" and budget.unit == GPU_HOURS
+    )
+
+
 def capped(policy: Policy) -> dict[str, tuple[ScheduledBudget, ...]]:
     """Team -> its hard budgets, of teams with one that Slurm's own monthly counter is not."""
-    found: dict[str, tuple[ScheduledBudget, ...]] = {}
-    for team in policy.teams:
-        hard = tuple(
-            budget
-            for budget in policy.budgets_of(team.name)
-            if budget.kind == "hard" and budget.unit == GPU_HOURS
-        )
-        if any(budget.per != "month" for budget in hard):
-            found[team.name] = hard
-    return found
+    hard = {team.name: hard_of(policy, team.name) for team in policy.teams}
+    return {
+        team: budgets
+        for team, budgets in hard.items()
+        if any(budget.per != "month" for budget in budgets)
+    }
 
 
 def gpu_seconds(holdings: Iterable[Holding], team: str, span: Span, now: float) -> float:
@@ -103,6 +108,19 @@ def cap_of(
     return Cap(account, team, counter.used + int(least // 60), least, per)
 
 
+def spent_teams(policy: Policy, holdings: Iterable[Holding], now: float) -> frozenset[str]:
+    """Teams whose running jobs have to leave: a budget that says so is spent."""
+    known = tuple(holdings)
+    return frozenset(
+        team.name
+        for team in policy.teams
+        for budget in hard_of(policy, team.name)
+        if budget.running == "leave"
+        and gpu_seconds(known, team.name, period_of(budget.per, policy.timezone, now), now)
+        >= budget.limit.amount * 3600.0
+    )
+
+
 def differs(cap: Cap, counter: Counter, policy: Policy) -> bool:
     """Whether Slurm's limit has to be set."""
     if counter.limit is None:
@@ -113,11 +131,13 @@ def differs(cap: Cap, counter: Counter, policy: Policy) -> bool:
 
 
 def begin_of(policy: Policy, now: float) -> float | None:
-    """Since when use has to be known for the caps; None where there are none."""
+    """Since when use has to be known for all this; None where it has not."""
+    limits = capped(policy)
     begins = [
         period_of(budget.per, policy.timezone, now).begin
-        for budgets in capped(policy).values()
-        for budget in budgets
+        for team in policy.teams
+        for budget in hard_of(policy, team.name)
+        if team.name in limits or budget.running == "leave"
     ]
     return min(begins, default=None)
 

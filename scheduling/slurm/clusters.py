@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -31,6 +32,8 @@ class Cluster:
     def __init__(self, commands: SlurmCommands) -> None:
         self._commands = commands
         self._runner = asyncio.Runner()
+        # A command of the terminal asks a few questions and ends: nobody closes it there.
+        self._finish = weakref.finalize(self, self._runner.close)
         self._config: ClusterConfig | None = None
         self._version: tuple[int, int] | None = None
 
@@ -47,7 +50,7 @@ class Cluster:
 
     def close(self) -> None:
         """Nothing is asked any more."""
-        self._runner.close()
+        self._finish()
 
     def run(self, name: str, *words: str, environment: Mapping[str, str] | None = None) -> Answer:
         """Run a command to its end; see `SlurmCommands.run`.

@@ -17,7 +17,9 @@ from gpuwarden.platforms.slurm_limits import CARDS
 from gpuwarden.schedule_api import Problem
 from gpuwarden.scheduling.slurm import caps, loops, memories
 from gpuwarden.scheduling.slurm.clusters import open_cluster
+from gpuwarden.scheduling.slurm.gates import gates
 from gpuwarden.scheduling.slurm.names import account_of
+from gpuwarden.scheduling.slurm.notices import Answered, Notices
 from gpuwarden.scheduling.slurm.observations import Reader, read_accounts
 from gpuwarden.scheduling.slurm.queues import entries_of, is_waiting
 from gpuwarden.scheduling.slurm.receipts import Receipts, signs_in
@@ -90,7 +92,9 @@ class SlurmDriver:
         self._trainings = Trainings(cluster)
         self._reading: Reading | None = None
         self._memory = memories.Memory()
-        self._slots = SlotDesk(cluster, {})
+        self._notices = Notices(cluster, {})
+        self._slots = SlotDesk(cluster, self._notices, {})
+        self._spent: frozenset[str] = frozenset()
         # The trainer's own words are there to read on a lab box, where this is its node too.
         self._receipts = Receipts(policy, signs=signs_in(job_files.DEFAULT_DIRECTORY))
         self._attempts: tuple[Attempt, ...] = ()
@@ -108,7 +112,8 @@ class SlurmDriver:
     def start(self, now: float) -> None:
         """Learn which cluster it is, and take up what was left."""
         self._memory = memories.load(self._context.state)
-        self._slots = SlotDesk(self._asked, self._memory.slots)
+        self._notices = Notices(self._asked, self._memory.asked)
+        self._slots = SlotDesk(self._asked, self._notices, self._memory.slots)
         self._histories = self._memory.histories
         self.cluster = self._asked.config.name
         log.info("slurm_found", cluster=self.cluster, version=self._asked.version, at=now)
@@ -147,6 +152,8 @@ class SlurmDriver:
         self._say_cards(reading, now)
         held = self._guard(reading, now)
         self._watch_slots(reading, now)
+        self._keep_gates(reading, now)
+        self._notices.observe(reading.jobs, now)
         self._keep(now)
         if self._accounts_at is None or not 0 <= now - self._accounts_at < ACCOUNT_SECONDS:
             self._keep_books(reading, now)
@@ -165,7 +172,7 @@ class SlurmDriver:
 
     def preemptions(self) -> Sequence[Preemption]:
         """What was seen of jobs that had to leave."""
-        return self._receipts.preemptions()
+        return (*self._receipts.preemptions(), *self._notices.preemptions())
 
     def problems(self) -> Sequence[Problem]:
         """What an operator should know of."""
@@ -213,13 +220,33 @@ class SlurmDriver:
 
     def _keep(self, now: float) -> None:
         """Write down what must outlive this process; what merely grows, once a minute."""
-        memory = memories.Memory(self._histories, dict(self._slots.known))
-        urgent = memory.histories != self._memory.histories or {
-            slot: replace(each, held={}) for slot, each in memory.slots.items()
-        } != {slot: replace(each, held={}) for slot, each in self._memory.slots.items()}
+        memory = memories.Memory(
+            self._histories, dict(self._slots.known), dict(self._notices.asked)
+        )
+        urgent = memories.essence(memory) != memories.essence(self._memory)
         if urgent or (memory != self._memory and not 0 <= now - self._saved_at < KEEP_SECONDS):
             memories.save(self._context.state, memory)
             self._memory, self._saved_at = memory, now
+
+    def _keep_gates(self, reading: Reading, now: float) -> None:
+        """Keep jobs in their windows, and have those leave whose window or budget is over."""
+        found = gates(reading.jobs, self._policy, spent=self._spent, now=now)
+        for number, begin in found.begins:
+            told = (f"JobId={number}", f"StartTime=uts{int(begin)}")
+            answer = self._asked.run("scontrol", "update", *told)
+            if answer.status:
+                log.warning("window_not_kept", job=number, error=answer.complaint)
+        deaf = []
+        for job, why in found.leaves:
+            if self._notices.ask(job, why, self._policy, now) is Answered.DEAF:
+                deaf.append(f"{job.number} ({why.cause})")
+        words = None
+        if deaf:
+            words = (
+                "jobs have to leave and asked for no signal, so they cannot be told: "
+                f"{', '.join(deaf[:20])}; their owners or an operator end them"
+            )
+        self._problem("jobs_cannot_be_asked", words, now)
 
     # -- loops
 
@@ -293,8 +320,11 @@ class SlurmDriver:
     def _set_caps(self, reading: Reading, attempts: Sequence[Attempt], now: float) -> None:
         begin = caps.begin_of(self._policy, now)
         if begin is None:
+            self._spent = frozenset()
             return
         holdings = self._account(attempts, begin, now, now)
+        teams = caps.spent_teams(self._policy, holdings, now)
+        self._spent = frozenset(account_of(self._policy, team) for team in teams)
         counters = {
             name: limits.minutes[CARDS]
             for name, limits in reading.limits.accounts.items()

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -32,13 +32,11 @@ class SlotMemory:
         end: Unix time at which it ends; a while after, it is forgotten.
         first_used: Unix time at which a job of its team first held a card in it, or None.
         held: attempt that held cards in it -> GPU-seconds so far.
-        asked: attempts that were asked to leave for it.
     """
 
     end: float
     first_used: float | None = None
     held: Mapping[str, float] = field(default_factory=dict)
-    asked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +46,18 @@ class Memory:
     Attributes:
         histories: of the loop guard.
         slots: slot -> what is known of it.
+        asked: attempt that was asked to leave -> Unix time.
     """
 
     histories: Mapping[str, History] = field(default_factory=dict)
     slots: Mapping[str, SlotMemory] = field(default_factory=dict)
+    asked: Mapping[str, float] = field(default_factory=dict)
+
+
+def essence(memory: Memory) -> Memory:
+    """A memory without what merely grows from look to look."""
+    slots = {slot: replace(each, held={}) for slot, each in memory.slots.items()}
+    return replace(memory, slots=slots)
 
 
 def load(folder: Path) -> Memory:
@@ -97,6 +103,7 @@ def _memory(data: Any) -> Memory:
     return Memory(
         histories={str(key): _history(value) for key, value in data["histories"].items()},
         slots={str(key): _slot(value) for key, value in data["slots"].items()},
+        asked={str(key): float(value) for key, value in data["asked"].items()},
     )
 
 
@@ -116,5 +123,4 @@ def _slot(value: Any) -> SlotMemory:
         end=float(value["end"]),
         first_used=None if first is None else float(first),
         held={str(key): float(seconds) for key, seconds in value["held"].items()},
-        asked=tuple(str(each) for each in value["asked"]),
     )

@@ -8,33 +8,32 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
-from gpuwarden.platforms.slurm import attempt_id
-from gpuwarden.platforms.slurm_attempts import asked_signal
 from gpuwarden.platforms.slurm_reservations import decode_reservations
+from gpuwarden.schedule_api import Cause
 from gpuwarden.scheduling.drivers import SlotsRefused
 from gpuwarden.scheduling.slots import SlotUse
 from gpuwarden.scheduling.slurm import reservations
 from gpuwarden.scheduling.slurm.memories import SlotMemory
 from gpuwarden.scheduling.slurm.names import account_of
-from gpuwarden.scheduling.slurm.refusals import is_down, refusal_of_reservation
+from gpuwarden.scheduling.slurm.notices import Answered, Why, attempt_of
+from gpuwarden.scheduling.slurm.refusals import refusal_of_reservation
 from gpuwarden.scheduling.slurm.scripts import read_comment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpuwarden.platforms.slurm_attempts import AskedSignal
     from gpuwarden.platforms.slurm_listings import ListedJob
     from gpuwarden.platforms.slurm_nodes import SlurmNode
     from gpuwarden.platforms.slurm_reservations import Reservation
     from gpuwarden.scheduling.policies import Policy
     from gpuwarden.scheduling.slots import Slot
     from gpuwarden.scheduling.slurm.clusters import Cluster
+    from gpuwarden.scheduling.slurm.notices import Notices
     from gpuwarden.scheduling.slurm.queues import Reading
 
 LOOK_SECONDS: Final = 20.0
 """How often Slurm's reservations are looked at while nothing changes."""
 FORGET_SECONDS: Final = 86_400.0
-_MOST_SIGNALS: Final = 1000
 END_SOON: Final = "now+1minutes"
 
 log = structlog.get_logger(__name__)
@@ -45,18 +44,19 @@ class SlotDesk:
 
     Args:
         cluster: which.
+        notices: by which jobs are asked to leave.
         known: slot -> what is remembered of it.
     """
 
-    def __init__(self, cluster: Cluster, known: Mapping[str, SlotMemory]) -> None:
+    def __init__(self, cluster: Cluster, notices: Notices, known: Mapping[str, SlotMemory]) -> None:
         self._cluster = cluster
+        self._notices = notices
         self.known: dict[str, SlotMemory] = dict(known)
         self.problems: dict[str, str] = {}
         self._slots: tuple[Slot, ...] = ()
         self._reservations: tuple[Reservation, ...] = ()
         self._looked_at: float | None = None
         self._refused: dict[str, str] = {}
-        self._signals: dict[str, AskedSignal | None] = {}
 
     # -- the whole truth
 
@@ -200,7 +200,7 @@ class SlotDesk:
             if slot.start <= now:
                 self._count(slot, each, reading, policy=policy, now=now)
             if slot.start - slot.lead_seconds <= now:
-                blocked += self._ask(slot, each, reading, policy=policy)
+                blocked += self._ask(slot, each, reading, policy=policy, now=now)
         if blocked:
             self.problems["booking_blocked"] = (
                 "jobs run into a slot and asked for no signal, so they cannot be told to leave: "
@@ -262,53 +262,35 @@ class SlotDesk:
         for job in reservations.uses(reservation, reading.jobs, account).values():
             begin = max(job.job.start_time or now, slot.start)
             # From timestamps, not from looks: a look that fell out loses nothing.
-            held[_attempt(job)] = job.gpus * max(0.0, min(now, slot.end) - begin)
+            held[attempt_of(job)] = job.gpus * max(0.0, min(now, slot.end) - begin)
         first = memory.first_used
         if first is None and held:
             first = now
         self.known[slot.id] = replace(memory, held=held, first_used=first)
 
     def _ask(
-        self, slot: Slot, reservation: Reservation, reading: Reading, *, policy: Policy
+        self,
+        slot: Slot,
+        reservation: Reservation,
+        reading: Reading,
+        *,
+        policy: Policy,
+        now: float,
     ) -> Sequence[str]:
-        """Ask jobs of others to leave that run into a slot, once each; gives those that cannot be.
+        """Ask jobs of others to leave that run into a slot; gives those that cannot be asked.
 
-        A job gets the signal that its script asks for, and no other: one that it does not expect
-        would end it. Those that gpuwarden submitted asked Slurm itself to be told (`--signal=RB:`)
-        when the slot begins; a second signal would make them hurry.
+        Those that gpuwarden submitted asked Slurm itself to be told (`--signal=RB:`) when the slot
+        begins; a second signal would make them hurry.
         """
         if policy.preemption is None:
             return ()
-        memory = self.known.get(slot.id, SlotMemory(slot.end))
-        asked, blocked = list(memory.asked), []
+        why, deaf = Why(Cause.BOOKING, slot.id), []
         for job in reservations.in_the_way(slot, reservation, reading, policy):
-            attempt = _attempt(job)
-            if attempt in asked or read_comment(job.job.comment) is not None:
-                continue
-            signal = self._signal_of(job, attempt)
-            if signal is None:
-                blocked.append(f"{job.number} in {slot.id}")
-                continue
-            batch = ("--batch",) if signal.batch else ()
-            answer = self._cluster.run("scancel", *batch, f"--signal={signal.name}", job.number)
-            if answer.status:
-                log.warning("slot_notice_failed", job=job.number, error=answer.complaint)
-                continue
-            log.info("slot_notice", slot=slot.id, job=job.number, start=slot.start)
-            asked.append(attempt)
-        self.known[slot.id] = replace(memory, asked=tuple(asked))
-        return blocked
-
-    def _signal_of(self, job: ListedJob, attempt: str) -> AskedSignal | None:
-        """The signal that a job's script asks for; None where it asks for none, or has none."""
-        if attempt not in self._signals:
-            answer = self._cluster.run("scontrol", "write", "batch_script", job.number, "-")
-            if is_down(answer):
-                raise ServiceUnavailable(answer.complaint)
-            self._signals[attempt] = None if answer.status else asked_signal(answer.output)
-            while len(self._signals) > _MOST_SIGNALS:
-                del self._signals[next(iter(self._signals))]
-        return self._signals[attempt]
+            if read_comment(job.job.comment) is None:
+                answered = self._notices.ask(job, why, policy, now)
+                if answered is Answered.DEAF:
+                    deaf.append(f"{job.number} in {slot.id}")
+        return deaf
 
     def uses(self, reading: Reading | None, policy: Policy, now: float) -> tuple[SlotUse, ...]:
         """What becomes of the slots whose time has come."""
@@ -331,10 +313,6 @@ class SlotDesk:
                 )
             )
         return tuple(found)
-
-
-def _attempt(job: ListedJob) -> str:
-    return f"{attempt_id(job.job, '')}@{job.job.start_time or 0:.0f}"
 
 
 def _some(words: Sequence[str]) -> str:

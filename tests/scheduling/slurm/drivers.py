@@ -6,16 +6,12 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from tests.servers import ServerFailed
-
 from gpuwarden.scheduling.drivers import Context
 from gpuwarden.scheduling.slurm.driver import open_driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from tests.slurm_servers import SlurmCluster
 
     from gpuwarden.scheduling.policies import Policy
     from gpuwarden.scheduling.slurm.driver import SlurmDriver
@@ -46,14 +42,3 @@ def a_driver(policy: Policy, state: Path, clock: WallClock | None = None) -> Ite
         yield driver
     finally:
         driver.stop()
-
-
-def hurry(box: SlurmCluster, job: int) -> None:
-    """Let a job that came back start now: it waits until its credential has expired.
-
-    Told again and again it would never start: each time its wait begins anew.
-    """
-    said = box.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "-O", "State,Reason")
-    if said.split() == ["PENDING", "BeginTime"]:
-        with contextlib.suppress(ServerFailed):  # it has begun meanwhile
-            box.run("scontrol", "update", f"JobId={job}", "StartTime=now")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.scheduling.slurm.drivers import WallClock, a_driver, hurry
+from tests.scheduling.slurm.drivers import WallClock, a_driver
 from tests.scheduling.slurm.tasks import a_task, box_policy
 from tests.servers import until
 from tests.slurm_accounting import manage
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.schedule_api import EntryState
+from gpuwarden.scheduling.slurm import memories
 from gpuwarden.scheduling.slurm.driver import read_entries
+from gpuwarden.scheduling.slurm.loops import History
 from gpuwarden.scheduling.slurm.submissions import SlurmSubmitter
 
 if TYPE_CHECKING:
@@ -75,20 +78,18 @@ def test_the_queue_of_a_real_cluster(empty: SlurmCluster, cluster: Cluster, tmp_
 
 
 def test_a_loop_is_held_and_told_of(empty: SlurmCluster, tmp_path: Path) -> None:
-    """A job that leaves with 75 as soon as it begins comes back until it is held, once."""
+    """A job that left with 75 before this daemon began leaves again, and is held for it."""
     policy = box_policy(
         empty,
         slurm=box_policy(empty).slurm.model_dump(exclude_defaults=True)
         | {"requeues": {"times": 1, "per": "10m"}, "timeout": "20s"},
     )
     job = empty.submit("exit 75", "--gres=gpu:1", "--account=vision", "--requeue", "--time=5")
-
-    def held() -> bool:
-        hurry(empty, job)
-        return entry(driver, job).why == "requeue_loop"
-
+    key = f"{job}/{os.geteuid()}/{empty.run('squeue', '-h', f'-j{job}', '-o', '%j').strip()}"
+    before = History(restarts=0, times=(time.time(),))
+    memories.save(tmp_path, memories.Memory(histories={key: before}))
     with a_driver(policy, tmp_path) as driver:
-        until(held, every=0.3)
+        until(lambda: entry(driver, job).why == "requeue_loop", every=0.3)
         found = entry(driver, job)
         assert found.state is EntryState.HELD
         assert "scontrol release" in found.words
@@ -97,18 +98,15 @@ def test_a_loop_is_held_and_told_of(empty: SlurmCluster, tmp_path: Path) -> None
         assert entry(again, job).why == "requeue_loop"
 
 
+@pytest.mark.sweep
 def test_each_attempt_is_used_time_once(empty: SlurmCluster, tmp_path: Path) -> None:
     """A job that came back held cards twice; eight seconds of two cards are sixteen."""
     begin = time.time() - 1
     script = '[ -n "$SLURM_RESTART_COUNT" ] && exec sleep 600; sleep 1; exit 75'
     job = empty.submit(script, "--gres=gpu:2", "--account=speech", "--requeue", "--time=5")
     until(lambda: "1" in empty.run("squeue", "-h", f"-j{job}", "-O", "RestartCnt"), every=0.2)
-
-    def runs_again() -> bool:
-        hurry(empty, job)
-        return empty.states(job) == {"RUNNING"}
-
-    until(runs_again, every=0.3)
+    # A job that came back waits until its credential has expired.
+    empty.wait_for_state(job, "RUNNING")
     with a_driver(box_policy(empty), tmp_path) as driver:
         driver.tick(time.time())
 
