@@ -71,6 +71,7 @@ KINDS = (
     _job("GpuwardenJobEnded", "ended", "told"),
     _job("GpuwardenNoticeWithdrawn", "moderate", "told"),
     _job("GpuwardenJobCameBack", "moderate", "told"),
+    _job("GpuwardenJobLeaving", "moderate", "told"),
     Kind(
         {
             "alertname": "GpuwardenBudget",

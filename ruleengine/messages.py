@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.budget_uses import Standing
     from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.leave_records import Leave
     from gpuwarden.ruleengine.model import OwnerMay, Rule
     from gpuwarden.ruleengine.profiles import Expected
     from gpuwarden.ruleengine.records import Decision
@@ -412,6 +413,30 @@ def came_back(case: Case, back: Return, *, zone: str, speech: Speech) -> dict[st
             last=speech.time(back.last, zone),
         ),
         "next": say(phrases.came_back_next, until=speech.time(back.until, zone)),
+    }
+
+
+def leaving(leave: Leave, *, zone: str, speech: Speech) -> dict[str, str]:
+    """Annotations of the message that a scheduler has asked a job to leave.
+
+    Args:
+        leave: what was asked.
+        zone: of the owner.
+        speech: the language.
+    """
+    phrases, say = speech.phrases, speech.say
+    return {
+        "summary": say(phrases.leaving_summary, job=leave.job_id),
+        "description": say(
+            phrases.leaving_description,
+            by=leave.by,
+            job=leave.job_id,
+            asked=speech.time(leave.created_at, zone),
+            where=phrases.leaving_where[leave.at],
+            until=speech.time(leave.created_at + leave.deadline, zone),
+            reason=leave.reason,
+        ),
+        "next": phrases.leaving_next[leave.after],
     }
 
 

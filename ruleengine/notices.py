@@ -15,6 +15,7 @@ from gpuwarden.errors import RefusedAction
 from gpuwarden.ruleengine import messages
 from gpuwarden.ruleengine.alertmanager import Alert
 from gpuwarden.ruleengine.cases import OPEN_DECISION, RETRY_REFUSED_SECONDS
+from gpuwarden.ruleengine.leave_records import LeaveState
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.reclaim.node import host_of
 from gpuwarden.ruleengine.returns import Return
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.budget_uses import Standing
     from gpuwarden.ruleengine.cases import Case, StageMark
     from gpuwarden.ruleengine.directories import User
+    from gpuwarden.ruleengine.leave_records import Leave
     from gpuwarden.ruleengine.messages import Outlook
     from gpuwarden.ruleengine.model import OwnerMay, Rule
     from gpuwarden.ruleengine.records import Decision, Notice
@@ -238,6 +240,36 @@ def came_back_alerts(case: Case, back: Return, *, owner: User, context: Context)
         Alert({**identity, "level": level, "mode": "enforce"}, texts, back.last, context.now, url)
         for level in ("moderate", "page")
     ]
+
+
+def leave_alerts(leave: Leave, *, owner: User, context: Context) -> list[Alert]:
+    """The news, to its owner, that a scheduler has asked a job to leave.
+
+    It stands while the job has the request, and for a quarter of an hour where it leaves before:
+    longer than any group_wait. What was taken back is no news any more.
+
+    Args:
+        leave: what was asked, and what became of it.
+        owner: whose job it is.
+        context: what alerts are made with.
+    """
+    waits = leave.state is LeaveState.WAITING
+    lately = context.now - leave.created_at < ENDED_SECONDS
+    if not waits and not (leave.state is LeaveState.LEFT and lately):
+        return []
+    zone = owner.timezone or context.zone
+    texts = messages.in_languages(context.languages, partial(messages.leaving, leave, zone=zone))
+    labels = {
+        "alertname": "GpuwardenJobLeaving",
+        "service": SERVICE,
+        "job_id": leave.job_id,
+        "node": leave.hosts[0],
+        "user": leave.user,
+        "team": owner.team,
+        "level": "moderate",
+        "mode": "enforce",
+    }
+    return [Alert(labels, texts, leave.created_at, context.now, context.page(leave.job_id))]
 
 
 def back_by(decision: Decision) -> Return | None:

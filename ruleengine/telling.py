@@ -10,6 +10,7 @@ import structlog
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import cases, deadlines, guards, notices, returns, tickets
 from gpuwarden.ruleengine.cases import Case, CaseState, CloseReason
+from gpuwarden.ruleengine.leave_records import LeaveStore
 from gpuwarden.ruleengine.links import Links
 from gpuwarden.ruleengine.losses import at_risk
 from gpuwarden.ruleengine.messages import Outlook, UpcomingAct
@@ -75,6 +76,7 @@ class Teller:
         self._ticket_key = ticket_key
         self._links = Links(ticket_key, settings.external_url)
         self._book = AlertBook(settings.notices.resend)
+        self._leaves = LeaveStore(ledger)
         self.problem = ""
         """Why owners may not be told what stands, or an empty string."""
         self.undeliverable = 0
@@ -177,6 +179,9 @@ class Teller:
             found += notices.decision_alerts(
                 decision, freed=_freed(decision), owner=owner, context=context
             )
+        for leave in self._leaves.lately_open(now - notices.ENDED_SECONDS):
+            owner = directory.user(leave.user)
+            found += notices.leave_alerts(leave, owner=owner, context=context)
         if view.halted_since is not None:
             sentence = "; ".join(block.sentence for block in view.shares)
             whole = not {*view.halted}.isdisjoint(view.shares)

@@ -222,6 +222,14 @@ CHINESE = Phrases(
     "{last}；随后又被启动，并再次违反该规则。",
     came_back_next="在 {until} 之前不会再次结束该任务。如果是控制器、队列或脚本在重新启动它，"
     "请将其停止，或解决该规则所指出的问题。",
+    leaving_summary="任务 {job} 被要求让出显卡",
+    leaving_description="{by} 已于 {asked} 要求您的任务 {job} 在{where}保存并退出，最迟 {until}。"
+    "原因：{reason}。任务不会被强制结束。",
+    leaving_where={"step": "下一步", "epoch": "当前轮次结束时"},
+    leaving_next={
+        "requeue": "任务会重新排队，并从中断处继续，您无需任何操作。",
+        "hold": "状态已保存，但任务不会自动恢复：需要继续时请重新启动。",
+    },
     withdrawn_summary="任务 {job} 不会被结束",
     withdrawn_description="规则 {rule} 此前曾通知将结束您的任务 {job}。该决定已撤销：{why}。",
     withdrawn_next="不会对该任务采取任何措施，您无需进行任何操作。",

@@ -223,6 +223,15 @@ ENGLISH = Phrases(
     "again.",
     came_back_next="It is not ended again before {until}. If a controller, a queue or a script "
     "starts it again, stop that, or mend what the rule is about.",
+    leaving_summary="Job {job} is asked to make room",
+    leaving_description="At {asked} {by} asked your job {job} to save and leave at {where}, by "
+    "{until}: {reason}. Nobody ends it.",
+    leaving_where={"step": "its next step", "epoch": "the end of its epoch"},
+    leaving_next={
+        "requeue": "It is queued again and goes on where it was; there is nothing that you have to "
+        "do.",
+        "hold": "It is saved, and does not come back by itself: start it again to go on.",
+    },
     withdrawn_summary="Job {job} is not ended after all",
     withdrawn_description="The rule {rule} had announced the end of your job {job}. That is called "
     "off: {why}.",

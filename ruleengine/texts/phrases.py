@@ -161,6 +161,12 @@ class Phrases:
     came_back_summary: str
     came_back_description: str
     came_back_next: str
+    leaving_summary: str
+    leaving_description: str
+    leaving_where: Mapping[str, str]
+    """By `step` and `epoch`."""
+    leaving_next: Mapping[str, str]
+    """By `requeue` and `hold`."""
     withdrawn_summary: str
     withdrawn_description: str
     withdrawn_next: str

@@ -17,6 +17,7 @@ from tests.ruleengine.test_api import check
 from tests.ruleengine.worlds import NODE, Job
 
 from gpuwarden.agent_api import Action
+from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.leave_records import LeaveState
 from gpuwarden.ruleengine.roles import Role
@@ -597,5 +598,36 @@ def test_of_a_job_whose_node_went_dark_nobody_says_that_it_left_or_stayed(server
             told = await becomes(client, name, "unheeded")
             assert set(told["steps"]) == {"notified"}
             assert "nobody knows whether it is still there" in told["why"]
+
+    asyncio.run(story())
+
+
+def test_its_owner_is_told_and_what_is_taken_back_is_no_news(servers: World) -> None:
+    """Once it is delivered; by whom, until when, why, and that nothing has to be done."""
+    scene = Scene.of(servers)
+
+    def news() -> list[dict[str, Any]]:
+        (newest,) = scene.world.alerts.received[-1:]
+        kind = "GpuwardenJobLeaving"
+        return [item for item in newest.json() if item["labels"]["alertname"] == kind]
+
+    async def story() -> None:
+        async with planning(scene) as client:
+            name = (await client.post("/v1/leaves", json=body())).json()["id"]
+            await becomes(client, name, "waiting")
+            await scene.world.tick()
+            (alert,) = news()
+            assert (alert["labels"]["user"], alert["labels"]["team"]) == ("alice", "vision")
+            told = alert["annotations"]["description"]
+            assert "planner asked your job" in told
+            assert "the end of its epoch, by" in told
+            assert "high-1 of team speech goes first" in told
+            assert "goes on where it was" in alert["annotations"]["next"]
+            sent = [item.json()["channel"] for item in scene.world.slack.received]
+            assert "U0ALICE01" in sent
+            await client.delete(f"/v1/leaves/{name}")
+            await becomes(client, name, "withdrawn")
+            await scene.world.tick()
+            assert all(item["endsAt"] <= rfc3339(scene.world.clock.wall()) for item in news())
 
     asyncio.run(story())
