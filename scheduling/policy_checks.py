@@ -69,9 +69,12 @@ def check_document(
         said = {item.span for item in complaints}
         found += complaints
         # What has a wrong form is not told a second time as a name that nobody knows.
-        found += [item for item in check_names(document.root) if item.span not in said]
+        wrong_names = [item for item in check_names(document.root) if item.span not in said]
+        found += wrong_names
         if policy is not None:
-            found += _Look(policy, document.root).findings(now, engine or policy.engine)
+            look = _Look(policy, document.root).findings(now, engine or policy.engine)
+            # What is likely not meant often follows from a name that was misspelt.
+            found += [e for e in look if not wrong_names or e.severity is Severity.ERROR]
     if any(item.severity is Severity.ERROR for item in found):
         policy = None
     return CheckedFile(path, policy, tuple(found), document.text)
@@ -164,9 +167,10 @@ class _Look:
                 yield self._error("GW607", ("teams", index), text, _OTHER_NAMESPACE)
 
     def _same(self, kind: str, marks: Sequence[object], words: str) -> Iterator[Diagnostic]:
+        names = [entry.name for entry in getattr(self._policy, kind)]
         for index, mark in enumerate(marks):
             first = marks.index(mark)
-            if mark is not None and first != index:
+            if mark is not None and names[first] != names[index]:
                 text = f"has the same {words} as {kind}[{first}]: the engine cannot tell them apart"
                 yield self._error("GW607", (kind, index), text)
 

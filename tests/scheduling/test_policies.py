@@ -103,11 +103,12 @@ def test_a_mistake_is_told_with_its_place_and_remedy(
     """And makes the whole file unusable."""
     assert old in TEXT
     found = findings(tmp_path, TEXT.replace(old, new, 1))
-    mine = [item for item in found if item.code == code]
-    assert mine
-    assert all(item.severity is Severity.ERROR for item in mine)
-    assert any(words in f"{item.message}; {item.hint}" for item in mine)
-    assert all(item.span.line > 1 for item in mine)
+    (mistake,) = [item for item in found if item.severity is Severity.ERROR]
+    assert mistake.code == code
+    assert words in f"{mistake.message}; {mistake.hint}"
+    assert mistake.span.line > 1
+    if code in ("GW600", "GW601"):
+        assert found == (mistake,)
     with pytest.raises(InvalidInput, match=code):
         load_policy(tmp_path / "policy.yaml", now=NOW)
 
