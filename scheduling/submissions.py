@@ -491,6 +491,7 @@ def _doubts(
             f"batch={chosen.batch} is fixed now, from the estimate: a batch that is chosen anew "
             "with each attempt would make another training of it"
         )
+    yield from training.doubts
     if training.absent and "--online" not in asked.options:
         yield (
             f"not in sight from {asked.directory}: {', '.join(training.absent)}; a training "

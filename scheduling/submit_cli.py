@@ -25,6 +25,7 @@ from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
 from gpuwarden.scheduling.policy_checks import load_policy
 from gpuwarden.scheduling.submissions import Asked, budget_doubts, plan, read
 from gpuwarden.scheduling.tasks import Foreseen
+from gpuwarden.scheduling.yolo_words import spelt_out
 from gpuwarden.training_profiles import load_profiles
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _asked(words: tuple[str, ...], said: dict[str, Any], policy: Policy, now: fl
     if moment is not None and moment <= now:
         raise InvalidInput(f"--deadline {deadline} is past")
     return Asked(
-        words=tuple(word for word in words if not word.startswith("-")),
+        words=spelt_out([word for word in words if not word.startswith("-")]),
         options=options,
         user=user_name(),
         operator=_is_operator(policy),

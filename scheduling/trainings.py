@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from gpuwarden import estimate_tables, image_counts, named_files
 from gpuwarden.errors import InvalidInput, MissingExtra
 from gpuwarden.estimates import MAX_BATCH, OPTIMIZER_STATE_BYTES, ModelCosts, Unknown
+from gpuwarden.scheduling import yolo_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,6 +54,7 @@ class Training:
         workers: loader processes for each card.
         absent: files that it needs and that are not in sight here: ultralytics would download them,
             which a training under gpuwarden does not.
+        doubts: words that ultralytics may not know.
     """
 
     model_name: str
@@ -71,6 +73,7 @@ class Training:
     data: str
     workers: int
     absent: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -102,16 +105,16 @@ class _Reader:
     """Reads the words and collects what is wrong with them."""
 
     def __init__(self, words: Sequence[str], gpus: int) -> None:
-        self._said = dict(word.partition("=")[::2] for word in words)
+        self._said = yolo_words.settings_of(words)
         self._gpus = gpus
-        self._problems: list[str] = []
+        self._problems, self._doubts = yolo_words.misspelt(words)
 
     def read(self, images: int | None, default_imgsz: int | None) -> Training:
         name = self._said.get("model", "")
         model = _model(name, self._said.get("task"))
         classify = model.task == "classify" if isinstance(model, ModelCosts) else False
         usual = DEFAULT_CLASSIFY_IMGSZ if classify else DEFAULT_IMGSZ
-        imgsz = self._whole("imgsz", default_imgsz or usual, least=32, most=8192)
+        imgsz = self._imgsz(default_imgsz or usual)
         batch, share = self._batch()
         optimizer = self._said.get("optimizer", "auto").lower()
         if optimizer not in OPTIMIZER_STATE_BYTES:
@@ -134,6 +137,7 @@ class _Reader:
             data=self._said.get("data", ""),
             workers=self._whole("workers", 8, least=0, most=1024),
             absent=tuple(self._absent(name)),
+            doubts=tuple(self._doubts),
         )
         if self._problems:
             raise InvalidInput("\n".join(dict.fromkeys(self._problems)))
@@ -147,6 +151,13 @@ class _Reader:
             return int(text)
         self._problems.append(f"{key}={text}: write a whole number from {least} to {most}")
         return default
+
+    def _imgsz(self, default: int) -> int:
+        """The longer side, where two are said: ultralytics trains on squares of it."""
+        parts = re.findall(r"[0-9]+", self._said.get("imgsz", ""))
+        if len(parts) > 1:
+            self._said["imgsz"] = max(parts, key=int)
+        return self._whole("imgsz", default, least=32, most=8192)
 
     def _number(self, key: str) -> float | None:
         text = self._said.get(key)
@@ -232,6 +243,8 @@ class _Reader:
         data = self._said.get("data", "")
         if said is not None:
             return max(1, math.ceil(said * self._fraction(said)))
+        if re.fullmatch(r"[0-9]+", data):
+            self._doubts.append(f"data={data} counts as that many images, and is no data set")
         if not data:
             return Unknown("data", "no data= is said, so that its images cannot be counted")
         try:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib.util
+from pathlib import Path
 
 import pytest
+import yaml
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.estimates import ModelCosts, Unknown
+from gpuwarden.scheduling import yolo_words
 from gpuwarden.scheduling.trainings import read_training
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_what_is_not_said_is_ultralytics_default() -> None:
@@ -83,6 +83,53 @@ def test_every_mistake_is_said_at_once() -> None:
     assert len(text.splitlines()) == 8
     assert "batch=-2: write a whole number" in text
     assert "optimizer=Lion is none of auto, sgd" in text
+
+
+def test_a_word_that_is_nearly_a_setting_is_refused() -> None:
+    """Else the training would end in its first second, hours after it was queued."""
+    with pytest.raises(InvalidInput, match="did you mean batch="):
+        read_training(["model=yolov8m", "bacth=64"], gpus=1)
+    newer = read_training(["model=yolov8m", "quantum_flux=1"], gpus=1)
+    assert newer.doubts == ("quantum_flux= is no setting that ultralytics 8.4.190 knows",)
+    assert read_training(["model=yolov8m", "lr0=0.01", "cos_lr=True"], gpus=1).doubts == ()
+
+
+def test_the_settings_are_those_of_ultralytics() -> None:
+    """Of the version that is installed here."""
+    spec = importlib.util.find_spec("ultralytics")
+    assert spec is not None
+    assert spec.origin is not None
+    text = (Path(spec.origin).parent / "cfg" / "default.yaml").read_text("utf-8")
+    assert yaml.safe_load(text).keys() == yolo_words.SETTINGS
+
+
+def test_a_file_of_settings_counts_below_the_words(tmp_path: Path) -> None:
+    """As `cfg=` does for `yolo train`; what is not the user's to set is refused."""
+    file = tmp_path / "my.yaml"
+    file.write_text("batch: 32\nepochs: 7\nimgsz: [640, 480]\ntime: null\n", "utf-8")
+    found = read_training(["epochs=9", "model=yolov8m", f"cfg={file}"], gpus=1)
+    assert (found.batch, found.epochs, found.imgsz) == (32, 9, 640)
+    file.write_text("device: 0,1\n", "utf-8")
+    with pytest.raises(InvalidInput, match="sets device"):
+        read_training(["model=yolov8m", f"cfg={file}"], gpus=1)
+    for content in ("- a\n", "a: [\n", "1: 2\n"):
+        file.write_text(content, "utf-8")
+        with pytest.raises(InvalidInput, match="cfg="):
+            read_training(["model=yolov8m", f"cfg={file}"], gpus=1)
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_training(["model=yolov8m", f"cfg={tmp_path}/none.yaml"], gpus=1)
+
+
+def test_a_line_of_yolo_may_be_pasted() -> None:
+    """Its bare words are taken as it takes them."""
+    words = ["yolo", "segment", "train", "model=yolov8m-seg"]
+    assert yolo_words.spelt_out(words) == ("task=segment", "model=yolov8m-seg")
+
+
+@pytest.mark.parametrize("text", ["640,480", "[480, 640]", "(640,640)"])
+def test_of_two_sides_the_longer_counts(text: str) -> None:
+    """Ultralytics trains on squares."""
+    assert read_training(["model=yolov8m", f"imgsz={text}"], gpus=1).imgsz == 640
 
 
 @pytest.mark.parametrize("batch", ["9", "1", "-1", "0.5"])
