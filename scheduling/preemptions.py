@@ -360,8 +360,9 @@ def _refusal(
         return dataclasses.replace(
             base,
             code=Code.QUOTA,
-            words=f"Team {request.team} would be {counted_cards(option.over)} over its quota of "
-            f"{option.pools[0].kind}, and none of its own jobs may be asked to leave for this.",
+            words=f"With it team {request.team} would hold {counted_cards(option.over)} of "
+            f"{option.pools[0].kind} more than it may at once, and none of its own jobs may be "
+            "asked to leave for it.",
         )
     nearest = min(options, key=lambda each: (each.missing_new, each.pools))
     may = sorted(terms.preempts.get(request.priority or "", ()))
@@ -370,12 +371,12 @@ def _refusal(
         if request.priority is None
         else f"jobs of {listed(may)} cannot give them"
         if may
-        else f"priority {request.priority} preempts nobody"
+        else f"priority {request.priority} may ask nobody to leave"
     )
     return dataclasses.replace(
         base,
         code=Code.NO_VICTIM,
-        words=f"{counted_cards(nearest.missing_new)} more would be needed, and {reason}.",
+        words=f"It lacks {counted_cards(nearest.missing_new)}, and {reason}.",
     )
 
 

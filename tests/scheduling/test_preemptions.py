@@ -119,7 +119,7 @@ def test_a_job_of_its_own_class_or_above_is_never_asked() -> None:
     assert (choice.victims, choice.code) == ((), Code.NO_VICTIM)
     low = dataclasses.replace(HIGH, priority="low")
     assert ask(job("a", 8), request=low).words == (
-        "2 cards more would be needed, and priority low preempts nobody."
+        "It lacks 2 cards, and priority low may ask nobody to leave."
     )
 
 
@@ -211,7 +211,7 @@ def test_nobody_is_told_for_a_request_that_would_not_fit_then() -> None:
     """Volcano #3673: one card of two can be made free, so both low jobs train on."""
     choice = ask(job("low", 1), job("high", 6, priority="high"))
     assert (choice.victims, choice.code) == ((), Code.NO_VICTIM)
-    assert choice.words.startswith("2 cards more would be needed, and jobs of low and normal")
+    assert choice.words.startswith("It lacks 2 cards, and jobs of low and normal")
     huge = ask(job("low", 8), request=dataclasses.replace(HIGH, gpus=9))
     assert huge.code is Code.TOO_LARGE
     assert huge.words == "It wants 9 cards of a100 in one host, and there are never more than 8."

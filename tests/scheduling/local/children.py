@@ -81,6 +81,9 @@ class Run:
                 return 0
             at_epoch = self.request is not None and self.request["at"] == "epoch"
             asked = self.request is not None and (epoch_ended or not at_epoch)
+            if asked and self.behaviour == "dies":
+                self.publish("saving")
+                os.kill(os.getpid(), signal.SIGKILL)
             if (asked or self.signalled) and self.behaviour != "stuck":
                 self.save()
                 held = self.request is not None and self.request["then"] == "hold"

@@ -84,7 +84,7 @@ def test_a_job_gets_its_cards_runs_and_is_done(lab: LabBox) -> None:
     lab.until(lambda: lab.state_of(first) == "running")
     lab.tick()
     assert lab.state_of(second) == "pending"
-    assert lab.entry(second).words.endswith("priority low preempts nobody.")
+    assert lab.entry(second).words.endswith("priority low may ask nobody to leave.")
     assert lab.entry(second).must_end == (first,)
     lab.say("a", "finish")
     lab.until(lambda: lab.state_of(second) == "done")
@@ -323,7 +323,7 @@ def test_a_card_that_somebody_else_uses_is_off_limits(lab: LabBox) -> None:
     entry = lab.submit("a", "done")
     lab.tick()
     assert lab.state_of(entry) == "pending"
-    assert lab.entry(entry).words.startswith("1 card more would be needed")
+    assert lab.entry(entry).words.startswith("It lacks 1 card")
     words = [each.words for each in lab.driver.problems()]
     foreign = f"process {os.getpid()} uses it, and is no job of this queue on this card"
     assert words == [
@@ -414,6 +414,65 @@ def test_a_job_that_does_not_leave_is_ended_after_its_deadline_and_not_before(
     assert receipt.lost_seconds > 0  # by the clock of the machine, which the test does not move
     assert lab.state_of(stuck) == "pending"
     assert "ended after its deadline" not in lab.entry(high).words
+
+
+def test_a_job_that_tells_nothing_is_asked_all_the_same(lab: LabBox) -> None:
+    """What it did not tell is absent from its receipt; it is killed only behind the last signal."""
+    deaf = lab.submit("deaf", "deaf", gpus=2)
+    lab.until(lambda: lab.state_of(deaf) == "running")
+    log = lab.work / f"deaf-{deaf}.log"
+    lab.until(lambda: log.exists() and "ready" in log.read_text())
+    high = lab.submit("high", priority="high")
+    lab.until(lambda: "notified" in lab.steps(deaf))
+    lab.tick(301)
+    lab.tick(KILL_SECONDS + 1)
+    lab.until(lambda: lab.state_of(high) == "running")
+    assert list(lab.steps(deaf)) == ["notified", "left", "freed", "started"]
+    assert lab.entry(deaf).requeues == 1
+
+
+def test_a_job_that_dies_while_it_saves_has_failed_and_its_successor_starts(lab: LabBox) -> None:
+    """Somebody else killed it, for want of memory perhaps: it is not started again unasked."""
+    low = lab.submit("low", "dies", gpus=2)
+    trains(lab, "low", low)
+    high = lab.submit("high", priority="high")
+    lab.until(lambda: lab.state_of(high) == "running")
+    assert lab.state_of(low) == "failed"
+    assert "ended by SIGKILL" in lab.entry(low).words
+    receipt = lab.notice(low)
+    assert receipt.outcome == "failed"
+    assert "saved" not in receipt.steps
+    assert receipt.lost_seconds is not None
+    assert receipt.lost_seconds > 0
+
+
+def test_a_job_has_to_leave_so_often_and_is_then_left_alone(
+    open_lab: Callable[..., LabBox],
+) -> None:
+    """Two high jobs after one another have it leave; the third one waits, and is told why."""
+    often = {
+        "minimum_run": "0s",
+        "notice": "step",
+        "deadline": "5m",
+        "back_off": "0s",
+        "at_most": {"times": 2, "per": "24h"},
+    }
+    lab = open_lab(preemption=often)
+    low = lab.submit("low", gpus=2)
+    for name in ("h1", "h2"):
+        trains(lab, "low", low)
+        high = lab.submit(name, priority="high")
+        lab.until(lambda high=high: lab.state_of(high) == "running")
+        lab.say(name, "finish")
+        lab.until(lambda high=high: lab.state_of(high) == "done")
+    trains(lab, "low", low)
+    third = lab.submit("h3", priority="high")
+    for _ in range(5):
+        lab.tick()
+    assert lab.state_of(low) == "running"
+    assert (lab.state_of(third), lab.entry(third).why) == ("pending", "no-victim")
+    assert lab.entry(third).must_end == (low,)
+    assert "the 2nd time within 1d" in lab.driver._queue.notes(closed_since=0.0)[-1].words
 
 
 def test_a_notice_is_taken_back_when_its_successor_is_gone(lab: LabBox) -> None:

@@ -107,7 +107,7 @@ def test_a_team_holds_no_more_than_its_own_and_what_it_may_borrow() -> None:
     ]
     found = planned(works("x", 3), wants("v"), policy=box(teams=teams))
     assert found.waits["v"].code == "quota"
-    assert "1 card over its quota of a100" in found.waits["v"].words
+    assert "would hold 1 card of a100 more than it may at once" in found.waits["v"].words
     generous = [{**teams[0], "borrow": {"a100": 2}}, teams[1]]
     kept = planned(works("x", 3), wants("v"), policy=box(teams=generous))
     assert started(kept) == []  # one card of nlp's is lent, and the other is not
