@@ -14,7 +14,7 @@ from gpuwarden.refusals import Refusal
 from gpuwarden.scheduling.booking_terms import prices_of
 from gpuwarden.scheduling.calibrations import calibrate
 from gpuwarden.scheduling.documents import idle_hours
-from gpuwarden.scheduling.moments import MomentUnclear, read_moment
+from gpuwarden.scheduling.moments import MomentUnclear, read_moment, show_moment
 from gpuwarden.scheduling.usages import By, account, beside
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Handler = Callable[[Request], Awaitable[Response]]
 
 LONGEST_SECONDS = 400 * 86400.0
+STALE_SECONDS = 300.0
+"""An account that was read longer ago is told to be old."""
 ENGINE_SECONDS = 50.0
 """How long the engine's own account is waited for."""
 
@@ -57,6 +59,7 @@ class AccountRoutes:
         self._worker = worker
         self._accounts = accounts
         self._caller = caller
+        self._busy = asyncio.Semaphore(1)
 
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
         """Method, path and handler of each."""
@@ -64,14 +67,15 @@ class AccountRoutes:
         yield "GET", "/v1/calibration", self._calibration
 
     async def _usage(self, request: Request) -> Response:
-        self._caller(request)
+        caller = self._caller(request)
         by = _level(request.query_params.get("by", "team"))
         team = request.query_params.get("team", "")
         now = self._scheduler.clock.wall()
         span = Span(self._moment(request, "from", "now-7d"), self._moment(request, "to", "now"))
         if not 0 < span.seconds <= LONGEST_SECONDS:
             raise Refusal(400, "malformed", "to is not after from, by 400 days at most")
-        holdings, notes = await asyncio.to_thread(self._holdings, span)
+        async with self._busy:
+            holdings, notes = await asyncio.to_thread(self._holdings, span, caller)
         own = [item for item in holdings if team in ("", item.team)]
         prices = prices_of(self._scheduler.policy)
         found = account(own, span, by, now=now, prices=prices)
@@ -86,18 +90,31 @@ class AccountRoutes:
         }
         return JSONResponse(document)
 
-    def _holdings(self, span: Span) -> tuple[list[Holding], list[str]]:
-        """By the engine and by what was remembered of it: engines forget, and a daemon was down."""
-        engine = self._scheduler.driver.engine
-        kept = list(self._scheduler.store.holdings(engine, span.begin, span.end))
+    def _holdings(self, span: Span, caller: Caller) -> tuple[list[Holding], list[str]]:
+        """What was read of the engine's account, each minute; of before that, the engine itself.
+
+        Years of accounts take an engine minutes, in which it is not looked at: only operators ask.
+        """
+        scheduler = self._scheduler
+        engine, now = scheduler.driver.engine, scheduler.clock.wall()
+        kept = list(scheduler.store.holdings(engine, span.begin, span.end))
+        since, notes = scheduler.store.accounts_since(), []
+        if scheduler.accounted is None or now - scheduler.accounted > STALE_SECONDS:
+            notes.append(f"{engine}'s account cannot be read now: this is as it was last known")
+        if since is None or span.begin >= since:
+            return kept, notes
+        day = show_moment(since, scheduler.policy.zone)
+        if not caller.operates:
+            return kept, [*notes, f"nothing is kept of before {day}: operators can ask {engine}"]
         try:
-            told = self._worker.call(
-                lambda: self._scheduler.driver.usage(span.begin, span.end), seconds=ENGINE_SECONDS
+            older = self._worker.call(
+                lambda: scheduler.driver.usage(span.begin, min(since, span.end)),
+                seconds=ENGINE_SECONDS,
             )
         except (TemporaryError, TimeoutError) as error:
             why = str(error) or "it is busy"
-            return kept, [f"{engine}'s own account could not be read ({why}): as last known"]
-        return [*told, *kept], []
+            return kept, [*notes, f"{engine} does not tell of before {day}: {why}"]
+        return [*older, *kept], notes
 
     async def _compared(self, found: Account, team: str) -> Account:
         if self._accounts is None:

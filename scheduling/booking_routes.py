@@ -59,6 +59,8 @@ class BookingRoutes:
         self._desk = desk
         self._feeds = feeds
         self._caller = caller
+        # Whoever books in a loop must not have all the threads that others are answered by.
+        self._busy = asyncio.Semaphore(2)
 
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
         """Method, path and handler of each."""
@@ -94,15 +96,14 @@ class BookingRoutes:
             repeat=_repeat(text(body, "repeat", default="none")),
             until=self._moment(body, "until", now) if until else None,
         )
-        found = await asyncio.to_thread(
-            self._desk.book,
-            wish,
-            caller,
-            words=text(body, "words", default=""),
-            key=text(body, "key") if "key" in body else None,
-            dry_run=flag(body, "dry_run"),
-        )
-        return self._answered(found, wish, dry_run=flag(body, "dry_run"))
+        words, key = text(body, "words", default=""), body.get("key")
+        key = None if key is None else text(body, "key")
+        dry_run = flag(body, "dry_run")
+        async with self._busy:
+            found = await asyncio.to_thread(
+                self._desk.book, wish, caller, words=words, key=key, dry_run=dry_run
+            )
+        return self._answered(found, wish, dry_run=dry_run)
 
     async def _list(self, request: Request) -> Response:
         self._caller(request)
@@ -134,7 +135,8 @@ class BookingRoutes:
 
     async def _cancel(self, request: Request) -> Response:
         caller = self._caller(request)
-        found = await asyncio.to_thread(self._desk.cancel, request.path_params["name"], caller)
+        async with self._busy:
+            found = await asyncio.to_thread(self._desk.cancel, request.path_params["name"], caller)
         return JSONResponse(
             {
                 "schema": "gpuwarden.bookings/v1",
@@ -156,10 +158,12 @@ class BookingRoutes:
             if not ahead:
                 raise Refusal(404, "unknown", "there is no such slot ahead")
             end = ahead[0] + _duration(body, "by")
-        found = await asyncio.to_thread(
-            self._desk.lengthen, name, caller, end=end, dry_run=flag(body, "dry_run")
-        )
-        return self._answered(found, dry_run=flag(body, "dry_run"))
+        dry_run = flag(body, "dry_run")
+        async with self._busy:
+            found = await asyncio.to_thread(
+                self._desk.lengthen, name, caller, end=end, dry_run=dry_run
+            )
+        return self._answered(found, dry_run=dry_run)
 
     # -- the calendar for other programs
 

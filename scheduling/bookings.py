@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gpuwarden.periods import Period
 
 MAX_PROPOSALS = 3
-MAX_CANDIDATES = 400
-"""Starts that are tried for a proposal; beyond that the calendar is too full to advise."""
+MAX_CHECKS = 200
+"""Slots that are tried for a proposal; beyond that the calendar is too full to advise."""
 MAX_SERIES = 30
 """Slots of a series that are looked at for a proposal."""
 _WEEK = 7 * 86400.0
@@ -171,7 +171,8 @@ def consider(
         return Answer((), tuple(objections))
     slots = _slots(wish, terms, now)
     objections += _limits(wish, slots, terms, now)
-    blocked = list(_conflicts(wish, slots, taken, terms))
+    # Whoever only asks whether it would do needs no second reason against it.
+    blocked = list(itertools.islice(_conflicts(wish, slots, taken, terms), None if advise else 1))
     objections += blocked
     over, warnings = _over_budget(slots, taken, terms, now)
     objections += over
@@ -405,7 +406,7 @@ def _proposals(
         (by for by in shifts if wish.start + by >= earliest), key=lambda by: (abs(by), by)
     )
     found: list[float] = []
-    for by in near[:MAX_CANDIDATES]:
+    for by in near[: max(MAX_PROPOSALS, MAX_CHECKS // max(1, len(slots)))]:
         moved = replace(wish, start=wish.start + by)
         if not consider(moved, taken, terms, now=now, advise=False).objections:
             found.append(moved.start)

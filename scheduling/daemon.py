@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 STOP_SECONDS = 30.0
 """In which a tick that has begun must end when the daemon stops."""
+
+THREADS = 16
+"""In which requests wait; bookings, jobs and accounts take five of them at most."""
 
 log = structlog.get_logger(__name__)
 
@@ -163,6 +167,9 @@ class Daemon:
             ServiceUnavailable: an address to listen on cannot be had.
         """
         self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(
+            concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="web")
+        )
         if threading.current_thread() is threading.main_thread():  # no other can have them
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._asked.set)

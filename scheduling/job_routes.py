@@ -47,6 +47,7 @@ class JobRoutes:
         self._scheduler = scheduler
         self._worker = worker
         self._caller = caller
+        self._busy = asyncio.Semaphore(2)
 
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
         """Method, path and handler of each."""
@@ -75,9 +76,11 @@ class JobRoutes:
         # Whoever the document says it is: it is who the socket says.
         task = dataclasses.replace(said, user=caller.name, team=team)
         now = self._scheduler.clock.wall()
-        entry = await asyncio.to_thread(
-            self._worker.call, lambda: queue.submit(task, uid=uid, gid=gid, now=now, token=token)
-        )
+        async with self._busy:
+            entry = await asyncio.to_thread(
+                self._worker.call,
+                lambda: queue.submit(task, uid=uid, gid=gid, now=now, token=token),
+            )
         return JSONResponse({"id": entry, "engine": self._scheduler.driver.engine}, status_code=201)
 
     async def _log(self, request: Request) -> Response:
@@ -109,7 +112,8 @@ class JobRoutes:
                     )
                 getattr(queue, verb)(name, by=caller.name, now=now)
 
-            await asyncio.to_thread(self._worker.call, act)
+            async with self._busy:
+                await asyncio.to_thread(self._worker.call, act)
             return JSONResponse({"id": name, "done": verb})
 
         return command

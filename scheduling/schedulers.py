@@ -87,6 +87,11 @@ class Scheduler:
         )
 
     @property
+    def accounted(self) -> float | None:
+        """When the engine's account was last read, Unix time; None: not since the start."""
+        return self._accounted
+
+    @property
     def seen(self) -> float | None:
         """When the engine was last seen, Unix time; None: not yet."""
         return self.document.taken or None
@@ -231,7 +236,7 @@ class Scheduler:
         booked = self.store.slots_between(now - SHOWN_SECONDS, now + ahead + SHOWN_SECONDS)
         self.document = replace(
             self.document,
-            preemptions=self.store.preemptions(now - SHOWN_SECONDS),
+            preemptions=self.store.preemptions(now - SHOWN_SECONDS, now=now),
             bookings=tuple(
                 booking_entry(
                     item, self.uses.get(item.slot.id), now, remark=self.remarks.get(item.slot.id)

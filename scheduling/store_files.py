@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MIGRATIONS = (
     """
+    CREATE TABLE meta (name TEXT PRIMARY KEY, value REAL NOT NULL) STRICT;
     CREATE TABLE bookings (
         id TEXT PRIMARY KEY,
         key TEXT UNIQUE,

@@ -296,11 +296,15 @@ class Store:
                     ),
                 )
 
-    def preemptions(self, since: float) -> tuple[Preemption, ...]:
-        """Open ones, and those that were last seen since a moment; the newest first."""
+    def preemptions(self, since: float, *, now: float) -> tuple[Preemption, ...]:
+        """Those that were last seen since a moment, the newest first.
+
+        An open one that no engine tells of any more for a day is none: nobody waits for it.
+        """
         rows = self.rows(
-            "SELECT body FROM preemptions WHERE outcome = 'open' OR seen >= ? "
+            "SELECT body FROM preemptions WHERE seen >= CASE outcome WHEN 'open' THEN ? ELSE ? END "
             "ORDER BY begun DESC, id LIMIT 5000",
+            max(since, now - 86400.0),
             since,
         )
         return tuple(_preemption(row["body"]) for row in rows)
@@ -352,10 +356,20 @@ class Store:
                 ],
             )
             db.execute(
+                "INSERT INTO meta VALUES ('accounts_since', ?) ON CONFLICT (name) "
+                "DO UPDATE SET value = min(value, excluded.value)",
+                (since,),
+            )
+            db.execute(
                 "UPDATE holdings SET end = max(seen, start) "
                 "WHERE end IS NULL AND seen < ? AND start >= ?",
                 (now, since),
             )
+
+    def accounts_since(self) -> float | None:
+        """From when on who held what is known here, Unix time; None: nothing was read yet."""
+        rows = self.rows("SELECT value FROM meta WHERE name = 'accounts_since'")
+        return rows[0]["value"] if rows else None
 
     def forget(self, before: float) -> None:
         """Drop what nobody asks for any more: what ended, waited or was foretold before a moment.
@@ -367,6 +381,9 @@ class Store:
             db.execute("DELETE FROM waits WHERE started < ?", (before,))
             db.execute("DELETE FROM predictions WHERE made < ?", (before,))
             db.execute("DELETE FROM runs WHERE ended < ?", (before,))
+            db.execute(
+                "UPDATE meta SET value = max(value, ?) WHERE name = 'accounts_since'", (before,)
+            )
 
     def oldest_running(self) -> float | None:
         """Start of the oldest attempt that is not known to have ended."""

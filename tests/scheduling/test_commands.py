@@ -86,7 +86,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             Holding("slurm", "7", "cy", "speech", 2, NOW - 90000, None, "a100-40"),
             Holding("slurm", "5", "=cmd", "vision", 1, NOW - HOUR, NOW, "h100-80"),
         )
-        found.tick(5)
+        found.tick(61)
+        found.clock.now = NOW + 5
+        found.tick()
         yield found
 
 

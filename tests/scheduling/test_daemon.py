@@ -524,20 +524,63 @@ def test_a_step_that_was_seen_stays_seen(here: Running) -> None:
     assert found.steps == {"notified": NOW, "saved": NOW + 3}
 
 
-def test_accounts_come_from_the_engine_and_from_what_is_remembered(here: Running) -> None:
+def test_accounts_are_what_was_read_of_the_engine_and_outlast_it(here: Running) -> None:
     """A job that the engine has forgotten still counts, and nothing counts twice."""
     job = Holding("slurm", "7", "ana", "vision", 2, NOW - HOUR, NOW, "a100-40")
     here.driver.held = (job,)
     here.tick(61)
     here.driver.held = (dataclasses.replace(job, entry="8"),)
+    here.tick(61)
+    here.tick(61)
     found = here.client.ask("GET", "/v1/usage", parameters={"by": "user", "from": "now-1d"})
     (line,) = found["lines"]
     assert (line["name"], line["gpu_hours"], line["jobs"]) == ("ana", 4, 2)
-    assert line["cost"] == {"EUR": 7.6}
-    here.driver.unseen = ServiceUnavailable("slurmdbd does not answer")
+    assert (line["cost"], found["notes"]) == ({"EUR": 7.6}, [])
+    here.driver.unaccounted = ServiceUnavailable("slurmdbd does not answer")
+    here.tick(400)
     found = here.client.ask("GET", "/v1/usage", parameters={"from": "now-1d"})
-    assert found["total"]["gpu_hours"] == 2
-    assert "slurmdbd does not answer" in found["notes"][0]
+    assert found["total"]["gpu_hours"] == 4
+    assert "as it was last known" in found["notes"][0]
+
+
+def test_of_before_its_time_the_daemon_asks_the_engine_for_operators_alone(tmp_path: Path) -> None:
+    """Years of accounts keep the engine busy: a user could have nobody's queue be looked at."""
+    (tmp_path / "cy").write_text("c" * 32)
+    (tmp_path / "olga").write_text("o" * 32)
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(
+        "version: 1\ntokens:\n- {name: cy, role: user, file: cy}\n"
+        "- {name: olga, role: operator, file: olga}\n"
+    )
+    port = free_port()
+    with running(tmp_path, POLICY, now=NOW, listen=("127.0.0.1", port), tokens=tokens) as here:
+        old = NOW - 100 * 24 * HOUR
+        here.driver.held = (Holding("slurm", "3", "ana", "vision", 1, old, old + HOUR, "a100-40"),)
+        url, asked = f"http://127.0.0.1:{port}", {"from": "now-200d"}
+        cy = DaemonClient(url=url, token_file=tmp_path / "cy")
+        olga = DaemonClient(url=url, token_file=tmp_path / "olga")
+        found = cy.ask("GET", "/v1/usage", parameters=asked)
+        assert found["total"]["gpu_hours"] == 0
+        assert "operators can ask slurm" in found["notes"][0]
+        found = olga.ask("GET", "/v1/usage", parameters=asked)
+        assert (found["total"]["gpu_hours"], found["notes"]) == (1, [])
+        here.driver.unaccounted = ServiceUnavailable("slurmdbd does not answer")
+        found = olga.ask("GET", "/v1/usage", parameters=asked)
+        assert "slurmdbd does not answer" in found["notes"][0]
+
+
+def test_a_preemption_that_no_engine_tells_of_is_none_any_more(here: Running) -> None:
+    """An open one is shown for a day after it was last told of, a closed one for a week."""
+    here.driver.asked_to_leave = (
+        Preemption("p1", "7", "8", Cause.PRIORITY, "epoch", steps={"notified": NOW}),
+        Preemption("p2", "7", "8", Cause.PRIORITY, "epoch", outcome=Outcome.DONE),
+    )
+    here.tick(5)
+    here.driver.asked_to_leave = ()
+    here.tick(23 * HOUR)
+    assert {item.id for item in here.client.schedule().preemptions} == {"p1", "p2"}
+    here.tick(2 * HOUR)
+    assert {item.id for item in here.client.schedule().preemptions} == {"p2"}
 
 
 def test_a_job_that_the_engine_lost_does_not_run_for_ever(here: Running) -> None:

@@ -87,6 +87,8 @@ def test_a_prometheus_that_does_not_answer_takes_nothing_away(tmp_path: Path) ->
     url = f"http://127.0.0.1:{free_port()}"
     with running(tmp_path, TEXT, now=NOW, prometheus=url) as here:
         here.driver.held = (Holding("slurm", "7", "ana", "vision", 2, NOW - HOUR, NOW, "a100-40"),)
+        here.tick(61)
+        here.clock.now = NOW
         found = here.client.ask("GET", "/v1/usage", parameters={"from": "now-1h"})
         assert found["total"]["gpu_hours"] == pytest.approx(2)
         assert found["total"]["prometheus_gpu_hours"] is None
