@@ -141,6 +141,7 @@ class Daemon:
             self.wake,
             self._settings.engine_url,
             self._settings.engine_token,
+            self._settings.prometheus,
         )
 
     def _read_policy(self) -> Policy:

@@ -40,6 +40,7 @@ class Context:
         leaves: address and token file of the engine's API for leave requests, or None: then a
             driver that can asks trainers itself, and the others do not ask at all.
         leaves_token: file with the token for it, or None.
+        prometheus: address of the server with the trainings' series, or None.
     """
 
     state: Path
@@ -47,6 +48,7 @@ class Context:
     wake: Callable[[], None]
     leaves: str | None = None
     leaves_token: Path | None = None
+    prometheus: str | None = None
 
 
 class SlotsRefused(RefusedAction):

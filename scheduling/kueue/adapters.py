@@ -15,10 +15,11 @@ import yaml
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.kubernetes_clients import Kind, KubernetesClient
-from gpuwarden.platforms.kubernetes import UnexpectedObject, reference_of, value_at
+from gpuwarden.platforms.kubernetes import UnexpectedObject, reference_of
 from gpuwarden.scheduling.engines import Act
 from gpuwarden.scheduling.kueue import names, renderings
 from gpuwarden.scheduling.kueue.objects import found_object, leftovers, place_of
+from gpuwarden.scheduling.kueue.shapes import rows_at
 
 if TYPE_CHECKING:
     from gpuwarden.platforms.kubernetes import Json
@@ -63,7 +64,7 @@ async def kueue_version(client: KubernetesClient) -> str | None:
     except RefusedAction:
         return None  # not everybody may look into Kueue's namespace
     for item in found:
-        for container in value_at(item, "spec.template.spec.containers") or ():
+        for container in rows_at(item, "spec.template.spec.containers"):
             match = _IMAGE.search(str(container.get("image", "")))
             if match is not None:
                 return match["version"]

@@ -31,7 +31,7 @@ from gpuwarden.scheduling.kueue.views import (
 from gpuwarden.scheduling.preemption_terms import Code, Pool, Request, Running, Told, terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from gpuwarden.scheduling.kueue.leavings import Leaving
     from gpuwarden.scheduling.kueue.views import View
@@ -87,59 +87,108 @@ def _without_notices(view: View) -> Verdict:
 
 
 def _for_jobs(view: View, terms: Terms, taken: frozenset[str]) -> Verdict:
-    ledger = view.ledger()
-    running = [_running(job, view, ledger) for job in view.jobs if job.counts]
-    running = [job for job in running if job.id not in taken]
-    history = {job.id: job.history for job in view.jobs}
-    acts: list[Act] = []
-    waits: dict[str, Wait] = {}
-    faults: list[Fault] = []
-    by_id = {job.id: job for job in view.jobs}
-    for job in [*starved(view), *waiting(view)]:
-        # What it has been promised already is what it asks for.
-        ledger = Ledger(ledger.shares, tuple(use for use in ledger.uses if use.id != job.id))
-        running = [each for each in running if each.id != job.id]
-        card = next(iter(job.cards), "")
+    return _Round(view, terms, taken).run()
+
+
+class _Round:
+    """One look at all that wait, in order; each sees what those before it will have taken.
+
+    Args:
+        view: of the cluster.
+        terms: of preemption.
+        taken: jobs that leave for bookings.
+    """
+
+    def __init__(self, view: View, terms: Terms, taken: frozenset[str]) -> None:
+        self._view = view
+        self._terms = terms
+        self._ledger = view.ledger()
+        self._running = [
+            _running(job, view, self._ledger)
+            for job in view.jobs
+            if job.counts and job.id not in taken
+        ]
+        self._history = {job.id: job.history for job in view.jobs}
+        self._by_id = {job.id: job for job in view.jobs}
+        self._acts: list[Act] = []
+        self._waits: dict[str, Wait] = {}
+        self._faults: list[Fault] = []
+
+    def run(self) -> Verdict:
+        """Notices, gates that open, and why each waits."""
+        for job in starved(self._view):
+            # What it has been promised already is what it asks for.
+            self._take((), without=frozenset({job.id}))
+            self._look(job)
+        for job in waiting(self._view):
+            self._look(job)
+        return Verdict(tuple(self._acts), self._waits, tuple(self._faults))
+
+    def _look(self, job: QueuedJob) -> None:
+        if not job.priority or self._ledger.never(job.team, job.cards, job.gpus):
+            self._waits[job.id] = _never(job)
+            self._acts += [_open(job)] if names.NOTICE_GATE in job.gates else []
+            return
+        reclaims = _within_own(self._ledger, job)
+        if self._terms.preempts.get(job.priority) or reclaims:
+            self._choose(job, reclaims=reclaims)
+            return
+        # Who may ask nobody waits for what comes free: most of a long queue is decided here.
+        if not self._take((job,)):
+            words = "Others use the cards that its team may have, and it may ask nobody to leave."
+            self._waits[job.id] = Wait(Code.NO_VICTIM.value, words)
+        elif names.NOTICE_GATE in job.gates:
+            self._acts.append(_open(job))
+
+    def _choose(self, job: QueuedJob, *, reclaims: bool) -> None:
+        view = self._view
         request = Request(
             id=job.id,
             gpus=job.gpus,
             kinds=frozenset(job.cards),
-            priority=job.priority or None,
+            priority=job.priority,
             team=job.team,
             spread=True,
-            reclaims=_within_own(ledger, job),
+            reclaims=reclaims,
         )
-        if not job.priority or ledger.never(job.team, job.cards, job.gpus):
-            waits[job.id] = _never(job)
-            acts += [_open(job)] if names.NOTICE_GATE in job.gates else []
-            continue
         choice = choose_fitting(
             request,
-            running,
-            history,
-            terms=terms,
-            fits=_fits(ledger, job.team, job.cards, job.gpus),
+            self._running,
+            self._history,
+            terms=self._terms,
+            fits=_fits(self._ledger, job.team, job.cards, job.gpus),
             now=view.now,
         )
-        gone = {*choice.coming, *(victim.id for victim in choice.victims)}
-        settled = view.now >= job.created + SETTLE_SECONDS or names.NOTICE_GATE in job.gates
-        if settled:
-            acts += [
-                Tell(by_id[victim.id], _told(by_id[victim.id], view, job.id, victim=victim))
-                for victim in choice.victims
-            ]
-        if names.NOTICE_GATE in job.gates and _may_open(choice, by_id):
-            acts.append(_open(job))
-        faults += [_overdue(by_id[name], job) for name in choice.overdue if name in by_id]
+        gated = names.NOTICE_GATE in job.gates
+        if gated or view.now >= job.created + SETTLE_SECONDS:
+            for victim in choice.victims:
+                own = self._by_id[victim.id]
+                self._acts.append(Tell(own, _told(own, view, job.id, victim=victim)))
+        if gated and _may_open(choice, self._by_id):
+            self._acts.append(_open(job))
+        overdue = [self._by_id[name] for name in choice.overdue if name in self._by_id]
+        self._faults += [_overdue(victim, job) for victim in overdue]
+        gone = frozenset((*choice.coming, *(victim.id for victim in choice.victims)))
         if choice.code is not Code.FITS:
             ends = tuple(sorted({*gone, *choice.overdue}))
             code = choice.code.value if choice.code is not None else "preempting"
-            waits[job.id] = Wait(code, choice.words, ends)
+            self._waits[job.id] = Wait(code, choice.words, ends)
         if choice.code in (Code.FITS, Code.COMING) or choice.victims:
-            kept = tuple(use for use in ledger.uses if use.id not in gone)
-            ledger = Ledger(ledger.shares, (*kept, Use(job.id, job.team, card, job.gpus)))
-            running = [each for each in running if each.id not in gone]
-    return Verdict(tuple(acts), waits, tuple(faults))
+            self._take((job,), without=gone)
+
+    def _take(self, jobs: Sequence[QueuedJob], *, without: frozenset[str] = frozenset()) -> bool:
+        """Count jobs as having their cards, and others as gone; whether they fit."""
+        ledger, more = self._ledger, []
+        for job in jobs:
+            card = ledger.fits(job.team, job.cards, job.gpus, without=without)
+            if card is None:
+                return False
+            more.append(Use(job.id, job.team, card, job.gpus))
+        kept = tuple(use for use in ledger.uses if use.id not in without)
+        self._ledger = Ledger(ledger.shares, (*kept, *more))
+        if without:
+            self._running = [each for each in self._running if each.id not in without]
+        return True
 
 
 def _fits(

@@ -24,6 +24,7 @@ from gpuwarden.scheduling.kueue.hands import Hands
 from gpuwarden.scheduling.kueue.limits import limit_all, spent_of
 from gpuwarden.scheduling.kueue.mirrors import Mirror
 from gpuwarden.scheduling.kueue.renderings import checked_teams
+from gpuwarden.scheduling.kueue.shapes import part_at, rows_at
 from gpuwarden.scheduling.kueue.upkeep import SKEW_SECONDS, Lease, keep_check, keep_quotas
 from gpuwarden.scheduling.kueue.views import (
     Ask,
@@ -190,11 +191,7 @@ class Controller:
     def _read(self) -> tuple[QueuedJob, ...]:
         objects = {name: mirror.objects() for name, mirror in self._mirrors.items()}
         self._hands.checks = {
-            str(value_at(item, "metadata.uid")): [
-                row
-                for row in value_at(item, "status.admissionChecks") or ()
-                if isinstance(row, dict)
-            ]
+            str(value_at(item, "metadata.uid")): rows_at(item, "status.admissionChecks")
             for item in objects["workloads"]
         }
         return tuple(
@@ -345,10 +342,10 @@ class Controller:
 
 
 def _booked(found: Json) -> frozenset[str]:
-    annotations = value_at(found, "metadata.annotations") or {}
+    annotations = part_at(found, "metadata.annotations")
     return frozenset(filter(None, annotations.get(names.BOOKINGS_ANNOTATION, "").split(",")))
 
 
 def _policy_of(found: Json) -> str:
-    labels = value_at(found, "metadata.labels") or {}
+    labels = part_at(found, "metadata.labels")
     return str(labels.get(names.POLICY_LABEL, ""))

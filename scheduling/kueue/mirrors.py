@@ -14,6 +14,7 @@ import structlog
 
 from gpuwarden.errors import GpuwardenError, RefusedAction, ServiceUnavailable
 from gpuwarden.platforms.kubernetes import value_at
+from gpuwarden.scheduling.kueue.shapes import part_at, rows_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,12 +164,11 @@ def whole(found: Json) -> Json | None:
 
 def trim_workload(found: Json) -> Json | None:
     """A Workload without what is not read: of its pods only what they ask for, and where."""
-    kept = _trimmed(found, "spec", "status")
-    spec = dict(kept.get("spec") or {})
+    kept = _trimmed(found, "status")
+    spec = dict(part_at(found, "spec"))
     spec["podSets"] = [
-        {"count": row.get("count"), "template": trim_template(row.get("template") or {})}
-        for row in spec.get("podSets") or ()
-        if isinstance(row, dict)
+        {"count": row.get("count"), "template": trim_template(part_at(row, "template"))}
+        for row in rows_at(found, "spec.podSets")
     ]
     return {**kept, "spec": spec}
 
@@ -176,17 +176,15 @@ def trim_workload(found: Json) -> Json | None:
 def trim_job(found: Json) -> Json | None:
     """A Job, likewise."""
     kept = _trimmed(found)
-    template = value_at(found, "spec.template")
-    return {**kept, "spec": {"template": trim_template(template or {})}}
+    return {**kept, "spec": {"template": trim_template(part_at(found, "spec.template"))}}
 
 
 def trim_template(found: Json) -> Json:
     """What a pod asks for, of which nodes, and what it runs."""
-    spec = value_at(found, "spec") or {}
+    spec = part_at(found, "spec")
     containers = [
-        {"resources": row.get("resources") or {}, "command": _cut(row.get("command"))}
-        for row in spec.get("containers") or ()
-        if isinstance(row, dict)
+        {"resources": part_at(row, "resources"), "command": _cut(row.get("command"))}
+        for row in rows_at(spec, "containers")
     ]
     parts = {key: spec[key] for key in ("nodeSelector", "affinity") if spec.get(key)}
     return {"spec": {"containers": containers, **parts}}
@@ -200,8 +198,7 @@ def _cut(command: Any) -> list[str]:
 
 def trim_pod(found: Json) -> Json | None:
     """A pod of a Job: where it is and how it goes; None of all others."""
-    owners = value_at(found, "metadata.ownerReferences") or ()
-    if not any(isinstance(row, dict) and row.get("kind") == "Job" for row in owners):
+    if not any(row.get("kind") == "Job" for row in rows_at(found, "metadata.ownerReferences")):
         return None
     kept = _trimmed(found, "status")
     kept["metadata"] = {
@@ -209,23 +206,22 @@ def trim_pod(found: Json) -> Json | None:
         for key, value in kept["metadata"].items()
         if key not in ("labels", "annotations")
     }
-    spec = found.get("spec") or {}
+    spec = part_at(found, "spec")
     kept["spec"] = {key: spec.get(key) for key in ("nodeName", "terminationGracePeriodSeconds")}
-    status = kept.get("status") or {}
+    status = part_at(found, "status")
     kept["status"] = {key: status.get(key) for key in ("phase", "startTime", "containerStatuses")}
     return kept
 
 
 def trim_node(found: Json) -> Json | None:
     """A node's name and whether it reports."""
-    conditions = value_at(found, "status.conditions") or ()
-    ready = [row for row in conditions if isinstance(row, dict) and row.get("type") == "Ready"]
+    ready = [row for row in rows_at(found, "status.conditions") if row.get("type") == "Ready"]
     name = value_at(found, "metadata.name")
     return {"metadata": {"name": name}, "status": {"conditions": ready}}
 
 
 def _trimmed(found: Json, *parts: str) -> dict[str, Any]:
-    metadata = found.get("metadata") or {}
+    metadata = part_at(found, "metadata")
     kept: dict[str, Any] = {part: found[part] for part in parts if part in found}
     kept["metadata"] = {key: metadata[key] for key in _METADATA if key in metadata}
     return kept

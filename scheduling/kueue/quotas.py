@@ -134,14 +134,23 @@ class Ledger:
 
     shares: Shares
     uses: tuple[Use, ...] = field(default=())
+    _totals: dict[tuple[str, str], int] = field(init=False, repr=False, compare=False)
+    _by_id: dict[str, Use] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Add up once: it is asked for every job that waits."""
+        totals: dict[tuple[str, str], int] = {}
+        for use in self.uses:
+            key = (use.team, use.card)
+            totals[key] = totals.get(key, 0) + use.gpus
+        object.__setattr__(self, "_totals", totals)
+        object.__setattr__(self, "_by_id", {use.id: use for use in self.uses})
 
     def held(self, team: str, card: str, *, without: frozenset[str] = frozenset()) -> int:
         """Cards of a kind that a team uses, but for some jobs."""
-        return sum(
-            use.gpus
-            for use in self.uses
-            if use.team == team and use.card == card and use.id not in without
-        )
+        gone = [self._by_id[name] for name in without if name in self._by_id]
+        less = sum(use.gpus for use in gone if (use.team, use.card) == (team, card))
+        return self._totals.get((team, card), 0) - less
 
     def borrows(self, team: str, card: str) -> bool:
         """Whether a team uses more than its own."""

@@ -15,6 +15,7 @@ from gpuwarden.scheduling.kueue.adapters import connect, kueue_version
 from gpuwarden.scheduling.kueue.manifests import fitting_cards, gates_of, job_of
 from gpuwarden.scheduling.kueue.quotas import Ledger, shares_of
 from gpuwarden.scheduling.kueue.renderings import GATED, version_numbers
+from gpuwarden.scheduling.kueue.shapes import part_at
 from gpuwarden.scheduling.tasks import Foreseen, SubmittedJob
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class KueueSubmitter:
                 problem = error
                 continue
             if found is not None:
-                labels = value_at(found, "metadata.labels") or {}
+                labels = part_at(found, "metadata.labels")
                 if labels.get(names.SUBMISSION_LABEL) == token:
                     return found
                 raise RefusedAction("conflict", f"there is another Job {space}/{name}")

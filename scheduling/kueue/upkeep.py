@@ -11,6 +11,7 @@ from gpuwarden.platforms.kubernetes import condition, value_at
 from gpuwarden.scheduling.kueue import leases, names
 from gpuwarden.scheduling.kueue.quotas import POOL, shares_of
 from gpuwarden.scheduling.kueue.renderings import cluster_queue, cohort
+from gpuwarden.scheduling.kueue.shapes import part_at, rows_at
 from gpuwarden.scheduling.kueue.views import Fault
 from gpuwarden.scheduling.kueue.workloads import moment_of
 
@@ -120,11 +121,10 @@ class Lease:
 
 def _skew(written: Json, now: float) -> float | None:
     """How far we are ahead of the server, by when it says that this was written just now."""
-    rows = value_at(written, "metadata.managedFields")
     times = [
         moment
-        for row in (rows if isinstance(rows, list) else ())
-        if isinstance(row, dict) and (moment := moment_of(row.get("time"))) is not None
+        for row in rows_at(written, "metadata.managedFields")
+        if (moment := moment_of(row.get("time"))) is not None
     ]
     # The server cuts to whole seconds.
     return now - (max(times) + 0.5) if times else None
@@ -140,11 +140,7 @@ async def keep_check(client: KubernetesClient, found: Json | None, now: float) -
     """
     if found is None or condition({**found}, "Active") == "True":
         return
-    rows = [
-        dict(row)
-        for row in value_at(found, "status.conditions") or ()
-        if isinstance(row, dict) and row.get("type") != "Active"
-    ]
+    rows = [dict(row) for row in rows_at(found, "status.conditions") if row.get("type") != "Active"]
     rows.append(
         {
             "type": "Active",
@@ -204,7 +200,7 @@ async def keep_quotas(
             words = f"{body['kind']} {name} is not there, or not gpuwarden's: run policy apply"
             faults.append(Fault("quota-object-missing", name, words))
             continue
-        annotations = value_at(found, "metadata.annotations") or {}
+        annotations = part_at(found, "metadata.annotations")
         if annotations.get(names.BOOKINGS_ANNOTATION, "") == wanted:
             continue
         if wanted:
@@ -220,5 +216,5 @@ def _name(found: Json) -> str:
 
 
 def _is_ours(policy: Policy, found: Json) -> bool:
-    labels = value_at(found, "metadata.labels") or {}
+    labels = part_at(found, "metadata.labels")
     return all(labels.get(key) == value for key, value in names.marks(policy).items())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpuwarden.platforms.kubernetes import KUEUE_JOB_LABEL, value_at
 from gpuwarden.scheduling.kueue import names
 from gpuwarden.scheduling.kueue.leavings import Leaving, Phase, history_of
+from gpuwarden.scheduling.kueue.shapes import part_at, rows_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -235,12 +236,10 @@ def read_pod(found: Json, ready: Mapping[str, bool]) -> Pod:
         found: of the API.
         ready: node -> whether it reports.
     """
-    statuses = value_at(found, "status.containerStatuses")
-    states = [value_at(item, "state") for item in statuses or () if isinstance(item, dict)]
-    ended = [value_at(state, "terminated") for state in states if isinstance(state, dict)]
-    over = next((item for item in ended if isinstance(item, dict)), {})
+    states = [part_at(item, "state") for item in rows_at(found, "status.containerStatuses")]
+    over = next((item for state in states if (item := part_at(state, "terminated"))), {})
     code = over.get("exitCode")
-    running = [value_at(state, "running.startedAt") for state in states if isinstance(state, dict)]
+    running = [value_at(state, "running.startedAt") for state in states]
     began = next((moment for moment in [*running, over.get("startedAt")] if moment), None)
     node = _text(found, "spec.nodeName")
     grace = value_at(found, "spec.terminationGracePeriodSeconds")
@@ -269,8 +268,7 @@ def _read(
     resource_cards = _cards(policy, workload)
     labels = job if job is not None else workload
     priority = _text(workload, "spec.priorityClassRef.name")
-    evictions = value_at(workload, "status.schedulingStats.evictions")
-    rows = [item for item in evictions or () if isinstance(item, dict)]
+    rows = rows_at(workload, "status.schedulingStats.evictions")
     value = value_at(workload, "spec.priority")
     return QueuedJob(
         id=f"{space}/{name or _text(workload, 'metadata.name')}",
@@ -358,15 +356,13 @@ def moment_of(value: Any) -> float | None:
 
 def _conditions(found: Json) -> dict[str, tuple[str, str, float | None]]:
     """Type -> status, reason, since."""
-    rows = value_at(found, "status.conditions")
     return {
         str(row.get("type")): (
             str(row.get("status")),
             str(row.get("reason", "")),
             moment_of(row.get("lastTransitionTime")),
         )
-        for row in rows or ()
-        if isinstance(row, dict)
+        for row in rows_at(found, "status.conditions")
     }
 
 
@@ -377,18 +373,16 @@ def _since(said: dict[str, tuple[str, str, float | None]], kind: str) -> float |
 
 def _check(policy: Policy, workload: Json) -> tuple[str, float | None]:
     own = names.check_name(policy)
-    for row in value_at(workload, "status.admissionChecks") or ():
-        if isinstance(row, dict) and row.get("name") == own:
+    for row in rows_at(workload, "status.admissionChecks"):
+        if row.get("name") == own:
             return str(row.get("state", "")), moment_of(row.get("lastTransitionTime"))
     return "", None
 
 
 def _templates(workload: Json) -> list[tuple[int, Json]]:
-    rows = value_at(workload, "spec.podSets")
     return [
-        (_whole(row.get("count", 1)), value_at(row, "template.spec") or {})
-        for row in (rows if isinstance(rows, list) else ())
-        if isinstance(row, dict)
+        (_whole(row.get("count", 1)), part_at(row, "template.spec"))
+        for row in rows_at(workload, "spec.podSets")
     ]
 
 
@@ -406,8 +400,8 @@ def _gpus(policy: Policy, workload: Json) -> int:
     total = 0
     for count, spec in _templates(workload):
         for container in _containers(spec):
-            limits = value_at(container, "resources.limits") or {}
-            asked = value_at(container, "resources.requests") or {}
+            limits = part_at(container, "resources.limits")
+            asked = part_at(container, "resources.requests")
             for resource in resources:
                 total += count * _whole(limits.get(resource, asked.get(resource, 0)))
     return total
@@ -420,7 +414,7 @@ def _cards(policy: Policy, workload: Json) -> tuple[str, ...]:
     for spec in specs:
         for container in _containers(spec):
             for part in ("resources.limits", "resources.requests"):
-                asked |= {*(value_at(container, part) or {})}
+                asked |= {*part_at(container, part)}
     return tuple(
         card.name
         for card in policy.cards
@@ -437,18 +431,17 @@ def _may_run(spec: Json, labels: Mapping[str, str]) -> bool:
     ):
         return False
     path = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
-    terms = value_at(spec, path)
-    if not isinstance(terms, list) or not terms:
-        return True
-    return any(_meets(term, labels) for term in terms if isinstance(term, dict))
+    terms = rows_at(spec, path)
+    return not terms or any(_meets(term, labels) for term in terms)
 
 
 def _meets(term: Json, labels: Mapping[str, str]) -> bool:
     """Whether a flavor's labels can meet a term; keys that it does not name decide nothing."""
-    for rule in term.get("matchExpressions") or ():
-        if not isinstance(rule, dict) or rule.get("key") not in labels:
+    for rule in rows_at(term, "matchExpressions"):
+        value, wanted = labels.get(str(rule.get("key"))), rule.get("values")
+        if value is None or not isinstance(wanted, list | None):
             continue
-        value, wanted = labels[str(rule["key"])], rule.get("values") or ()
+        wanted = wanted or []
         if rule.get("operator") == "In" and value not in wanted:
             return False
         if rule.get("operator") == "NotIn" and value in wanted:
@@ -460,10 +453,9 @@ def _meets(term: Json, labels: Mapping[str, str]) -> bool:
 
 def _assigned(policy: Policy, workload: Json) -> str:
     flavors = {names.flavor_name(policy, card.name): card.name for card in policy.cards}
-    for row in value_at(workload, "status.admission.podSetAssignments") or ():
-        given = row.get("flavors") if isinstance(row, dict) else None
-        for flavor in given.values() if isinstance(given, dict) else ():
-            if flavor in flavors:
+    for row in rows_at(workload, "status.admission.podSetAssignments"):
+        for flavor in part_at(row, "flavors").values():
+            if isinstance(flavor, str) and flavor in flavors:
                 return flavors[flavor]
     return ""
 
@@ -474,8 +466,7 @@ def _priority(policy: Policy, name: str) -> str:
 
 
 def _containers(spec: Json) -> list[Json]:
-    rows = spec.get("containers")
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return rows_at(spec, "containers")
 
 
 def _whole(value: Any) -> int:
@@ -520,15 +511,15 @@ def _number(text: str | None) -> float | None:
 
 
 def _owner_uid(found: Json) -> str:
-    for row in value_at(found, "metadata.ownerReferences") or ():
-        if isinstance(row, dict) and row.get("controller") is True:
+    for row in rows_at(found, "metadata.ownerReferences"):
+        if row.get("controller") is True:
             return str(row.get("uid", ""))
     return ""
 
 
 def _owner_name(found: Json) -> str:
-    for row in value_at(found, "metadata.ownerReferences") or ():
-        if isinstance(row, dict) and row.get("controller") is True:
+    for row in rows_at(found, "metadata.ownerReferences"):
+        if row.get("controller") is True:
             return str(row.get("name", ""))
     return ""
 

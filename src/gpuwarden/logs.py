@@ -43,7 +43,7 @@ def configure(level: str = "info", form: str = "auto", stream: TextIO | None = N
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # uvicorn's access log would repeat every scrape; httpx would repeat every query.
-    for noisy in ("uvicorn.access", "httpx", "httpcore"):
+    for noisy in ("uvicorn.access", "httpx", "httpcore", "httpx2", "httpcore2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
