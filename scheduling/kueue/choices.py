@@ -21,12 +21,12 @@ from gpuwarden.scheduling.kueue.views import (
     Close,
     Fault,
     Open,
-    Progress,
     Tell,
     Verdict,
     Wait,
     is_leaving,
     leaving_of,
+    progress_of,
 )
 from gpuwarden.scheduling.preemption_terms import Code, Pool, Request, Running, Told, terms_of
 
@@ -204,7 +204,7 @@ def _fits(
 
 def _running(job: QueuedJob, view: View, ledger: Ledger) -> Running:
     """A job as the choice sees it."""
-    known = view.progress.get(job.run_id, Progress())
+    known = progress_of(job, view)
     told = None
     if job.leaving is not None and is_leaving(job):
         own = job.leaving.cause in (Cause.PRIORITY, Cause.BOOKING)

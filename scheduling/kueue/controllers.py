@@ -37,7 +37,7 @@ from gpuwarden.scheduling.kueue.views import (
 from gpuwarden.scheduling.kueue.workloads import read_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from gpuwarden.clock import Clock
     from gpuwarden.kubernetes_clients import Kind, KubernetesClient
@@ -91,7 +91,7 @@ class Controller:
         holder: str,
         records: Records,
         leaves: EngineLeaves | None = None,
-        progress: Callable[[], Mapping[str, Progress]] | None = None,
+        progress: Callable[[float], Awaitable[Mapping[str, Progress]]] | None = None,
     ) -> None:
         self.policy = policy
         self._client = client
@@ -177,7 +177,8 @@ class Controller:
         jobs = self._read()
         self._records.observe(jobs, now)
         await self._follow(jobs, now)
-        view = self._look(jobs, now)
+        progress = await self._progress(now) if self._progress is not None else {}
+        view = self._look(jobs, now, progress)
         verdict = Verdict.of([advance(view), limit_all(view), choose_all(view)])
         self.view, self.verdict = view, verdict
         own = [*self._lease.faults(), *self._own_faults()]
@@ -204,7 +205,9 @@ class Controller:
             )
         )
 
-    def _look(self, jobs: tuple[QueuedJob, ...], now: float) -> View:
+    def _look(
+        self, jobs: tuple[QueuedJob, ...], now: float, progress: Mapping[str, Progress]
+    ) -> View:
         return View(
             policy=self.policy,
             now=now,
@@ -212,7 +215,7 @@ class Controller:
             receipts={name: found for name, (_at, found) in self._receipts.items()},
             asks=self._leaves is not None,
             deaf=dict(self._hands.deaf),
-            progress=self._progress() if self._progress is not None else {},
+            progress=progress,
             spent=self._spent(now),
             slots=self.slots,
         )

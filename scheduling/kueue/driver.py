@@ -21,6 +21,7 @@ from gpuwarden.scheduling.kueue.choices import choose_all
 from gpuwarden.scheduling.kueue.controllers import Controller
 from gpuwarden.scheduling.kueue.entries import entries_of, preemptions_of
 from gpuwarden.scheduling.kueue.limits import limit_all
+from gpuwarden.scheduling.kueue.progresses import Progresses
 from gpuwarden.scheduling.kueue.records import Records
 from gpuwarden.scheduling.kueue.slot_uses import uses_of
 from gpuwarden.scheduling.kueue.views import Verdict, View
@@ -108,6 +109,7 @@ class KueueDriver:
             holder=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
             records=self._records,
             leaves=leaves,
+            progress=Progresses(context.prometheus).known if context.prometheus else None,
         )
 
     def stop(self) -> None:

@@ -76,7 +76,7 @@ class View:
         receipts: id of a decision -> the engine's leave.
         asks: whether there is an engine that can be asked.
         deaf: uid of a Workload -> until when nobody asks it again.
-        progress: run id -> what is known of it.
+        progress: the exporter's id of a job -> what is known of it.
         spent: team -> its spent budget.
         slots: bookings that are ahead and active.
     """
@@ -104,6 +104,14 @@ class View:
 def use_of(job: QueuedJob) -> Use:
     """Cards that a job holds."""
     return Use(job.id, job.team, job.card or next(iter(job.cards), ""), job.gpus)
+
+
+def progress_of(job: QueuedJob, view: View) -> Progress:
+    """What is known of the training that runs: of several pods, by the one that saves."""
+    known = [
+        found for pod in job.pods if pod.holds and (found := view.progress.get(f"pod-{pod.uid}"))
+    ]
+    return max(known, key=lambda each: each.saved or 0.0, default=Progress())
 
 
 def is_leaving(job: QueuedJob) -> bool:
@@ -142,7 +150,7 @@ def leaving_of(
         until: it does not come back before.
         phase: TOLD, or PARKED of one that holds nothing.
     """
-    saved = view.progress.get(job.run_id, Progress()).saved
+    saved = progress_of(job, view).saved
     since = job.running_since
     lost = None
     if since is not None:

@@ -38,6 +38,7 @@ class Life:
         engine: that is asked.
         folder: of the driver's state.
         asks: whether the driver is given the engine.
+        prometheus: address that it is given, or None.
         driver: at work, or None where it was killed.
     """
 
@@ -45,6 +46,7 @@ class Life:
     engine: Engine
     folder: Path
     asks: bool = True
+    prometheus: str | None = None
     driver: KueueDriver | None = None
     drivers: list[KueueDriver] = field(default_factory=list)
     count: int = 0
@@ -57,6 +59,7 @@ class Life:
             wake=lambda: None,
             leaves=self.engine.url if self.asks else None,
             leaves_token=self.engine.token_file if self.asks else None,
+            prometheus=self.prometheus,
         )
         driver = KueueDriver(policy or self.scene.policy, context)
         driver.start(self.scene.time.now)
