@@ -87,7 +87,8 @@ class SlurmAdapter:
         found = list[FoundObject]()
         if by_qos(self._policy):
             keys = {each.key for each in wanted.objects}
-            there = (await self._bookkeeping(KINDS)).found()
+            people = [each.name for each in wanted.objects if each.kind == USER]
+            there = (await self._bookkeeping(KINDS)).found(people)
             found += [each for each in there if each.marked or each.key in keys]
         terms = config_terms(self._policy, version_of(wanted.version))
         found.append(FoundObject(CONFIG, FRAGMENT, satisfied_values(terms, settings), marked=False))
@@ -105,7 +106,7 @@ class SlurmAdapter:
         for command in commands_of(step, await self._bookkeeping((step.kind,)), cluster):
             answer = await self._commands.run("sacctmgr", "--immediate", *command.words)
             said = f"{answer.output} {answer.complaint}".strip()
-            if not answer.status or command.settled in said.lower():
+            if not answer.status or (command.again and "nothing" in said.lower()):
                 continue
             if _UNANSWERED.search(said.lower()):
                 raise ServiceUnavailable(f"slurmdbd does not answer: {_line(said)}")

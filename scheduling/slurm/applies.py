@@ -35,12 +35,17 @@ class Command:
 
     Attributes:
         words: after the program's name.
-        settled: what it complains of where it was done before, in small letters; then that is no
-            failure.
     """
 
     words: tuple[str, ...]
-    settled: str = "nothing"
+
+    @property
+    def again(self) -> bool:
+        """Whether its complaint that there is nothing to do is as good as done.
+
+        What is to be deleted was seen a moment ago: it must be there.
+        """
+        return self.words[0] != "delete"
 
 
 def commands_of(step: Step, there: Bookkeeping, cluster: str) -> tuple[Command, ...]:
@@ -54,7 +59,7 @@ def commands_of(step: Step, there: Bookkeeping, cluster: str) -> tuple[Command, 
     Raises:
         RefusedAction: what it would touch is not gpuwarden's, or was taken by somebody meanwhile.
     """
-    have = {each.key: each for each in there.found()}.get((step.kind, step.name))
+    have = {each.key: each for each in there.found((step.name,))}.get((step.kind, step.name))
     if have is not None and not have.marked:
         raise RefusedAction(
             "not_ours", f"{have} is there, and does not carry gpuwarden's mark: it is left alone"
@@ -151,7 +156,7 @@ def _deletion(have: FoundObject, there: Bookkeeping, cluster: str) -> Iterator[C
         return
     user, account = _pair(have.name)
     others = [name for name in there.accounts_of(user) if name != account]
-    if others and there.defaults.get(user) == account:
+    if others and there.default_of(user) == account:
         # Slurm keeps the account that is somebody's default.
         usual = min(others, key=lambda name: (not there.is_ours(name), name))
         words = ("set", f"defaultaccount={usual}", "where", f"name={user}", f"cluster={cluster}")

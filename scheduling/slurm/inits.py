@@ -16,6 +16,7 @@ from gpuwarden.scheduling.slurm.renderings import (
     CONFIG,
     FRAGMENT,
     check_partitions,
+    check_people,
     fragment,
     partitions_of,
 )
@@ -44,6 +45,7 @@ def render_init(policy: Policy, *, version: str | None) -> Rendering:
     """
     known = version_of(version)
     check_partitions(policy)
+    check_people(policy)
     files = {
         "slurm.conf": _slurm_conf(policy),
         FRAGMENT: _fragment(policy, known),

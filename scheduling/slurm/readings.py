@@ -20,7 +20,7 @@ from gpuwarden.scheduling.slurm.accounts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _QOS_FIELDS: Final = {
     "Name": "Name",
@@ -95,8 +95,14 @@ class Bookkeeping:
     elsewhere: frozenset[str]
     defaults: Mapping[str, str]
 
-    def found(self) -> Iterator[FoundObject]:
-        """Everything, in the order in which it would be made: parents before children."""
+    def found(self, people: Iterable[str] = ()) -> Iterator[FoundObject]:
+        """Everything, in the order in which it would be made: parents before children.
+
+        Args:
+            people: names of wanted associations. Slurm writes people in small letters, unless its
+                database is told otherwise: these are spelled as they are wanted.
+        """
+        spelled = {name.lower(): name for name in people}
         for name, values in sorted(
             self.qos.items(), key=lambda each: (_number(each[1]["Priority"]), each[0])
         ):
@@ -111,6 +117,7 @@ class Bookkeeping:
         for account, user in sorted(self.associations):
             if user:
                 name = f"{user}{BETWEEN}{account}"
+                name = spelled.get(name.lower(), name)
                 yield FoundObject(USER, name, {"Account": account}, self.is_ours(account))
 
     def is_ours(self, account: str) -> bool:
@@ -119,7 +126,15 @@ class Bookkeeping:
 
     def accounts_of(self, user: str) -> tuple[str, ...]:
         """Where a person has an association."""
-        return tuple(sorted(account for account, name in self.associations if name == user))
+        wanted = user.lower()
+        found = (account for account, name in self.associations if name.lower() == wanted)
+        return tuple(sorted(found))
+
+    def default_of(self, user: str) -> str | None:
+        """The account that a person's jobs without one are charged to."""
+        wanted = user.lower()
+        found = (account for name, account in self.defaults.items() if name.lower() == wanted)
+        return next(found, None)
 
     def is_here(self, account: str) -> bool:
         """Whether an account can be charged on this cluster; Slurm keeps the rest for long."""

@@ -44,6 +44,7 @@ def render(policy: Policy, *, version: str | None) -> Rendering:
     """
     known = version_of(version)
     check_partitions(policy)
+    check_people(policy)
     objects = [] if not by_qos(policy) else list(account_objects(policy))
     objects.append(_config(policy, known))
     objects += [_partition(policy, *each) for each in partitions_of(policy)]
@@ -133,6 +134,22 @@ def check_partitions(policy: Policy) -> None:
                 f"preempts {name}, also {each.name}, which does not here: let it "
                 f"(preempts: [{name}]), or write preempt: qos"
             )
+
+
+def check_people(policy: Policy) -> None:
+    """Refuse names that Slurm's database garbles.
+
+    Raises:
+        InvalidInput: a name with a backslash: it is written into SQL as it is, and never found.
+    """
+    for number, team in enumerate(policy.teams):
+        for user in team.users:
+            if "\\" in user and by_qos(policy):
+                raise InvalidInput(
+                    f"teams[{number}].users: Slurm's database cannot keep {user}: have the nodes "
+                    "know people without a domain and a backslash before their names, or with "
+                    "@domain behind them"
+                )
 
 
 def _partition(policy: Policy, name: str, priority: Priority) -> EngineObject:

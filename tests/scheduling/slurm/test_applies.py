@@ -234,6 +234,24 @@ def test_what_is_somebody_elses_is_in_the_way_and_left_alone(empty: SlurmCluster
 
 @pytest.mark.sweep
 @pytest.mark.timeout(300)
+def test_people_of_a_directory_are_found_again_as_slurm_writes_them(empty: SlurmCluster) -> None:
+    """In small letters: they are neither made twice nor taken away, and leave as they came."""
+    people = ["Ana@Example.org", "bo", "root"]
+    team = TEAMS[1] | {"users": people}
+    applied = Applied(empty, a_policy(**PARTS | {"teams": [team], "budgets": None}))
+    assert applied.apply().failed is None
+    assert not applied.plan().steps
+    assert "ana@example.org" in empty.run("sacctmgr", "show", "assoc", "-P", "format=user")
+    # The account that is somebody's default can only go if another one takes its place.
+    manage(empty, "modify", "user", "set", "defaultaccount=speech", "where", "name=root")
+    fewer = a_policy(**PARTS | {"teams": [team | {"users": ["zoe"]}], "budgets": None})
+    outcome = Applied(empty, fewer).apply()
+    assert (outcome.failed, outcome.error) == (None, None)
+    assert not Applied(empty, fewer).plan().steps
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
 def test_a_priority_may_take_over_slurms_own_quality(empty: SlurmCluster) -> None:
     """`normal` is in every database: a person hands it over by its description, undo gives back."""
     normal = {"name": "normal", "value": 50, "default": True}

@@ -178,6 +178,13 @@ def test_partitions_that_would_preempt_more_than_the_policy_are_refused() -> Non
         render(a_policy(priorities=PRIORITIES, **PARTITIONS), version=None)
 
 
+def test_a_name_that_slurms_database_garbles_is_refused() -> None:
+    """It would be added without complaint, and neither found nor deleted again."""
+    team = {"name": "vision", "users": ["EXAMPLE\\ana"], "quota": {"a100-40": 8}}
+    with pytest.raises(InvalidInput, match=r"teams\[0\]\.users"):
+        render(a_policy(teams=[team], budgets=None), version=None)
+
+
 def test_without_preemption_nobody_is_asked_to_leave() -> None:
     """No key turns it on, and no QOS has a grace."""
     priorities = [{"name": "low", "value": 1}, {"name": "high", "value": 2}]
