@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpuwarden.schedule_api import Cause
 from gpuwarden.scheduling.local.gates import gate
+from gpuwarden.scheduling.local.placements import placed, take
 from gpuwarden.scheduling.local.scenes import Notice, Plan, Start, Wait
 from gpuwarden.scheduling.preemption_terms import Code, Request, Room, Terms, terms_of
 from gpuwarden.scheduling.preemptions import choose, counted_cards, listed, useless_notices
@@ -202,7 +203,7 @@ class _Planner:
                 patience = min(self.terms.deadline, slot.lead_seconds)
                 self._tell(choice, Cause.BOOKING, slot.id, max(slot.start, self.now + patience))
                 self._spare(request, choice, self.free, {})
-            self.kept[slot.id] = _take(self.free, slot.card, wanted)
+            self.kept[slot.id] = take(self.free, slot.card, wanted)
 
     def _slot_cards(self, slot: str) -> int:
         by_id = {job.id: job for job in self.scene.working}
@@ -258,6 +259,7 @@ class _Planner:
                 self.waits[job.id] = wait
                 if wait.again is not None:
                     self.times.append(wait.again)
+        self._serve_bookers(groups)
         for jobs in groups.values():
             jobs.reverse()  # the next one is taken from the end
         refused: dict[object, Wait] = {}
@@ -279,6 +281,24 @@ class _Planner:
             if self.waits[job.id].code in _FINAL:
                 refused[kind] = self.waits[job.id]
 
+    def _serve_bookers(self, groups: dict[tuple[str, str], list[Waiting]]) -> None:
+        """In a slot whose time has come, jobs of whoever booked it go before its team's others."""
+        for slot in sorted(self.scene.slots, key=lambda each: (each.start, each.id)):
+            if slot.id not in self.kept or slot.start > self.now:
+                continue
+            mine = [
+                job
+                for (_priority, team), jobs in groups.items()
+                for job in jobs
+                if (team, job.user) == (slot.team, slot.who) and slot.card in self._kinds(job)
+            ]
+            for job in sorted(mine, key=lambda each: (*self._turn(each), each.id)):
+                fits = job.gpus <= sum(self.kept[slot.id].values())
+                if fits and self._start(job, slot.card):
+                    groups[job.priority, job.team].remove(job)
+        for key in [key for key, jobs in groups.items() if not jobs]:
+            del groups[key]
+
     def _has_told(self, successor: str) -> bool:
         return any(
             job.told is not None and job.told.successor == successor for job in self.scene.working
@@ -295,14 +315,14 @@ class _Planner:
         """Names of the kinds that will do, the cheapest first."""
         return [job.kind] if job.kind is not None else [card.name for card in self.policy.cards]
 
-    def _start(self, job: Waiting) -> bool:
-        """Give a job its cards if it may have them."""
-        for kind in self._kinds(job):
+    def _start(self, job: Waiting, only: str | None = None) -> bool:
+        """Give a job its cards, of one kind only perhaps, if it may have them."""
+        for kind in self._kinds(job) if only is None else [only]:
             view = self._view(job, kind)
             room = self._quota(job.team, kind) - self.held.get((job.team, kind), 0)
             if job.gpus > room + self._open_slot_cards(job.team, kind):
                 continue
-            holds = _placed(job, kind, view)
+            holds = placed(job, kind, view)
             if holds is None or self._delays_somebody(job, holds):
                 continue
             self.starts.append(Start(job.id, holds))
@@ -363,10 +383,10 @@ class _Planner:
                     for pool, count in self.kept[slot.id].items():
                         view[pool] = view.get(pool, 0) + count
             elif slot.team != job.team and not before and self._is_soon(slot):
-                _take(view, kind, slot.gpus)
+                take(view, kind, slot.gpus)
         lent = self.held.get((job.team, kind), 0) + job.gpus - self._own(job.team, kind)
         if lent > 0:
-            _take(view, kind, self._not_lent(job.team, kind))
+            take(view, kind, self._not_lent(job.team, kind))
         return view
 
     def _is_soon(self, slot: Slot) -> bool:
@@ -567,35 +587,3 @@ class _Planner:
                 successor in self.waits and self.waits[successor].held
             ):
                 self._withdraw(job.id)
-
-
-def _take(free: dict[Pool, int], kind: str, count: int) -> dict[Pool, int]:
-    """Take free cards of a kind, from where most are free; returns how many from where."""
-    taken: dict[Pool, int] = {}
-    pools = sorted(
-        (pool for pool in free if pool.kind == kind), key=lambda pool: (-free[pool], pool)
-    )
-    for pool in pools:
-        number = min(count, free[pool])
-        if number > 0:
-            free[pool] -= number
-            taken[pool] = number
-            count -= number
-    return taken
-
-
-def _placed(job: Waiting, kind: str, view: Mapping[Pool, int]) -> dict[Pool, int] | None:
-    """Where a job's cards would be: in the fullest host that has enough, or over several."""
-    pools = sorted((count, pool) for pool, count in view.items() if pool.kind == kind and count > 0)
-    for count, pool in pools:
-        if count >= job.gpus:
-            return {pool: job.gpus}
-    if not job.spread or sum(count for count, _pool in pools) < job.gpus:
-        return None
-    holds, rest = {}, job.gpus
-    for count, pool in reversed(pools):
-        number = min(rest, count)
-        if number:
-            holds[pool] = number
-            rest -= number
-    return holds

@@ -85,4 +85,5 @@ def waiting(job: Job, states: Mapping[str, str]) -> Waiting:
         unmet=tuple(each for each in task.after if states.get(each) in ("waiting", "active")),
         broken=tuple(each for each in task.after if states.get(each) == "failed"),
         ran=job.requeues > 0,
+        user=job.user,
     )

@@ -37,6 +37,7 @@ class Waiting:
         unmet: ids of jobs that must have succeeded, and are not done.
         broken: ids of such jobs that have failed.
         ran: whether it ran before and comes back.
+        user: whose it is: in a slot, jobs of whoever booked it go first.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Waiting:
     unmet: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     ran: bool = False
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -366,6 +366,20 @@ def test_in_its_slot_a_team_is_bound_by_no_quota_and_nobody_asks_its_jobs() -> N
     assert told(planned(inside, high, policy=policy)) == ["n"]
 
 
+def test_in_a_slot_jobs_of_whoever_booked_it_go_first() -> None:
+    """Before older ones of the team and higher ones; where they do not fit, the others do."""
+    older = wants("older", 2, team="nlp", submitted=NOW - 999, priority="high", user="ana")
+    booked = wants("booked", 2, team="nlp", user="bo")
+    box_of_two = {"total": 2, "slots": [slot(-60)]}
+    assert started(planned(older, booked, **box_of_two)) == ["booked"]
+    large = dataclasses.replace(booked, gpus=4)
+    assert started(planned(older, large, **box_of_two)) == ["older"]
+    early = {"total": 2, "slots": [slot(60)]}
+    assert started(planned(older, booked, **early)) == ["older"]
+    stranger = dataclasses.replace(booked, team="vision")
+    assert started(planned(older, stranger, **box_of_two)) == ["older"]
+
+
 def test_jobs_of_the_team_that_run_already_use_the_slot() -> None:
     """Nobody has to leave for cards that its team holds."""
     found = planned(works("n", 2, team="nlp"), works("v", 2), slots=[slot(60)])
