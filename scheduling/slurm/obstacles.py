@@ -36,8 +36,11 @@ class Obstacles:
         self._running = sorted(
             (job for job in reading.jobs if job.job.holds and job.gpus), key=_end
         )
+        self._of_account: dict[str, list[ListedJob]] = defaultdict(list)
+        self._rooms: dict[tuple[object, ...], Sequence[ListedJob]] = {}
         self._on_node: dict[str, list[ListedJob]] = defaultdict(list)
         for job in self._running:
+            self._of_account[job.job.account].append(job)
             for node in job.job.nodes:
                 self._on_node[node].append(job)
 
@@ -84,13 +87,19 @@ class Obstacles:
             if counter.limit is None or job.gpus > counter.limit:
                 continue
             over = counter.used + job.gpus - counter.limit
-            own = [each for each in self._running if each.job.account == name]
             if over > 0:
-                return _until(own, over)
+                return _until(self._of_account[name], over)
         return ()
 
     def _for_room(self, job: ListedJob) -> Sequence[ListedJob]:
         """On the node where enough cards come free first; Slurm's planned one if it has a plan."""
+        # Of a long queue most jobs want the same, and a large cluster has many nodes.
+        wish = (job.job.partition, job.gpu_type, _on_each_node(job), job.planned_nodes)
+        if wish not in self._rooms:
+            self._rooms[wish] = self._room(job)
+        return self._rooms[wish]
+
+    def _room(self, job: ListedJob) -> Sequence[ListedJob]:
         best: Sequence[ListedJob] | None = None
         for node in self._reading.nodes:
             if not _may_run_on(job, node):

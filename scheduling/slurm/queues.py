@@ -8,8 +8,9 @@ turn: of one that a limit keeps, the planned start means nothing.
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuwarden.platforms.slurm import ENDED, PENDING, attempt_id
 from gpuwarden.platforms.slurm_limits import AllLimits
@@ -61,10 +62,13 @@ def entries_of(reading: Reading, policy: Policy) -> tuple[QueueEntry, ...]:
     waiting = sorted(
         (job for job in reading.jobs if is_waiting(job)), key=lambda job: turn(job, reading.tiers)
     )
-    line = [job for job in waiting if reason_of(job).kind in _IN_TURN and state_of(job) is _PENDING]
+    places = _places(
+        [job for job in waiting if reason_of(job).kind in _IN_TURN and state_of(job) is _PENDING]
+    )
     obstacles = Obstacles(reading)
     found = [
-        _waiting_entry(job, line, reading, policy=policy, obstacles=obstacles) for job in waiting
+        _waiting_entry(job, places.get(job.number), reading, policy=policy, obstacles=obstacles)
+        for job in waiting
     ]
     known = {id(job) for job in waiting}
     others = sorted(
@@ -188,35 +192,51 @@ def _as_sentence(words: str) -> str:
 
 def _waiting_entry(
     job: ListedJob,
-    line: Sequence[ListedJob],
+    place: int | None,
     reading: Reading,
     *,
     policy: Policy,
     obstacles: Obstacles,
 ) -> QueueEntry:
     reason = reason_of(job)
-    in_turn = job in line
     return replace(
         _entry(job, reading, policy),
         why=reason.code,
         words=_sentence(job, reason, reading, policy=policy, obstacles=obstacles),
-        position=_position(job, line) if in_turn else None,
-        start=_plan(job, reading.taken) if in_turn else None,
+        position=place,
+        start=None if place is None else _plan(job, reading.taken),
         must_end=obstacles.of(job, reason.kind),
     )
 
 
-def _position(job: ListedJob, line: Sequence[ListedJob]) -> int:
-    """Place among those that wait for the same cards."""
-    ahead = line[: line.index(job)]
-    return 1 + sum(_compete(job, other) for other in ahead)
+def _places(line: Sequence[ListedJob]) -> dict[str, int]:
+    """Place of each job among those that wait for the same cards.
+
+    Jobs that want the same are counted together: a long queue has few kinds of wishes.
+    """
+    counts: Counter[_Wish] = Counter()
+    found = {}
+    for job in line:
+        wish = _Wish(frozenset(job.job.partition.split(",")), job.gpu_type, bool(job.gpus))
+        found[job.number] = 1 + sum(
+            count for other, count in counts.items() if _compete(wish, other)
+        )
+        counts[wish] += 1
+    return found
 
 
-def _compete(one: ListedJob, other: ListedJob) -> bool:
-    partitions = set(one.job.partition.split(",")) & set(other.job.partition.split(","))
+class _Wish(NamedTuple):
+    """What a job wants: in which partitions, which cards, and whether any at all."""
+
+    partitions: frozenset[str]
+    gpu_type: str
+    cards: bool
+
+
+def _compete(one: _Wish, other: _Wish) -> bool:
     same = not one.gpu_type or not other.gpu_type or one.gpu_type == other.gpu_type
     # Who asks for no card waits for none.
-    return bool(partitions) and same and bool(one.gpus) == bool(other.gpus)
+    return same and one.cards == other.cards and not one.partitions.isdisjoint(other.partitions)
 
 
 def _plan(job: ListedJob, now: float) -> Interval | None:

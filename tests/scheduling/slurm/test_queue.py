@@ -250,3 +250,17 @@ def test_braces_in_names_are_harmless() -> None:
     entry = told(a_job(1, reason="AssocGrpGRES", account="{user.__class__}"))["1"]
     assert "{user.__class__}" in entry.words
     assert told(a_job(1, reason="Odd{0}"))["1"].words == "Slurm says: Odd(0)."
+
+
+def test_a_long_queue_on_many_nodes_is_told_whole() -> None:
+    """Twenty thousand jobs that wait, on a thousand nodes: places without gaps."""
+    nodes = tuple(replace(NODE, name=f"n{n}") for n in range(1000))
+    held = [
+        a_job(90_000 + n, state="RUNNING", nodes=(f"n{n}",), gpus=4, start_time=NOW, name="r")
+        for n in range(1000)
+    ]
+    queue = [a_job(n, priority=n) for n in range(1, 20_001)]
+    entries = told(*held, *queue, nodes=nodes)
+    places = [entries[str(n)].position for n in range(20_000, 0, -1)]
+    assert places == list(range(1, 20_001))
+    assert entries["1"].must_end == entries["20000"].must_end != ()
