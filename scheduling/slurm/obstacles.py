@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gpuwarden.platforms.slurm_limits import CARDS, Counter
+from gpuwarden.platforms.slurm_limits import CARDS
 from gpuwarden.platforms.slurm_reasons import Kind
 
 if TYPE_CHECKING:
@@ -22,6 +23,23 @@ if TYPE_CHECKING:
 
 _MOST: Final = 64
 """Jobs that are named; where more would have to end, nobody is helped by their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """A limit of cards that keeps a job.
+
+    Attributes:
+        account: whose.
+        most: cards that may be in use.
+        used: cards that are.
+        name: which cards count, such as `gres/gpu:a100`.
+    """
+
+    account: str
+    most: int
+    used: int
+    name: str
 
 
 class Obstacles:
@@ -36,11 +54,10 @@ class Obstacles:
         self._running = sorted(
             (job for job in reading.jobs if job.job.holds and job.gpus), key=_end
         )
-        self._of_account: dict[str, list[ListedJob]] = defaultdict(list)
+        self._of_account: dict[str, Sequence[ListedJob]] = {}
         self._rooms: dict[tuple[object, ...], Sequence[ListedJob]] = {}
         self._on_node: dict[str, list[ListedJob]] = defaultdict(list)
         for job in self._running:
-            self._of_account[job.job.account].append(job)
             for node in job.job.nodes:
                 self._on_node[node].append(job)
 
@@ -58,13 +75,11 @@ class Obstacles:
 
     def limit_words(self, job: ListedJob, kind: Kind) -> str:
         """How much of the limit that keeps a job is in use; empty where it is not known."""
-        if kind is Kind.LIMIT:
-            for name, counter in self._card_limits(job):
-                if counter.limit is not None and counter.used + job.gpus > counter.limit:
-                    return (
-                        f"{counter.used} of {counter.limit} cards of account {name} are in use, "
-                        f"and it asks for {job.gpus}"
-                    )
+        if kind is Kind.LIMIT and (limit := self._limit(job)) is not None:
+            return (
+                f"{limit.used} of {limit.most} cards of account {limit.account} are in use, and it "
+                f"asks for {job.gpus}"
+            )
         if kind is Kind.BUDGET:
             limits = self._reading.limits.accounts.get(job.job.account)
             spent = None if limits is None else limits.minutes.get(CARDS)
@@ -72,24 +87,45 @@ class Obstacles:
                 return f"{spent.used / 60:.1f} of {spent.limit / 60:.1f} GPU-hours are used"
         return ""
 
-    def _card_limits(self, job: ListedJob) -> Iterable[tuple[str, Counter]]:
-        limits = self._reading.limits.accounts.get(job.job.account)
-        if limits is None:
-            return ()
+    def _limit(self, job: ListedJob) -> _Limit | None:
+        """The limit of cards that keeps a job: of its account, or of one that this is below.
+
+        What is in use is counted by the jobs that run: Slurm's own counter was read earlier.
+        """
+        every = self._reading.limits
         names = [CARDS] if not job.gpu_type else [f"{CARDS}:{job.gpu_type}", CARDS]
-        return [
-            (job.job.account, limits.resources[name]) for name in names if name in limits.resources
-        ]
+        for account in every.above(job.job.account):
+            limits = every.accounts.get(account)
+            for name in names if limits is not None else ():
+                counter = limits.resources.get(name) if limits is not None else None
+                if counter is None or counter.limit is None:
+                    continue
+                jobs = self._below(account)
+                used = sum(each.gpus for each in jobs if name == CARDS or _is_of(each, name))
+                if used + job.gpus > counter.limit:
+                    return _Limit(account, counter.limit, used, name)
+        return None
+
+    def _below(self, account: str) -> Sequence[ListedJob]:
+        """Jobs that run for an account and those below it, those that end soonest first."""
+        if account not in self._of_account:
+            above = self._reading.limits.above
+            self._of_account[account] = [
+                job for job in self._running if account in above(job.job.account)
+            ]
+        return self._of_account[account]
 
     def _for_limit(self, job: ListedJob) -> Sequence[ListedJob]:
         """The account's own jobs, those that end soonest, until its limit has room."""
-        for name, counter in self._card_limits(job):
-            if counter.limit is None or job.gpus > counter.limit:
-                continue
-            over = counter.used + job.gpus - counter.limit
-            if over > 0:
-                return _until(self._of_account[name], over)
-        return ()
+        limit = self._limit(job)
+        if limit is None or job.gpus > limit.most:
+            return ()
+        jobs = [
+            each
+            for each in self._below(limit.account)
+            if limit.name == CARDS or _is_of(each, limit.name)
+        ]
+        return _until(jobs, limit.used + job.gpus - limit.most, on_node=False)
 
     def _for_room(self, job: ListedJob) -> Sequence[ListedJob]:
         """On the node where enough cards come free first; Slurm's planned one if it has a plan."""
@@ -113,6 +149,10 @@ class Obstacles:
         return best or ()
 
 
+def _is_of(job: ListedJob, name: str) -> bool:
+    return name == f"{CARDS}:{job.gpu_type}"
+
+
 def _may_run_on(job: ListedJob, node: SlurmNode) -> bool:
     if not node.usable:
         return False
@@ -131,8 +171,17 @@ def _idle(node: SlurmNode, job: ListedJob) -> int:
     return sum(node.idle.values())
 
 
-def _until(jobs: Iterable[ListedJob], missing: int, *, model: str = "") -> Sequence[ListedJob]:
-    """The first jobs that hold so many cards together; none where all of them hold fewer."""
+def _until(
+    jobs: Iterable[ListedJob], missing: int, *, model: str = "", on_node: bool = True
+) -> Sequence[ListedJob]:
+    """The first jobs that hold so many cards together; none where all of them hold fewer.
+
+    Args:
+        jobs: in the order in which they end.
+        missing: cards.
+        model: of which type, or empty for any.
+        on_node: whether only those of one node count; else all that a job has.
+    """
     found = []
     for job in jobs:
         if missing <= 0:
@@ -140,7 +189,7 @@ def _until(jobs: Iterable[ListedJob], missing: int, *, model: str = "") -> Seque
         if model and job.gpu_type and job.gpu_type != model:
             continue
         found.append(job)
-        missing -= math.ceil(job.gpus / max(1, len(job.job.nodes)))
+        missing -= math.ceil(job.gpus / max(1, len(job.job.nodes))) if on_node else job.gpus
     return found if missing <= 0 else ()
 
 

@@ -24,6 +24,7 @@ _ACCOUNT = re.compile(
     r"ClusterName=(?P<cluster>\S*) Account=(?P<account>.*?) UserName=(?P<user>\S*) Partition="
 )
 _USER = re.compile(r"(?P<name>.*)\([0-9]+\)")
+_PARENT = re.compile(r" ParentAccount=(?P<name>\S+)\([0-9]+\) ")
 _QOS = re.compile(r"QOS=(?P<name>.+?)\([0-9]+\) ")
 _LIST = re.compile(r" (?P<key>GrpTRES|GrpTRESMins|GrpTRESRunMins)=(?P<value>\S*)")
 _COUNTER = re.compile(r"(?P<name>[^=,]+)=(?P<limit>N|[0-9]{1,18})\((?P<used>[0-9]{1,18})\)(?:,|$)")
@@ -70,11 +71,20 @@ class AllLimits:
         accounts: by the account's name.
         users: by (account, user).
         qos: by the QOS's name.
+        parents: account -> the one that it is below.
     """
 
     accounts: Mapping[str, Limits] = field(default_factory=dict)
     users: Mapping[tuple[str, str], Limits] = field(default_factory=dict)
     qos: Mapping[str, Limits] = field(default_factory=dict)
+    parents: Mapping[str, str] = field(default_factory=dict)
+
+    def above(self, account: str) -> tuple[str, ...]:
+        """An account and those that it is below, whose limits count for it too."""
+        found = [account]
+        while (parent := self.parents.get(found[-1])) is not None and parent not in found:
+            found.append(parent)
+        return tuple(found)
 
 
 def decode_limits(text: str) -> AllLimits:
@@ -88,6 +98,7 @@ def decode_limits(text: str) -> AllLimits:
     accounts: dict[str, Limits] = {}
     users: dict[tuple[str, str], Limits] = {}
     qos: dict[str, Limits] = {}
+    parents: dict[str, str] = {}
     for line in text.split("\n"):
         if (found := _ACCOUNT.match(line)) is not None:
             limits = _limits(line[found.end() :])
@@ -96,9 +107,11 @@ def decode_limits(text: str) -> AllLimits:
                 users.setdefault((found["account"], user["name"]), limits)
             elif not found["user"]:
                 accounts.setdefault(found["account"], limits)
+                if (parent := _PARENT.search(line, found.end())) is not None:
+                    parents.setdefault(found["account"], parent["name"])
         elif (found := _QOS.match(line)) is not None:
             qos.setdefault(found["name"], _limits(line[found.end() :]))
-    return AllLimits(accounts, users, qos)
+    return AllLimits(accounts, users, qos, parents)
 
 
 def _limits(text: str) -> Limits:

@@ -101,6 +101,7 @@ def test_limits_are_read_alike(version: str) -> None:
     assert limits.accounts["vision"].resources["gres/gpu"] == Counter(None, 3)
     assert limits.accounts["vision"].resources["gres/gpu"].left is None
     assert limits.users["vision", "root"].resources["gres/gpu"].used == 3
+    assert limits.above("speech") == ("speech", "root")
     assert limits.qos["high"].resources["gres/gpu"] == Counter(None, 0)
 
 

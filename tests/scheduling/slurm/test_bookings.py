@@ -295,7 +295,7 @@ def test_a_training_in_front_of_a_slot_makes_way_for_it(
     )
     trainer.chmod(0o755)
     clock, policy = WallClock(), box_policy(empty)
-    now = clock.wall()
+    now = float(int(clock.wall()))  # Slurm's times are whole seconds
     slot = a_slot(start=now + 6, end=now + 600, gpus=4, team="speech", lead_seconds=600.0)
     submitter = SlurmSubmitter(policy, cluster, environment={"PATH": "/usr/bin:/bin"})
     with a_driver(policy, tmp_path, clock) as driver:

@@ -206,7 +206,7 @@ def test_jobs_without_a_time_limit_come_last() -> None:
 
 def test_a_limit_is_freed_by_the_accounts_own_jobs() -> None:
     """Others' jobs may end as they like: that does not help."""
-    limits = AllLimits(accounts={"vision": Limits(resources={"gres/gpu": Counter(2, 2)})})
+    limits = AllLimits(accounts={"vision": Limits(resources={"gres/gpu": Counter(2, 0)})})
     entries = told(
         a_job(10, state="RUNNING", start_time=NOW, end_time=NOW + 5, time_limit=9.0, account="x"),
         a_job(11, state="RUNNING", start_time=NOW, end_time=NOW + 9, time_limit=9.0),
@@ -216,6 +216,24 @@ def test_a_limit_is_freed_by_the_accounts_own_jobs() -> None:
     )
     assert entries["1"].must_end == ("12",)
     assert entries["1"].position is None
+
+
+def test_a_limit_above_the_account_keeps_a_job_too() -> None:
+    """What teams share: any job below it makes room; its own account has none in use."""
+    limits = AllLimits(
+        accounts={"lab": Limits(resources={"gres/gpu": Counter(2, 0)}), "vision": Limits()},
+        parents={"vision": "lab", "speech": "lab", "lab": "root"},
+    )
+    ends = {"state": "RUNNING", "start_time": NOW, "time_limit": 9.0}
+    entries = told(
+        a_job(10, account="speech", end_time=NOW + 5, **ends),
+        a_job(11, account="speech", end_time=NOW + 4, **ends),
+        a_job(12, account="other", end_time=NOW + 1, **ends),
+        a_job(1, reason="AssocGrpGRES"),
+        limits=limits,
+    )
+    assert entries["1"].must_end == ("11",)
+    assert "2 of 2 cards of account lab are in use" in entries["1"].words
 
 
 def test_a_spent_budget_holds_a_job() -> None:
