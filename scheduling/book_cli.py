@@ -111,7 +111,7 @@ def book(
     wish |= {name: value for name, value in given.items() if value}
     found = client.ask("POST", "/v1/bookings", body={**wish, "dry_run": True}, also=(409,))
     if output == "text":
-        _show_answer(found, wish)
+        _show_answer(found)
     if found["objections"] or dry_run:
         _end(context, found, output)
         return
@@ -124,7 +124,7 @@ def book(
     wish["key"] = secrets.token_hex(12)
     made = _booked(client, wish)
     if output == "text" and made["objections"]:
-        _show_answer(made, wish)
+        _show_answer(made)
     elif output == "text":
         _show_made(made, known=found["warnings"])
     _end(context, made, output)
@@ -167,10 +167,10 @@ def _end(context: click.Context, found: dict[str, Any], output: str) -> None:
         context.exit(1)
 
 
-def _show_answer(found: dict[str, Any], wish: dict[str, Any]) -> None:
+def _show_answer(found: dict[str, Any]) -> None:
     would = found["would"]
     for item in would[:_MOST_SHOWN]:
-        click.echo(f"{wish['gpus']} x {wish.get('card', 'GPU')}: {printable(item['shown'])}")
+        click.echo(f"{item['gpus']} x {item['card']}: {printable(item['shown'])}")
     if len(would) > _MOST_SHOWN:
         click.echo(f"and {len(would) - _MOST_SHOWN} more, the last {would[-1]['shown']}")
     if would:

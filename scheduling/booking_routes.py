@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
@@ -91,7 +92,8 @@ class BookingRoutes:
             who=caller.name,
             gpus=whole(body, "gpus", most=MAX_CARDS),
             card=card or policy.cards[0].name,
-            start=self._moment(body, "from", now),
+            # Slots begin with a whole minute: what is shown can be typed again.
+            start=math.ceil(self._moment(body, "from", now) / 60) * 60.0,
             seconds=_duration(body, "for"),
             repeat=_repeat(text(body, "repeat", default="none")),
             until=self._moment(body, "until", now) if until else None,
@@ -253,7 +255,13 @@ class BookingRoutes:
             "repeated": found.repeated,
             "slots": [self._document(item) for item in found.slots],
             "would": [
-                {"start": slot.start, "end": slot.end, "shown": self._shown(slot.start, slot.end)}
+                {
+                    "gpus": slot.gpus,
+                    "card": slot.card,
+                    "start": slot.start,
+                    "end": slot.end,
+                    "shown": self._shown(slot.start, slot.end),
+                }
                 for slot in answer.slots
             ],
             "gpu_hours": answer.gpu_hours,

@@ -402,14 +402,18 @@ def _proposals(
         for each in same:
             if wish.repeat is Repeat.NONE or abs(each.start - slot.start) < _WEEK:
                 shifts |= {each.end - slot.start, each.start - slot.end}
-    near = sorted(
-        (by for by in shifts if wish.start + by >= earliest), key=lambda by: (abs(by), by)
-    )
+    # By whole minutes, as people type them: later ones later, earlier ones earlier.
+    whole = {_whole_minute(wish.start + by, later=by > 0) for by in shifts}
+    near = sorted((at for at in whole if at >= earliest), key=lambda at: (abs(at - wish.start), at))
     found: list[float] = []
-    for by in near[: max(MAX_PROPOSALS, MAX_CHECKS // max(1, len(slots)))]:
-        moved = replace(wish, start=wish.start + by)
+    for at in near[: max(MAX_PROPOSALS, MAX_CHECKS // max(1, len(slots)))]:
+        moved = replace(wish, start=at)
         if not consider(moved, taken, terms, now=now, advise=False).objections:
-            found.append(moved.start)
+            found.append(at)
         if len(found) == MAX_PROPOSALS:
             break
     return tuple(found)
+
+
+def _whole_minute(at: float, *, later: bool) -> float:
+    return (math.ceil(at / 60) if later else math.floor(at / 60)) * 60.0

@@ -152,7 +152,11 @@ def queue(
         _watch(source, chosen)
     else:
         document = source.read()
-        open_console().print(_table(document, chosen(document), time.time()))
+        entries = chosen(document)
+        if entries:
+            open_console().print(_table(document, entries, time.time()))
+        else:
+            click.echo("nothing waits, and nothing runs" if not over else "there are no jobs")
         _remarks(document)
 
 
@@ -166,8 +170,6 @@ def _table(document: ScheduleDocument, entries: Sequence[QueueEntry], now: float
 
 
 def _remarks(document: ScheduleDocument) -> None:
-    if not document.entries:
-        click.echo("the queue is empty")
     if old := age(document, time.time()):
         click.echo(old, err=True)
     for problem in document.problems:

@@ -167,7 +167,8 @@ def _show(document: dict[str, Any]) -> None:
         table.add_row(*row)
     open_console().print(table)
     for team, hours in document["booked_idle_gpu_hours"].items():
-        click.echo(f"{printable(team)} booked {hours:,.1f} GPU-hours that it did not use")
+        if hours >= 0.05:
+            click.echo(f"{printable(team)} booked {hours:,.1f} GPU-hours that it did not use")
     for note in document["notes"]:
         click.echo(f"note: {printable(note)}", err=True)
 

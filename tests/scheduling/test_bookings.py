@@ -80,6 +80,13 @@ def test_who_is_in_the_way_is_named_and_the_nearest_times_are_proposed() -> None
         assert codes(consider(replace(WISH, start=at), taken, TERMS, now=NOW)) == []
 
 
+def test_other_times_are_proposed_by_whole_minutes() -> None:
+    """What is shown can be typed: a slot that ends at 02:00:57 is proposed to follow at 02:01."""
+    odd = replace(slot(10, 4, 6), start=NOW + 10 * HOUR + 3, end=NOW + 14 * HOUR + 57)
+    answer = consider(WISH, (odd,), TERMS, now=NOW)
+    assert [at - NOW for at in answer.proposals] == [6 * HOUR, 14 * HOUR + 60, 900]
+
+
 def test_slots_that_only_touch_are_no_conflict() -> None:
     """A slot ends just before its end: the next begins there."""
     assert codes(consider(WISH, (slot(4, 4, 6), slot(12, 4, 6)), TERMS, now=NOW)) == []

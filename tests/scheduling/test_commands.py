@@ -127,6 +127,7 @@ def test_the_queue_is_one_list_with_reasons(here: Running) -> None:
 def test_the_queue_can_be_narrowed(here: Running) -> None:
     """By team; and to one's own, which are none here."""
     assert "night" not in told(here, "queue", "--team", "speech")
+    assert told(here, "queue", "--team", "nobody") == "nothing waits, and nothing runs\n"
     rows = json.loads(told(here, "queue", "--mine", "-o", "json"))
     assert (rows["version"], rows["entries"]) == ("gpuwarden.schedule/v1", [])
 
