@@ -71,6 +71,7 @@ WRONG = (
     ("users: [ana, bo]", "users: [ana, ana]", "GW600", "named twice"),
     ("preempts: [low]", "preempts: [high]", "GW602", "cannot preempt itself"),
     ("value: 10}", "value: 10, preempts: [high]}", "GW602", "preempts it in turn"),
+    ("value: 10}", "value: 1000}", "GW602", "which is not lower than 1000 of high"),
     ("a100-40: 12", "a100-40: 17", "GW604", "33 a100-40 are promised (16 vision + 17 speech)"),
     ("limit: 300 GPU-hours", "limit: 300 EUR", "GW608", "knows no prices"),
     ("limit: 300 GPU-hours", "limit: 300", "GW107", "is not a limit"),
@@ -117,6 +118,12 @@ DOUBTFUL = (
     ("lend: {a100-40: 6}", "lend: {a100-40: 6, h100-80: 1}", "GW650", "cannot lend 1"),
     ("borrow: {a100-40: 8}", "borrow: {a100-40: 11}", "GW650", "at most 10"),
     ("borrow: {h100-80: 4}", "borrow: {}", "", ""),
+    ("lend: {a100-40: 6}", "lend: {a100-40: 12}", "", ""),
+    ("lend: {a100-40: 6}", "lend: {a100-40: 13}", "GW650", "cannot lend 13"),
+    ("borrow: {a100-40: 8}", "borrow: {a100-40: 10}", "", ""),
+    ("limit: 5000 GPU-hours", "limit: 300 GPU-hours", "GW651", "budget per month is 300.0"),
+    ("limit: 5000 GPU-hours", "limit: 301 GPU-hours", "", ""),
+    ("limit: 5000 GPU-hours", "limit: 20860 GPU-hours", "", ""),
     ("quota: {a100-40: 12}", "quota: {a100-40: 16}", "GW650", "at most 6 a100-40"),
     ("limit: 5000 GPU-hours", "limit: 250 GPU-hours", "GW651", "budget per month is 250.0"),
     ("limit: 5000", "limit: 50000", "GW651", "at most 20,860 GPU-hours per month"),
@@ -165,6 +172,7 @@ def test_preempting_who_preempts_is_said(tmp_path: Path) -> None:
     text = text.replace("value: 1000, preempts: [low]", "value: 1000, preempts: [normal]")
     (found,) = findings(tmp_path, text)
     assert (found.code, found.severity) == ("GW657", Severity.WARNING)
+    assert findings(tmp_path, text.replace("[normal]", "[low, normal]")) == ()
 
 
 def test_whatever_asks_jobs_to_leave_needs_terms_for_it(tmp_path: Path) -> None:
@@ -173,7 +181,13 @@ def test_whatever_asks_jobs_to_leave_needs_terms_for_it(tmp_path: Path) -> None:
     text = TEXT[:begin] + TEXT[end:].replace("running: finish", "running: leave")
     text = text.replace("running: finish", "running: leave")
     found = findings(tmp_path, text)
-    assert [item.code for item in found if item.severity is Severity.ERROR] == ["GW603"] * 3
+    wrong = [item for item in found if item.severity is Severity.ERROR]
+    assert {item.code for item in wrong} == {"GW603"}
+    assert [item.message.partition(":")[0] for item in wrong] == [
+        "priorities[2].preempts",
+        "windows[0].running",
+        "budgets[0].running",
+    ]
     assert [item.code for item in found if item.severity is Severity.WARNING] == ["GW656"] * 3
 
 
