@@ -22,7 +22,8 @@ from gpuwarden.scheduling.slurm.names import account_of
 from gpuwarden.scheduling.slurm.notices import Answered, Notices
 from gpuwarden.scheduling.slurm.observations import Reader, read_accounts
 from gpuwarden.scheduling.slurm.queues import entries_of, is_waiting
-from gpuwarden.scheduling.slurm.receipts import Receipts, signs_in
+from gpuwarden.scheduling.slurm.receipts import Receipts, first_of, signs_in
+from gpuwarden.scheduling.slurm.saved_states import SavedStates
 from gpuwarden.scheduling.slurm.scripts import read_comment
 from gpuwarden.scheduling.slurm.slot_desks import SlotDesk
 from gpuwarden.scheduling.slurm.trainings import Trainings
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.slots import Slot, SlotUse
     from gpuwarden.scheduling.slurm.clusters import Cluster
     from gpuwarden.scheduling.slurm.queues import Reading
+    from gpuwarden.scheduling.slurm.receipts import SignsOf
 
 ENGINE: Final = "slurm"
 DAY: Final = 86_400.0
@@ -95,8 +97,12 @@ class SlurmDriver:
         self._notices = Notices(cluster, {})
         self._slots = SlotDesk(cluster, self._notices, {})
         self._spent: frozenset[str] = frozenset()
-        # The trainer's own words are there to read on a lab box, where this is its node too.
-        self._receipts = Receipts(policy, signs=signs_in(job_files.DEFAULT_DIRECTORY))
+        # The trainer's own words are there to read on a lab box, where this is its node too; of
+        # other nodes Prometheus knows what was saved.
+        sources: list[SignsOf] = [signs_in(job_files.DEFAULT_DIRECTORY)]
+        if context.prometheus is not None:
+            sources.append(SavedStates(context.prometheus, lambda: self.cluster))
+        self._receipts = Receipts(policy, signs=first_of(*sources))
         self._attempts: tuple[Attempt, ...] = ()
         self._histories: Mapping[str, loops.History] = {}
         self._saved_at = 0.0

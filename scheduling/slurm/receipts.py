@@ -36,6 +36,7 @@ KEPT_SECONDS: Final = 86_400.0
 SUCCESSOR_SECONDS: Final = 600.0
 """A job that starts later on the same nodes did not wait for these cards."""
 _MOST_KEPT = 10_000
+_LEFT = (job_files.EXIT_REQUEUE, job_files.EXIT_HOLD)
 _WITHIN_SECOND = 0.999
 """Slurm's times are whole seconds: what happened is up to so much later."""
 
@@ -48,18 +49,20 @@ class Signs:
         acknowledged: it took note of the notice.
         saved: the state with which it leaves is on disk.
         durable: its newest state on disk is of then, whether or not it leaves.
+        on_disk: that state was known to be there.
     """
 
     acknowledged: float | None = None
     saved: float | None = None
     durable: float | None = None
+    on_disk: float | None = None
 
 
 class SignsOf(Protocol):
     """Where a trainer's signs come from."""
 
-    def __call__(self, run_id: str, since: float) -> Signs | None:
-        """The signs of a run's attempt that started at a Unix time; None where nobody knows."""
+    def __call__(self, job: ListedJob, run_id: str | None, /) -> Signs | None:
+        """The signs of an attempt, by what its job says is its run; None where nobody knows."""
 
 
 def signs_in(root: Path) -> SignsOf:
@@ -69,7 +72,10 @@ def signs_in(root: Path) -> SignsOf:
         root: of the job files.
     """
 
-    def read(run_id: str, since: float) -> Signs | None:
+    def read(job: ListedJob, run_id: str | None) -> Signs | None:
+        if run_id is None:
+            return None
+        since = job.job.start_time or 0.0
         try:
             content = job_files.read(job_files.status_path(root, run_id)).content
             return signs_of(job_files.RunStatus.decode(content), since)
@@ -90,10 +96,20 @@ def signs_of(status: RunStatus, since: float) -> Signs | None:
     noticed = None if status.notice is None else status.notice.time
     durable = None if status.checkpoint is None else status.checkpoint.durable
     taken = None if status.checkpoint is None else status.checkpoint.time
-    saved = None
-    if noticed is not None and taken is not None and taken >= noticed:
-        saved = durable
-    return Signs(noticed, saved, None if durable is None else taken)
+    # A periodic state after the notice is not yet the last word: the epoch goes on.
+    left = status.exit is not None and status.exit.code in _LEFT
+    after = noticed is not None and taken is not None and taken >= noticed
+    saved = durable if left and after else None
+    return Signs(noticed, saved, None if durable is None else taken, durable)
+
+
+def first_of(*sources: SignsOf) -> SignsOf:
+    """The signs of the first source that has any."""
+
+    def ask(job: ListedJob, run_id: str | None) -> Signs | None:
+        return next(filter(None, (source(job, run_id) for source in sources)), None)
+
+    return ask
 
 
 @dataclass(slots=True)
@@ -182,8 +198,8 @@ class Receipts:
                 _set_left(over, past.end)
         self._forget(now)
 
-    def _said(self, run_id: str | None, since: float) -> Signs | None:
-        return None if self._signs is None or run_id is None else self._signs(run_id, since)
+    def _said(self, job: ListedJob, run_id: str | None) -> Signs | None:
+        return None if self._signs is None else self._signs(job, run_id)
 
     # -- a look at a job that has its nodes
 
@@ -199,7 +215,7 @@ class Receipts:
             victim = self._victim(each, run_id, each.preempted)
             self._open[number, start] = victim
         victim.seen = now
-        self._take_signs(victim, self._said(run_id, start))
+        self._take_signs(victim, self._said(each, run_id))
         deadline = victim.told.deadline
         if deadline is not None and now > deadline + KILL_WAIT_SECONDS:
             words = f"job {each.number} is still there, after its grace and Slurm's KillWait"
@@ -210,7 +226,7 @@ class Receipts:
         start = attempt.job.job.start_time or 0.0
         if (victim := self._open.get((number, start))) is not None:
             victim.seen = now
-            self._take_signs(victim, self._said(attempt.run_id, start))
+            self._take_signs(victim, self._said(attempt.job, attempt.run_id))
 
     def _victim(self, each: ListedJob, run_id: str | None, notified: float | None) -> _Victim:
         terms = self._policy.preemption
@@ -244,12 +260,21 @@ class Receipts:
             if when is not None:
                 self._step(victim, step, when)
 
+    def _take_last(self, victim: _Victim, signs: Signs | None) -> None:
+        """It left as one that saved: its newest state is that of its end."""
+        steps = victim.told.steps
+        told = steps.get("acknowledged", steps.get("notified"))
+        if signs is None or signs.durable is None or signs.on_disk is None or told is None:
+            return
+        if signs.durable >= told:
+            self._step(victim, "saved", signs.on_disk)
+
     # -- a job that has its nodes no more
 
     def _left(self, attempt: _Attempt, now_is: ListedJob | None, now: float) -> None:
         job = attempt.job
         start = job.job.start_time or 0.0
-        signs = self._said(attempt.run_id, start)
+        signs = self._said(job, attempt.run_id)
         victim = self._open.pop((job.job.job_id, start), None)
         if victim is None:
             victim = self._unseen(attempt, now_is, signs)
@@ -258,6 +283,8 @@ class Receipts:
         victim.seen = attempt.seen
         self._over[job.job.job_id, start] = victim
         self._take_signs(victim, signs)
+        if now_is is not None and now_is.status in _LEFT:
+            self._take_last(victim, signs)
         ended = None if now_is is None or not now_is.job.ended else now_is.job.end_time
         self._step(victim, "left", now if ended is None else ended)
         self._judge(victim, now_is, told=signs is not None)
@@ -287,7 +314,7 @@ class Receipts:
         states = frozenset[str]() if now_is is None else now_is.job.states
         status = None if now_is is None else now_is.status
         back = now_is is not None and not now_is.job.ended
-        saved = "saved" in steps or status in (job_files.EXIT_REQUEUE, job_files.EXIT_HOLD)
+        saved = "saved" in steps or status in _LEFT
         lost = 0.0 if saved else None
         if not saved and victim.durable is not None:
             lost = max(0.0, left - victim.durable) * victim.gpus

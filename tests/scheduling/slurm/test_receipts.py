@@ -9,7 +9,7 @@ import pytest
 from tests.scheduling.slurm.leaving_jobs import leaving_policy
 
 from gpuwarden import job_files
-from gpuwarden.job_files import Checkpoint, NoticeSeen, RunStatus
+from gpuwarden.job_files import Checkpoint, NoticeSeen, RunExit, RunStatus
 from gpuwarden.platforms.slurm import SlurmJob
 from gpuwarden.platforms.slurm_accounting import Attempt
 from gpuwarden.platforms.slurm_listings import ListedJob
@@ -50,9 +50,9 @@ class Trainer:
     def __init__(self) -> None:
         self.signs: Signs | None = None
 
-    def __call__(self, run_id: str, since: float) -> Signs | None:
+    def __call__(self, job: ListedJob, run_id: str | None) -> Signs | None:
         """What it says now."""
-        assert (run_id, since) == ("run1", NOW - 60)
+        assert (run_id, job.job.start_time) == ("run1", NOW - 60)
         return self.signs
 
 
@@ -235,16 +235,21 @@ def test_a_status_of_an_earlier_attempt_says_nothing(tmp_path: Path) -> None:
         checkpoint=Checkpoint(time=NOW + 8, step=4, durable=NOW + 8.5),
         notice=NoticeSeen("SIGUSR1", "epoch", NOW + 1.5),
     )
-    assert signs_of(status, NOW) == Signs(NOW + 1.5, NOW + 8.5, NOW + 8)
+    # A periodic state is not the one with which it leaves.
+    assert signs_of(status, NOW) == Signs(NOW + 1.5, None, NOW + 8, NOW + 8.5)
+    status = replace(status, exit=RunExit(75, "SIGUSR1", NOW + 9))
+    assert signs_of(status, NOW) == Signs(NOW + 1.5, NOW + 8.5, NOW + 8, NOW + 8.5)
     assert signs_of(status, NOW + 20) is None
     earlier = replace(status, checkpoint=Checkpoint(time=NOW, step=1, durable=NOW + 2))
     found = signs_of(earlier, NOW)
     assert found is not None
     assert found.saved is None
     (tmp_path / "jobs").mkdir()
-    assert signs_in(tmp_path)("run1", NOW) is None
+    job = a_job(1, start_time=NOW)
+    assert signs_in(tmp_path)(job, "run1") is None
+    assert signs_in(tmp_path)(job, None) is None
     path = job_files.status_path(tmp_path, "run1")
     job_files.write(path, status.encode())
-    assert signs_in(tmp_path)("run1", NOW) == signs_of(status, NOW)
+    assert signs_in(tmp_path)(job, "run1") == signs_of(status, NOW)
     path.write_text("{", "utf-8")
-    assert signs_in(tmp_path)("run1", NOW) is None
+    assert signs_in(tmp_path)(job, "run1") is None
