@@ -18,9 +18,14 @@ from gpuwarden.platforms import (
     kubernetes,
     kubernetes_scheduling,
     slurm,
+    slurm_accounting,
     slurm_attempts,
+    slurm_limits,
+    slurm_listings,
     slurm_nodes,
     slurm_queue,
+    slurm_reasons,
+    slurm_reservations,
     slurm_texts,
 )
 
@@ -59,6 +64,8 @@ def _rows(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
             slurm_texts.decode_list,
             slurm_queue.decode_queue,
             slurm_attempts.decode_records,
+            slurm_listings.decode_listing,
+            slurm_accounting.decode_accounting,
         ):
             with suppress(ServiceUnavailable):
                 decode(text, MARK)
@@ -76,12 +83,16 @@ def _texts(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
             slurm_texts.decode_gres,
             slurm_nodes.decode_nodes,
             slurm_nodes.decode_tiers,
+            slurm_limits.decode_limits,
+            slurm_reservations.decode_reservations,
         ):
             with suppress(ServiceUnavailable):
                 decode(text)
         slurm_texts.node_names(text, {"gpu01"})
         slurm_texts.step_job(text)
         slurm_attempts.asked_signal(text)
+        slurm_reasons.explain(text).words.format(account="a", qos="q", partition="p", user="u")
+        slurm_listings.clock_seconds(text)
         slurm_attempts.accounted_state(text, 1796011113)
         slurm.decode_tres(text)
         slurm.gpu_indexes(text)
@@ -180,10 +191,12 @@ def _objects(_folder: Path, _stack: ExitStack) -> Callable[[bytes], None]:
 def _row(fields: Sequence[str]) -> bytes:
     values = {
         "JobID": "12",
+        "JobIDRaw": "12",
         "ArrayJobID": "12",
         "UserID": "1000",
         "State": "RUNNING",
         "SubmitTime": "1795985617",
+        "Submit": "1795985617",
         "tres-alloc": "cpu=4,gres/gpu=2",
         "NodeList": "gpu[01-02]",
     }
@@ -303,6 +316,8 @@ ATTACKS = (
                 slurm_texts.LIST_FIELDS,
                 slurm_queue.QUEUE_FIELDS,
                 slurm_attempts.RECORD_FIELDS,
+                slurm_listings.LISTING_FIELDS,
+                slurm_accounting.ACCOUNTING_FIELDS,
             )
         ),
         (MARK.encode(), b"\n", b"(null)", b"N/A", b"[0-99999999]", b"gres/gpu:a100=", b"PENDING"),
@@ -311,7 +326,11 @@ ATTACKS = (
     Attack(
         "Slurm's texts",
         _texts,
-        (_recorded("scontrol-24.11-job.txt"), _LINE, _CONFIG, _GRES, _SCRIPT, _VERSION, _ACCT),
+        (
+            *(_recorded("scontrol-24.11-job.txt"), _LINE, _CONFIG, _GRES, _SCRIPT, _VERSION, _ACCT),
+            _recorded("slurm-24.11-assoc-mgr.txt")[:4000],
+            _recorded("slurm-24.11-reservations.txt"),
+        ),
         (b"\n", b"=", b"IDX:", b"[", b"]", b"0-18446744073709551616", b"#SBATCH ", b"  ", b"\x1f"),
         of="platforms",
     ),
