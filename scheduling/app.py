@@ -62,6 +62,9 @@ class SchedulerApp:
             loopback, and only where there are no tokens.
         feeds: signs the calendar's addresses.
         accounts: Prometheus' side of accounts, or None.
+
+    Attributes:
+        tokens: likewise; another tuple takes its place.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class SchedulerApp:
         accounts: PrometheusAccounts | None,
     ) -> None:
         self._scheduler = scheduler
-        self._tokens = tokens
+        self.tokens = tokens
         self._open = open_reading
         self._feeds = feeds
         self._encoding = asyncio.Lock()
@@ -121,13 +124,13 @@ class SchedulerApp:
             return local_caller(uid, gid, self._scheduler.policy)
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            found = bearer(self._tokens, given.strip())
+            found = bearer(self.tokens, given.strip())
             if found is None:
                 raise Refusal(401, "unauthorised", "this token is nobody's")
             return found
         if self._open:
             return Caller("anybody", Role.READER)
-        if not self._tokens:
+        if not self.tokens:
             raise Refusal(403, "closed", "closed on the network until --tokens names who may ask")
         raise Refusal(401, "unauthorised", "this takes a bearer token of --tokens")
 

@@ -99,16 +99,25 @@ def local_caller(uid: int, gid: int, policy: Policy) -> Caller:
         gid: likewise.
         policy: names the operators.
     """
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        # Of a container, or their directory does not answer: no policy can have such a name.
-        return Caller(f"#{uid}", Role.USER, uid, gid)
+    name = user_name(uid)
+    if name.startswith("#"):
+        return Caller(name, Role.USER, uid, gid)
     operators = policy.operators
     role = Role.USER
     if uid == 0 or name in operators.users or _groups(name, gid) & set(operators.groups):
         role = Role.OPERATOR
     return Caller(name, role, uid, gid)
+
+
+def user_name(uid: int) -> str:
+    """The name of a user of this machine; `#` and the number of one who has none.
+
+    Of a container, or their directory does not answer: no policy can have such a name.
+    """
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"#{uid}"
 
 
 def _groups(name: str, gid: int) -> set[str]:

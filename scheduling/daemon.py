@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gpuwarden.clock import Clock
     from gpuwarden.scheduling.drivers import Driver
     from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.tokens import Token
 
     Opening = Callable[[str, Policy, Context], Driver]
 
@@ -108,14 +109,14 @@ class Daemon:
         self._woken = asyncio.Event()
         self._asked = asyncio.Event()
         policy = self._read_policy()
-        tokens = () if settings.tokens is None else load_tokens(settings.tokens)
+        tokens = self._read_tokens()
         _make_folder(settings.state)
         self.worker = Worker()
         store = Store(settings.state)
         try:
             driver = opening(policy.engine, policy, self._context(policy))
             self.scheduler = Scheduler(policy, driver, store, self._clock)
-            self.app = SchedulerApp(
+            self._web = SchedulerApp(
                 self.scheduler,
                 BookingDesk(self.scheduler, self.worker.call),
                 self.worker,
@@ -125,7 +126,8 @@ class Daemon:
                 and _is_loopback(settings.listen[0]),
                 feeds=Feeds(settings.state / "calendar.key"),
                 accounts=PrometheusAccounts(settings.prometheus) if settings.prometheus else None,
-            ).starlette()
+            )
+            self.app = self._web.starlette()
         except BaseException:
             store.close()
             self.worker.close()
@@ -143,6 +145,9 @@ class Daemon:
             self._settings.engine_token,
             self._settings.prometheus,
         )
+
+    def _read_tokens(self) -> tuple[Token, ...]:
+        return () if self._settings.tokens is None else load_tokens(self._settings.tokens)
 
     def _read_policy(self) -> Policy:
         return load_policy(self._settings.policy, now=self._clock.wall())
@@ -235,10 +240,11 @@ class Daemon:
         self._woken.set()
 
     def reload(self) -> None:
-        """Read the policy again: all of it or, with any mistake in it, nothing."""
+        """Read policy and tokens again: all of it or, with any mistake in it, nothing."""
         try:
-            policy = self._read_policy()
+            policy, tokens = self._read_policy(), self._read_tokens()
             self.scheduler.adopt(policy)
+            self._web.tokens = tokens
         except GpuwardenError as error:
             # The file's mistakes, each with its line, are for who wrote it: in the log.
             log.warning("the policy is not taken", why=str(error))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pwd
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from gpuwarden.consoles import open_console, printable
 from gpuwarden.errors import GpuwardenError, RefusedAction, ServiceUnavailable
 from gpuwarden.option_values import output_option
 from gpuwarden.schedule_api import EntryState, ScheduleDocument
+from gpuwarden.scheduling.callers import user_name
 from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
 from gpuwarden.scheduling.log_files import MAX_LINES, last_lines, opened_log
 from gpuwarden.scheduling.policy_checks import load_policy
@@ -131,7 +131,7 @@ def queue(
     context.obj = source
     if context.invoked_subcommand is not None:
         return
-    user = pwd.getpwuid(os.getuid()).pw_name if mine else None
+    user = user_name(os.getuid()) if mine else None
 
     def chosen(document: ScheduleDocument) -> list[QueueEntry]:
         return [

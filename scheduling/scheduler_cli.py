@@ -150,8 +150,8 @@ def scheduler(
     watches the engine, keeps cards for bookings, asks jobs to leave, and accounts. While it is down
     the engine's own objects go on by themselves, and running jobs are left alone.
 
-    SIGHUP reads the policy again: all of it or, with any mistake in it, nothing. Everything else
-    needs a restart.
+    SIGHUP reads the policy and the tokens again: all of it or, with any mistake in it, nothing.
+    Everything else needs a restart.
     """
     if (tls_cert_file is None) != (tls_key_file is None):
         raise click.UsageError("--tls-cert-file and --tls-key-file go together")

@@ -673,6 +673,29 @@ def test_a_policy_is_taken_whole_or_not_at_all(here: Running) -> None:
     assert here.driver.policy.card("h100-80").count == 9
 
 
+def test_tokens_are_read_again_with_the_policy(tmp_path: Path) -> None:
+    """A token that was taken away opens nothing any more, and a new one does."""
+    (tmp_path / "cy").write_text("c" * 32)
+    (tmp_path / "di").write_text("d" * 32)
+    tokens = tmp_path / "tokens.yaml"
+    line = "version: 1\ntokens:\n- {{name: {0}, role: user, file: {0}}}\n"
+    tokens.write_text(line.format("cy"))
+    port = free_port()
+    with running(tmp_path, POLICY, now=NOW, listen=("127.0.0.1", port), tokens=tokens) as here:
+        url = f"http://127.0.0.1:{port}"
+        cy = DaemonClient(url=url, token_file=tmp_path / "cy")
+        di = DaemonClient(url=url, token_file=tmp_path / "di")
+        assert cy.ask("GET", "/v1/whoami")["name"] == "cy"
+        tokens.write_text(line.format("di") + "nonsense: 1\n")
+        here.daemon.worker.call(here.daemon.reload)
+        assert cy.ask("GET", "/v1/whoami")["name"] == "cy"
+        tokens.write_text(line.format("di"))
+        here.daemon.worker.call(here.daemon.reload)
+        assert di.ask("GET", "/v1/whoami")["name"] == "di"
+        with pytest.raises(RefusedAction, match="nobody's"):
+            cy.ask("GET", "/v1/whoami")
+
+
 def test_bookings_survive_a_restart(tmp_path: Path) -> None:
     """And the engine is told of them with the first tick."""
     with running(tmp_path, POLICY, now=NOW) as first:
