@@ -14,6 +14,7 @@ from gpuwarden.scheduling.fitted_preemptions import choose_fitting
 from gpuwarden.scheduling.kueue import names
 from gpuwarden.scheduling.kueue.leavings import Phase
 from gpuwarden.scheduling.kueue.quotas import Ledger, Use
+from gpuwarden.scheduling.kueue.renderings import gates_notices
 from gpuwarden.scheduling.kueue.views import (
     SETTLE_SECONDS,
     STUCK_SECONDS,
@@ -128,6 +129,14 @@ class _Round:
         if not job.priority or self._ledger.never(job.team, job.cards, job.gpus):
             self._waits[job.id] = _never(job)
             self._acts += [_open(job)] if names.NOTICE_GATE in job.gates else []
+            return
+        if names.NOTICE_GATE in job.gates and not gates_notices(self._view.policy, job.priority):
+            # The policy has changed since: nobody ends jobs without us, and it need not wait.
+            self._acts.append(_open(job))
+        team = self._view.policy.team(job.team)
+        if team is None or not team.may_choose(job.priority):
+            self._take((job,))
+            self._waits[job.id] = _not_theirs(job)
             return
         reclaims = _within_own(self._ledger, job)
         if self._terms.preempts.get(job.priority) or reclaims:
@@ -292,6 +301,15 @@ def _never(job: QueuedJob) -> Wait:
     return Wait(
         "too-large",
         f"It wants {job.gpus} of {kinds}, and team {job.team} never has as many at once.",
+    )
+
+
+def _not_theirs(job: QueuedJob) -> Wait:
+    """Whoever writes a Job can name any priority; only those of its team make others leave."""
+    return Wait(
+        "priority-not-allowed",
+        f"Team {job.team} may not choose the priority {job.priority}: nobody is asked to leave for "
+        "it. Submit it anew with one of the team's.",
     )
 
 

@@ -56,6 +56,8 @@ LOOK_SECONDS: Final = 2.0
 """The engine is asked about a leave at most this often."""
 MOST_ACTS: Final = 200
 """In one round; the next one does the rest."""
+STIR_SECONDS: Final = 0.5
+"""Changes come in bursts, and one round serves them all."""
 ENDED_SECONDS: Final = 86_400.0
 
 log = structlog.get_logger(__name__)
@@ -105,6 +107,7 @@ class Controller:
         self._receipts: dict[str, tuple[float, Leave]] = {}
         self._engine_problem = ""
         self._tasks: list[asyncio.Task[None]] = []
+        self._stirred: asyncio.TimerHandle | None = None
         self._mirrors = {
             "workloads": self._mirror(names.WORKLOADS, mirrors.trim_workload),
             "jobs": self._mirror(names.JOBS, mirrors.trim_job),
@@ -120,7 +123,17 @@ class Controller:
         self.slots: tuple[Slot, ...] = ()
 
     def _mirror(self, kind: Kind, trim: Callable[[Json], Json | None]) -> Mirror:
-        return Mirror(self._client, kind, clock=self._clock, changed=self._wake, trim=trim)
+        return Mirror(self._client, kind, clock=self._clock, changed=self._stir, trim=trim)
+
+    def _stir(self) -> None:
+        """Ask for a round soon."""
+        if self._stirred is None:
+            loop = asyncio.get_running_loop()
+            self._stirred = loop.call_later(STIR_SECONDS, self._rouse)
+
+    def _rouse(self) -> None:
+        self._stirred = None
+        self._wake()
 
     @property
     def ended(self) -> Mapping[str, Preemption]:
@@ -144,6 +157,8 @@ class Controller:
         """Let go of everything; what is under way stands in the cluster."""
         for task in self._tasks:
             task.cancel()
+        if self._stirred is not None:
+            self._stirred.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with suppress(GpuwardenError):
             await self._lease.release()
@@ -310,7 +325,7 @@ class Controller:
                     raise
                 self._unreachable(act, error)
         if written:
-            self._wake()
+            self._stir()
 
     def _refused(self, act: Act, error: RefusedAction) -> None:
         log.error("refused", act=type(act).__name__, job=act.job.id, problem=str(error))

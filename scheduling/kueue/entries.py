@@ -103,6 +103,8 @@ def _plain_wait(job: QueuedJob) -> Wait:
     """Why it waits by what the API says alone."""
     if job.parked and job.leaving is not None:
         return Wait("parked", job.leaving.words)
+    if not job.active and job.expired:
+        return Wait("time-limit", "Its time limit is over: submit it anew with a longer --time.")
     if not job.active:
         return Wait("inactive", "Somebody has taken it out of the queue (spec.active is false).")
     if job.check in ("Pending", "Retry") and not job.here:

@@ -129,11 +129,15 @@ class Mirror:
         if change.event == "BOOKMARK":
             return
         key, own = _key(change.found), self._trim(change.found)
+        before = self._objects.get(key)
         if change.event == "DELETED" or own is None:
             self._objects.pop(key, None)
+            own = None
         else:
             self._objects[key] = own
-        self._changed()
+        # Nodes report all the time, and what is read of them seldom changes.
+        if own != before:
+            self._changed()
 
     def _hear(self) -> None:
         self._heard = self._clock.monotonic()

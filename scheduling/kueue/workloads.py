@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _COUNT = re.compile(r"[0-9]{1,6}")
 _FINISHED: Final = "Finished"
+_EXPIRED: Final = "MaximumExecutionTimeExceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class QueuedJob:
         finished: Succeeded, Failed or another word; empty where it is not.
         finished_at: when.
         waits_for: Kueue's word for why it has no quota.
+        expired: whether Kueue took it out of the queue because its time was over.
         requeues: how often it was evicted.
         preempted: how often by Kueue itself, for a higher priority.
         gates: behind which it waits, on Kueue's annotation.
@@ -126,6 +128,7 @@ class QueuedJob:
     finished: str = ""
     finished_at: float | None = None
     waits_for: str = ""
+    expired: bool = False
     requeues: int = 0
     preempted: int = 0
     gates: tuple[str, ...] = ()
@@ -297,6 +300,7 @@ def _read(
         waits_for=said["QuotaReserved"][1]
         if said.get("QuotaReserved", ("True",))[0] != "True"
         else "",
+        expired=any(_EXPIRED in (i.get("underlyingCause"), i.get("reason")) for i in rows),
         requeues=sum(_whole(item.get("count")) for item in rows),
         preempted=sum(_whole(i.get("count")) for i in rows if i.get("reason") == "Preempted"),
         gates=_listed(workload, names.GATES_ANNOTATION),

@@ -20,7 +20,7 @@ from gpuwarden.scheduling.kueue.submitters import KueueSubmitter
 from gpuwarden.scheduling.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.kubernetes_store import Json
@@ -39,6 +39,7 @@ class Life:
         folder: of the driver's state.
         asks: whether the driver is given the engine.
         prometheus: address that it is given, or None.
+        wake: that it calls for a round.
         driver: at work, or None where it was killed.
     """
 
@@ -47,6 +48,7 @@ class Life:
     folder: Path
     asks: bool = True
     prometheus: str | None = None
+    wake: Callable[[], None] = lambda: None
     driver: KueueDriver | None = None
     drivers: list[KueueDriver] = field(default_factory=list)
     count: int = 0
@@ -56,7 +58,7 @@ class Life:
         context = Context(
             state=self.folder,
             clock=self.scene.time,
-            wake=lambda: None,
+            wake=self.wake,
             leaves=self.engine.url if self.asks else None,
             leaves_token=self.engine.token_file if self.asks else None,
             prometheus=self.prometheus,

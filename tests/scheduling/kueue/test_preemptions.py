@@ -318,3 +318,42 @@ def test_the_phases_are_what_the_notes_say(tmp_path: Path) -> None:
         assert leaving.phase is Phase.PARKED
         assert "left" not in leaving.steps
         assert "freed" not in leaving.steps
+
+
+def test_a_priority_that_is_not_the_teams(tmp_path: Path) -> None:
+    """Whoever writes a Job can name any class: nobody has to leave for one of others'."""
+    teams = [
+        {"name": "vision", "users": ["ana"], "quota": {"a100-40": 2}, "priorities": ["low"]},
+    ]
+    with life(tmp_path, kueue_policy(teams=teams)) as found:
+        full(found)
+        high = found.submit("high", "high")
+        found.tick(4, seconds=5.0)
+        assert found.engine.orders == []
+        assert found.entry(high).why == "priority-not-allowed"
+
+
+def test_a_time_that_is_over(tmp_path: Path) -> None:
+    """Kueue takes a job out of its queue when its time is over; the queue says so."""
+    with life(tmp_path, kueue_policy()) as found:
+        one = found.run("one", time_limit_seconds=60.0)
+        metadata = found.workload(one)["metadata"]
+        spec = {"spec": {"active": False}}
+        found.scene.cluster.patch("Workload", metadata["name"], spec, metadata["namespace"])
+        evictions = [
+            {
+                "reason": "Deactivated",
+                "underlyingCause": "MaximumExecutionTimeExceeded",
+                "count": 1,
+            }
+        ]
+        found.scene.cluster.store.status(
+            "Workload",
+            metadata["namespace"],
+            metadata["name"],
+            schedulingStats={"evictions": evictions},
+        )
+        found.let_go()
+        found.tick(2)
+        assert found.entry(one).why == "time-limit"
+        assert found.entry(one).requeues == 1

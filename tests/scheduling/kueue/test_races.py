@@ -407,3 +407,22 @@ def test_a_stop_releases_everything(tmp_path: Path) -> None:
         driver.stop()
         found.driver = None
         assert until(lambda: not driver._thread.is_alive())
+
+
+def test_a_burst_of_changes_asks_for_few_rounds(tmp_path: Path) -> None:
+    """A round serves all of them; what is not read, as a node's report, asks for none."""
+    with life(tmp_path, ONE_CARD) as found:
+        woken: list[float] = []
+        found.wake = lambda: woken.append(found.scene.time.now)
+        low = found.run("low")
+        found.tick()
+        until(lambda: woken)
+        store, driver = found.scene.cluster.store, found.driver
+        assert driver is not None
+        metadata = found.workload(low)["metadata"]
+        woken.clear()
+        for index in range(40):
+            store.status("Workload", metadata["namespace"], metadata["name"], note=index)
+        found.caught_up(driver)
+        until(lambda: woken)
+        assert len(woken) < 40
