@@ -83,6 +83,8 @@ class _Planner:
     """Slot -> jobs of its team that use it."""
     kept: dict[str, dict[Pool, int]] = field(default_factory=dict)
     """Slot -> free cards that are kept for it."""
+    begun: dict[str, int] = field(default_factory=dict)
+    """Slot -> cards of it that this plan gives to jobs of its team."""
     held: dict[tuple[str, str], int] = field(default_factory=dict)
     """(team, kind) -> cards, those that this plan gives or promises included."""
     started: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -208,7 +210,7 @@ class _Planner:
     def _slot_cards(self, slot: str) -> int:
         by_id = {job.id: job for job in self.scene.working}
         used = sum(by_id[name].gpus for name in self.adopted.get(slot, ()) if name in by_id)
-        return used + sum(self.kept[slot].values())
+        return used + self.begun.get(slot, 0) + sum(self.kept[slot].values())
 
     # -- windows and budgets
 
@@ -345,6 +347,7 @@ class _Planner:
                 taken = min(rest, mine.get(pool, 0))
                 if taken:
                     mine[pool] -= taken
+                    self.begun[slot.id] = self.begun.get(slot.id, 0) + taken
                     rest -= taken
             from_free = min(rest, self.free.get(pool, 0))
             self.free[pool] = self.free.get(pool, 0) - from_free
