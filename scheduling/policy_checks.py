@@ -103,6 +103,8 @@ class _Look:
 
     def findings(self, now: float, engine: Engine) -> Iterator[Diagnostic]:
         yield from self._cards(engine)
+        if engine == "slurm":
+            yield from self._slurm()
         yield from self._quotas()
         yield from self._lending()
         yield from self._people()
@@ -165,6 +167,31 @@ class _Look:
             if engine == "kueue" and team.namespace.startswith("kube-"):
                 text = f"the namespace {team.namespace} is Kubernetes' own"
                 yield self._error("GW607", ("teams", index), text, _OTHER_NAMESPACE)
+
+    def _slurm(self) -> Iterator[Diagnostic]:
+        policy = self._policy
+        for index, team in enumerate(policy.teams):
+            for place, user in enumerate(team.users):
+                if "\\" in user and policy.slurm.preempt == "qos":
+                    text = f"Slurm's database garbles the backslash in {user}"
+                    path: tuple[Step, ...] = ("teams", index, "users", place)
+                    hint = (
+                        "have nodes know people without a domain, or with @domain behind the name"
+                    )
+                    yield self._error("GW610", path, text, hint)
+        if policy.slurm.preempt == "qos":
+            return
+        # A partition tier preempts everything below it that may be preempted at all.
+        leaving = {name for each in policy.priorities for name in each.preempts}
+        for index, high in enumerate(policy.priorities):
+            for low in policy.priorities:
+                spared = low.name in leaving and low.name not in high.preempts
+                if spared and low.value < high.value:
+                    text = (
+                        f"in Slurm's partitions jobs of {low.name} would leave for {high.name} too"
+                    )
+                    hint = f"add {low.name} to its preempts, or write slurm: {{preempt: qos}}"
+                    yield self._error("GW610", ("priorities", index), text, hint)
 
     def _same(self, kind: str, marks: Sequence[object], words: str) -> Iterator[Diagnostic]:
         names = [entry.name for entry in getattr(self._policy, kind)]

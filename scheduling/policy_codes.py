@@ -16,6 +16,7 @@ CODES: dict[str, str] = {
     "GW607": "The engine would take two of these for the same, or one for its own.",
     "GW608": "The policy knows no prices: budgets here are in GPU-hours.",
     "GW609": "More than one priority is the default.",
+    "GW610": "The engine cannot do this in the way that the policy wants it.",
     "GW650": "Warning: nobody lends what could be borrowed, or nobody borrows what is lent.",
     "GW651": "Warning: the budget is never reached, or another one is always reached first.",
     "GW652": "Warning: on some day the clocks skip or repeat the time of a window.",

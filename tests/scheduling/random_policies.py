@@ -1,4 +1,4 @@
-"""Policies at random, all of them in order: what a strategy of hypothesis draws."""
+"""Policies at random, in order but for what one engine alone may refuse."""
 
 from __future__ import annotations
 
@@ -85,6 +85,8 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
             }
         ],
     }
+    if draw(st.integers(0, 3)) == 0:
+        document["slurm"] = {"preempt": "partitions"}
     if draw(st.booleans()):
         document["bookings"] = {
             "lead_time": draw(_DURATIONS),
@@ -127,5 +129,5 @@ def _windows(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def policies() -> st.SearchStrategy[Policy]:
-    """Policies that check without an error for every engine."""
+    """Policies whose form is right, and that Slurm's partitions alone may be unable to do."""
     return documents().map(Policy.model_validate)

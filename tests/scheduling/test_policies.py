@@ -221,6 +221,25 @@ def test_a_namespace_of_kubernetes_itself_is_no_teams(tmp_path: Path) -> None:
     )
 
 
+def test_partitions_of_slurm_spare_nobody_below(tmp_path: Path) -> None:
+    """Who may have to leave for one priority has to for all above it; by QOS that can be told."""
+    text = TEXT.replace("value: 1000, preempts: [low]", "value: 1000, preempts: [low, normal]")
+    tiers = f"{text}slurm: {{preempt: partitions}}\n"
+    (found,) = findings(tmp_path, tiers)
+    assert (found.code, found.severity) == ("GW610", Severity.ERROR)
+    assert "jobs of low would leave for normal too" in found.message
+    assert findings(tmp_path, text) == ()
+    assert findings(tmp_path, tiers, engine="kueue") == ()
+
+
+def test_a_name_that_slurm_garbles_is_told(tmp_path: Path) -> None:
+    """Nobody could submit by it."""
+    text = TEXT.replace("users: [cy]", "users: ['LAB\\cy']")
+    (found,) = findings(tmp_path, text)
+    assert (found.code, found.severity) == ("GW610", Severity.ERROR)
+    assert findings(tmp_path, text, engine="local") == ()
+
+
 def test_every_code_is_documented(tmp_path: Path) -> None:
     """None is used that the reference does not explain."""
     for old, new, *_ in (*WRONG, *DOUBTFUL):

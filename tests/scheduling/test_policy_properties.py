@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.scheduling.policy_files import NOW
 from tests.scheduling.random_policies import documents, policies
@@ -18,9 +19,6 @@ from gpuwarden.scheduling.policy_differences import differences
 from gpuwarden.scheduling.policy_schemas import policy_document
 from gpuwarden.scheduling.policy_texts import policy_yaml
 from gpuwarden.yaml_files import load_located
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ENGINES = get_args(Engine)
 SHUFFLED = ("teams", "priorities", "budgets", "windows")
@@ -39,7 +37,10 @@ def test_what_is_written_reads_back(tmp_path: Path, policy: Policy) -> None:
     SCHEMA.validate(document.root.data())
     for engine in ENGINES:
         checked = check_document(tmp_path, document, now=NOW, engine=engine)
-        assert checked.errors == ()
+        assert {item.code for item in checked.errors} <= {"GW610"}
+        assert engine == "slurm" or checked.errors == ()
+        if checked.errors:
+            continue
         assert checked.content == policy
         assert policy_hash(checked.usable()) == policy_hash(policy)
 
@@ -99,6 +100,8 @@ def test_every_policy_renders_and_always_the_same(
 ) -> None:
     """Whatever the order of its lists; applied, nothing more is to be done, and undone, nothing."""
     one, other = (Policy.model_validate(each) for each in (document, shuffled(document, random)))
+    document_of = load_located(policy_yaml(one), name="policy.yaml")
+    assume(not check_document(Path("policy.yaml"), document_of, now=NOW, engine=engine).errors)
     rendering = adapter_of(engine, one).render(one, version=None)
     assert rendering == adapter_of(engine, one).render(one, version=None)
     again = adapter_of(engine, other).render(other, version=None)
