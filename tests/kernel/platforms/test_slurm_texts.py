@@ -20,6 +20,7 @@ from gpuwarden.platforms.slurm_texts import (
     decode_details,
     decode_gres,
     decode_list,
+    decode_settings,
     decode_version,
     list_format,
     node_names,
@@ -171,6 +172,18 @@ class TestCluster:
         config = decode_config(text)
         assert (config.name, config.accounts_for_gpus) == ("main", True)
         assert not decode_config("ClusterName=x\n").accounts_for_gpus
+
+    def test_a_setting_without_a_value_takes_none_of_the_next(self) -> None:
+        """What follows it in the list stays a setting of its own."""
+        text = "ClusterName = x\nPriorityFlags     = \nKillWait = 45 sec\nRequeueExit = (null)\n"
+        assert decode_settings(text) == {
+            "ClusterName": "x",
+            "PriorityFlags": "",
+            "KillWait": "45 sec",
+            "RequeueExit": "",
+        }
+        config = decode_config(text)
+        assert (config.kill_wait, config.requeues_by_exit) == (45.0, False)
 
     @pytest.mark.parametrize("text", ["", "ClusterName = a b\n", "ClusterName = \n", "x"])
     def test_no_name(self, text: str) -> None:
