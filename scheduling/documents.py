@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.slots import SlotUse
     from gpuwarden.scheduling.stores import Booked
 
+HORIZON_SECONDS = 14 * 86400.0
+"""How far ahead an engine is told of slots; those beyond are in the calendar alone."""
 MANY_DAYS = 56 * 86400.0
 """How far back accounts are read for forecasts."""
 
@@ -39,7 +41,9 @@ def booking_state(item: Booked, use: SlotUse | None, now: float) -> BookingState
     if now >= item.slot.end:
         return BookingState.OVER
     if now < item.slot.start:
-        return BookingState.PROPOSED if item.entered is None else BookingState.BOOKED
+        # One that is far ahead is in the calendar alone: the engine is told when it comes near.
+        near = item.slot.start - item.slot.lead_seconds <= now + HORIZON_SECONDS
+        return BookingState.PROPOSED if near and item.entered is None else BookingState.BOOKED
     if use is not None and use.gpus == 0:
         return BookingState.IDLE
     return BookingState.ACTIVE

@@ -15,7 +15,13 @@ import structlog
 
 from gpuwarden.errors import GpuwardenError, TemporaryError
 from gpuwarden.schedule_api import Card, Problem, ScheduleDocument
-from gpuwarden.scheduling.documents import MANY_DAYS, booking_entry, budget_uses, no_shows
+from gpuwarden.scheduling.documents import (
+    HORIZON_SECONDS,
+    MANY_DAYS,
+    booking_entry,
+    budget_uses,
+    no_shows,
+)
 from gpuwarden.scheduling.drivers import Described, Remarking, SlotsRefused
 from gpuwarden.scheduling.foresight_stores import ForesightStore
 from gpuwarden.scheduling.foresights import Foresight
@@ -32,8 +38,6 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.slots import SlotUse
     from gpuwarden.scheduling.stores import Store
 
-HORIZON_SECONDS = 14 * 86400.0
-"""How far ahead an engine is told of slots; those beyond are kept here alone."""
 ACCOUNT_SECONDS = 60.0
 """How often the engine's account is read."""
 OVERLAP_SECONDS = 3600.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import json
 import os
@@ -255,6 +256,29 @@ def test_what_the_engine_cannot_be_told_is_proposed_until_it_is_back(here: Runni
     here.driver.unseen = None
     here.tick(5)
     assert here.client.ask("GET", "/v1/bookings")["slots"][0]["state"] == "booked"
+
+
+def test_the_last_cards_are_booked_once_however_many_want_them(here: Running) -> None:
+    """Ten at once want four of sixteen cards each: four have them, and six read who."""
+
+    def book(_number: int) -> bool:
+        found = here.client.ask("POST", "/v1/bookings", body=BOOKING, also=(409,))
+        assert bool(found["booking"]) is not bool(found["objections"])
+        return bool(found["booking"])
+
+    with concurrent.futures.ThreadPoolExecutor(10) as many:
+        assert sum(many.map(book, range(10))) == 4
+    assert len(here.driver.slots) == 4
+    assert sum(slot.gpus for slot in here.driver.slots) == 16
+
+
+def test_a_slot_far_ahead_is_told_to_the_engine_when_it_comes_near(here: Running) -> None:
+    """Two weeks before; until then it is the calendar's, and nobody else's."""
+    far = {**BOOKING, "from": "+30d"}
+    (slot,) = here.client.ask("POST", "/v1/bookings", body=far)["slots"]
+    assert (slot["state"], here.driver.slots) == ("booked", ())
+    here.tick(17 * 24 * HOUR)
+    assert [each.id for each in here.driver.slots] == [slot["id"]]
 
 
 def test_a_cancelled_booking_is_given_back_to_the_engine(here: Running) -> None:
