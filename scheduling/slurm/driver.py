@@ -17,6 +17,7 @@ from gpuwarden.platforms.slurm_limits import CARDS
 from gpuwarden.schedule_api import Problem
 from gpuwarden.scheduling.slurm import caps, loops, memories
 from gpuwarden.scheduling.slurm.clusters import open_cluster
+from gpuwarden.scheduling.slurm.epochs import Epochs
 from gpuwarden.scheduling.slurm.gates import gates
 from gpuwarden.scheduling.slurm.names import account_of
 from gpuwarden.scheduling.slurm.notices import Answered, Notices
@@ -100,6 +101,7 @@ class SlurmDriver:
         # The trainer's own words are there to read on a lab box, where this is its node too; of
         # other nodes Prometheus knows what was saved.
         sources: list[SignsOf] = [signs_in(job_files.DEFAULT_DIRECTORY)]
+        self._epochs = None if context.prometheus is None else Epochs(context.prometheus)
         if context.prometheus is not None:
             sources.append(SavedStates(context.prometheus, lambda: self.cluster))
         self._receipts = Receipts(policy, signs=first_of(*sources))
@@ -259,7 +261,11 @@ class SlurmDriver:
     def _guard(self, reading: Reading, now: float) -> dict[str, str]:
         """Hold the jobs that only come back; gives why each that is held for it is."""
         terms = self._policy.slurm.requeues
-        found = loops.guard(reading.jobs, self._histories, terms, now=now, epochs={})
+        epochs = {}
+        if terms is not None and self._epochs is not None:
+            asked = loops.returning(self._histories, reading.jobs)
+            epochs = self._epochs.known(reading.cluster, asked, now)
+        found = loops.guard(reading.jobs, self._histories, terms, now=now, epochs=epochs)
         jobs = {job.number: job for job in reading.jobs}
         for loop in found.loops:
             answer = self._asked.run("scontrol", "hold", loop.number)

@@ -115,6 +115,15 @@ def guard(
     return Guarded(kept, tuple(loops), held)
 
 
+def returning(histories: Mapping[str, History], jobs: tuple[ListedJob, ...]) -> tuple[str, ...]:
+    """Numbers of the jobs that came back by themselves: of them it matters whether they get on."""
+    return tuple(
+        job.number
+        for job in jobs
+        if (known := histories.get(key_of(job))) is not None and known.times and not job.tasks
+    )
+
+
 def mark_held(guarded: Guarded, job: ListedJob, now: float) -> Guarded:
     """The same, after a job was held."""
     key = key_of(job)
@@ -132,7 +141,10 @@ def _seen(job: ListedJob, history: History | None, now: float, epoch: int | None
     if history is None:
         # What happened before it was first seen is not known: nothing is held for it.
         return History(restarts, epoch=epoch, told=job.preempted is not None)
-    if epoch is not None and (history.epoch is None or epoch > history.epoch):
+    if epoch is not None and history.epoch is None:
+        # The first that is known of it says where it stands, and not that it got on.
+        history = replace(history, epoch=epoch)
+    elif epoch is not None and history.epoch is not None and epoch > history.epoch:
         history = replace(history, times=(), epoch=epoch)
     if restarts > history.restarts:
         came_back = () if history.told else (now,) * (restarts - history.restarts)

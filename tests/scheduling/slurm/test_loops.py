@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.scheduling.slurm.test_queue import NOW, a_job
+from tests.servers import Server, backfill, free_port, prometheus
 
 from gpuwarden.scheduling.engine_terms import AtMost
 from gpuwarden.scheduling.slurm import memories
-from gpuwarden.scheduling.slurm.loops import Guarded, guard, key_of, mark_held
+from gpuwarden.scheduling.slurm.epochs import Epochs
+from gpuwarden.scheduling.slurm.loops import Guarded, guard, key_of, mark_held, returning
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from gpuwarden.platforms.slurm_listings import ListedJob
@@ -147,3 +150,36 @@ def test_a_memory_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None
     """Nothing is held by it, and the daemon starts."""
     (tmp_path / memories.NAME).write_text(text)
     assert memories.load(tmp_path) == memories.Memory()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Prometheus that saw the epochs of two jobs and of another cluster's."""
+    at = int(time.time()) - 60
+    rows = {"slurm-ci-1-0": 3, "slurm-ci-1-2": 5, "slurm-ci-7_2-0": 1, "slurm-cix-1-9": 99}
+    lines = [f'yolo_epoch{{job_id="{name}",run_id="r"}} {n} {at}' for name, n in rows.items()]
+    folder = tmp_path_factory.mktemp("prometheus")
+    backfill("\n".join([*lines, "# EOF\n"]), folder / "tsdb")
+    with prometheus("global: {}\n", folder / "tsdb") as found:
+        yield found
+
+
+def test_how_far_a_job_got_is_known_over_its_attempts(server: Server) -> None:
+    """The highest of them; of no other job, and of no other cluster."""
+    asked = ("1", "7_2", "8", '1"} or up{', "10_[1-5%2]")
+    assert Epochs(server.url).known("ci", asked, time.time()) == {"1": 5, "7_2": 1}
+
+
+def test_without_an_answer_nothing_is_known() -> None:
+    """And it is not asked for again at once."""
+    epochs = Epochs(f"http://127.0.0.1:{free_port()}")
+    assert epochs.known("ci", ("1",), NOW) == {}
+    assert epochs.known("ci", ("1",), NOW + 1) == {}
+    assert epochs.known("ci", (), NOW + 99) == {}
+
+
+def test_only_of_those_that_come_back_it_matters() -> None:
+    """A queue of thousands asks Prometheus for the few."""
+    found = looks([attempt(0), attempt(1)])
+    assert returning(found.histories, (attempt(1), a_job(2))) == ("1",)
+    assert returning(looks([attempt(0)]).histories, (attempt(0),)) == ()
