@@ -108,6 +108,8 @@ def _slurm_conf(policy: Policy) -> str:
         "MpiDefault=none",
         "ReturnToService=2",
         "SchedulerType=sched/backfill",
+        # Of equals, who has run the shortest leaves: the least work is lost.
+        "SchedulerParameters=preempt_youngest_first",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core",
         "GresTypes=gpu",

@@ -252,6 +252,11 @@ def _remarks_of_preemption(policy: Policy) -> Iterator[Remark]:
         "Slurm counts it from the start alone (PreemptExemptTime), not from the last save",
     )
     yield Remark(
+        "preemption",
+        "Slurm chooses who leaves, by priority and not by the work that would be lost; with "
+        "preempt_youngest_first among SchedulerParameters, of equals who has run the shortest",
+    )
+    yield Remark(
         "preemption.at_most",
         "Slurm brings a job back as often as it leaves: gpuwarden scheduler counts, waits "
         "(back_off) and holds",
