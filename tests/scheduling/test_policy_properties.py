@@ -27,7 +27,7 @@ SCHEMA = jsonschema.Draft202012Validator(policy_document())
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None
 )
 @given(policies())
 def test_what_is_written_reads_back(tmp_path: Path, policy: Policy) -> None:
@@ -94,7 +94,7 @@ def sorted_hash(policy: Policy) -> str:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @given(documents(), st.randoms())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_policy_renders_and_always_the_same(
     engine: Engine, document: dict[str, Any], random: Any
 ) -> None:
