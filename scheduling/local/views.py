@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.schedule_api import Cause, EntryState, Outcome, Preemption, QueueEntry
@@ -112,8 +113,10 @@ def _entries_of(wait: Wait) -> tuple[str, ...]:
 
 
 def _job_id(job: Job, attempt: Attempt | None) -> str | None:
-    """The exporter's name of it, where that is sure: a root of another user than this daemon's."""
-    if attempt is None or attempt.process is None or attempt.boot is None or job.uid == 0:
+    """The exporter's name of it, where that is sure: its parent is another user's then."""
+    if attempt is None or attempt.process is None or attempt.boot is None:
+        return None
+    if job.uid == os.geteuid():
         return None
     boot = attempt.boot.replace("-", "")[:8]
     return f"proc-{boot}-{attempt.process.pid}-{attempt.process.ticks}"

@@ -272,7 +272,7 @@ def test_a_job_runs_as_who_submitted_it(lab: LabBox) -> None:
             if folder.stat().st_mode & 0o077 == 0:  # pytest's own, for the user of the test alone
                 folder.chmod(0o711)
         os.chown(lab.work, 65534, 65534)
-        lab.program().write_text("#!/bin/sh\nid -u; id -G; env; pwd\n", "utf-8")
+        lab.program().write_text("#!/bin/sh\nid -u; id -G; env; pwd; sleep 1\n", "utf-8")
         task = Task(
             name="nobody",
             run_id="nobody",
@@ -285,7 +285,11 @@ def test_a_job_runs_as_who_submitted_it(lab: LabBox) -> None:
             program=str(lab.program()),
         )
         entry = lab.driver.submit(task, uid=65534, gid=65534, now=lab.clock.wall())
+        lab.until(lambda: lab.state_of(entry) == "running")
+        name = lab.entry(entry).job_id
         lab.until(lambda: lab.state_of(entry) == "done")
+    assert name is not None
+    assert name.startswith("proc-")
     log = lab.work / f"nobody-{entry}.log"
     assert log.stat().st_uid == 65534
     said = log.read_text().splitlines()
