@@ -233,8 +233,16 @@ class SlurmDriver:
         )
         urgent = memories.essence(memory) != memories.essence(self._memory)
         if urgent or (memory != self._memory and not 0 <= now - self._saved_at < KEEP_SECONDS):
-            memories.save(self._context.state, memory)
-            self._memory, self._saved_at = memory, now
+            self._saved_at = now
+            try:
+                memories.save(self._context.state, memory)
+            except OSError as error:
+                # A full disk stops nobody: what is not kept is counted anew after a restart.
+                words = f"{self._context.state} cannot be written: {error.strerror or error}"
+                self._problem("state_not_kept", words, now)
+                return
+            self._memory = memory
+            self._problem("state_not_kept", None, now)
 
     def _keep_gates(self, reading: Reading, now: float) -> None:
         """Keep jobs in their windows, and have those leave whose window or budget is over."""

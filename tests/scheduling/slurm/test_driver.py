@@ -73,6 +73,13 @@ def test_the_queue_of_a_real_cluster(empty: SlurmCluster, cluster: Cluster, tmp_
         empty.run("scancel", str(second))
         until(lambda: entry(driver, second).state is EntryState.FAILED, every=0.2)
         assert entry(driver, second).why == "cancelled"
+        # A disk that is full stops nobody; the state is a folder that is not there here.
+        for left in tmp_path.iterdir():
+            left.unlink()
+        tmp_path.rmdir()
+        third = empty.submit("exec sleep 600", "--gres=gpu:1", "--account=vision", "--hold")
+        assert entry(driver, third).state is EntryState.HELD
+        assert "state_not_kept" in {problem.code for problem in driver.problems()}
     alone = {each.id: each.state for each in read_entries(policy, time.time())}
     assert alone[str(first)] is EntryState.RUNNING
 

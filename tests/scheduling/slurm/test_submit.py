@@ -11,15 +11,17 @@ import pytest
 from click.testing import CliRunner
 from tests.scheduling.slurm.tasks import a_task, box_policy
 from tests.servers import until
+from tests.slurm_accounting import manage
 
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.platforms.slurm_attempts import AskedSignal, asked_signal
 from gpuwarden.scheduling.policy_texts import policy_yaml
 from gpuwarden.scheduling.slurm.clusters import Cluster
+from gpuwarden.scheduling.slurm.refusals import refusal_of_job, refusal_of_reservation
 from gpuwarden.scheduling.slurm.scripts import Comment, notice_seconds, read_comment, script
 from gpuwarden.scheduling.slurm.submissions import SlurmSubmitter
 from gpuwarden.scheduling.submit_cli import submit
-from gpuwarden.slurm_commands import SlurmCommands
+from gpuwarden.slurm_commands import Answer, SlurmCommands
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -304,6 +306,81 @@ def test_a_refusal_says_what_to_do(
     assert raised.value.reason == reason
     with pytest.raises(RefusedAction):
         submitter.foresee(a_task(**changes))
+
+
+def test_more_than_the_team_may_ever_have_is_refused_at_once(
+    submitter: SlurmSubmitter, box: SlurmCluster
+) -> None:
+    """The priority's QOS denies what would wait for ever; the team's limit is said to be why."""
+    manage(box, "modify", "qos", "normal", "set", "flags=DenyOnLimit")
+    manage(box, "modify", "account", "vision", "set", "GrpTRES=gres/gpu=1")
+    try:
+        with pytest.raises(RefusedAction, match="may have at a time") as raised:
+            submitter.submit(a_task(gpus=2), token="too-large-1")
+        assert raised.value.reason == "limit"
+    finally:
+        manage(box, "modify", "account", "vision", "set", "GrpTRES=gres/gpu=-1")
+        manage(box, "modify", "qos", "normal", "set", "flags=-1")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("Job violates accounting/QOS policy (job submit limit, user's size)", "limit"),
+        ("AssocMaxSubmitJobLimit", "too_many_jobs"),
+        ("QOSMaxSubmitJobPerUserLimit", "too_many_jobs"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "time_limit"),
+        ("Access/permission denied", "forbidden"),
+        ("User's group not permitted to use this partition", "partition"),
+        ("Required partition not available (inactive or drain)", "partition_down"),
+        ("Job dependency problem", "dependency"),
+        ("What Slurm says in 2031", "refused"),
+    ],
+)
+def test_a_known_refusal_has_a_remedy(said: str, reason: str) -> None:
+    """And an unknown one is told as it is."""
+    error = refusal_of_job(Answer(1, "", f"sbatch: error: Batch job submission failed: {said}"))
+    assert isinstance(error, RefusedAction)
+    assert error.reason == reason
+    assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Unable to contact slurm controller (connect failure)",
+        "Socket timed out on send/recv operation",
+        "Slurm backup controller in standby mode",
+        "Zero Bytes were transmitted or received",
+        "Resource temporarily unavailable",
+    ],
+)
+def test_no_answer_is_no_refusal(said: str) -> None:
+    """It may have been done, and can be tried again."""
+    assert isinstance(refusal_of_job(Answer(1, "", said)), ServiceUnavailable)
+    assert isinstance(refusal_of_reservation(Answer(1, "", said)), ServiceUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("Requested reservation overlaps with another reservation", "overlap"),
+        ("Requested nodes are busy", "busy"),
+        ("Duplicate reservation name", "duplicate"),
+        ("Invalid account or account/partition combination specified", "account"),
+        ("Unknown parameter TRESPerNode=gres/gpu=2.  No reservation created.", "unsupported"),
+        ("Invalid time specified", "time"),
+        ("Requested reservation is in use", "in_use"),
+        ("Requested reservation is invalid", "gone"),
+        ("Requested node configuration is not available", "no_such_node"),
+        ("Access/permission denied", "forbidden"),
+    ],
+)
+def test_a_reservations_refusal_has_its_reason(said: str, reason: str) -> None:
+    """As 22.05 and 24.11 say them."""
+    error = refusal_of_reservation(Answer(1, "", f"Error creating the reservation: {said}"))
+    assert isinstance(error, RefusedAction)
+    assert error.reason == reason
 
 
 def test_slurms_plan_is_told_as_such(submitter: SlurmSubmitter, box: SlurmCluster) -> None:
