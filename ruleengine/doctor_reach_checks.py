@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 16
 _NAMED = 20
 BOARDS = ("gpuwarden-fleet", "gpuwarden-node", "gpuwarden-job", "gpuwarden-governance")
+SCHEDULING_BOARD = "gpuwarden-scheduling"
 
 
 def reach_checks(centre: Centre) -> list[Check]:
@@ -213,8 +214,10 @@ def _grafana(centre: Centre) -> Iterator[Finding]:
     except (CannotCheck, AttributeError) as error:
         yield known.GRAFANA.failed(str(error), centre.grafana)
         return
+    schedules = centre.settings.values.scheduler is not None
+    boards = (*BOARDS, SCHEDULING_BOARD) if schedules else BOARDS
     missing = []
-    for board in BOARDS:
+    for board in boards:
         try:
             centre.get(f"{centre.grafana}/api/dashboards/uid/{board}", headers)
         except CannotCheck as error:
@@ -226,7 +229,7 @@ def _grafana(centre: Centre) -> Iterator[Finding]:
     if missing:
         yield known.GRAFANA.failed(f"it lacks {', '.join(missing)}", centre.grafana)
     else:
-        yield known.GRAFANA.ok(f"version {version}, {len(BOARDS)} boards", centre.grafana)
+        yield known.GRAFANA.ok(f"version {version}, {len(boards)} boards", centre.grafana)
 
 
 # ---------------------------------------------------------------------------------------------

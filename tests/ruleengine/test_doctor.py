@@ -524,8 +524,11 @@ def test_a_grafana_without_the_boards(centre: Centre) -> None:
         assert centre.one("grafana.answer", grafana=sink.url)[0] is NOT_CHECKED
         token = Path(centre.secret("grafana"))
         status, said = centre.one("grafana.answer", grafana=sink.url, grafana_token_file=token)
+        centre.config["scheduler"] = {"url": "http://127.0.0.1:9"}
+        also = centre.one("grafana.answer", grafana=sink.url, grafana_token_file=token)[1]
     assert status is FAILED
-    assert "it lacks gpuwarden-node, gpuwarden-governance" in said
+    assert said.endswith("it lacks gpuwarden-node, gpuwarden-governance")
+    assert also.endswith("it lacks gpuwarden-node, gpuwarden-governance, gpuwarden-scheduling")
 
 
 def test_a_scheduler_that_does_not_answer_or_may_not_ask(centre: Centre) -> None:
