@@ -227,7 +227,9 @@ def _returned(job: QueuedJob, leaving: Leaving, successor: QueuedJob | None, vie
     done = "left" in seen.steps and ("started" in seen.steps or alone)
     told = "freed" in seen.steps or not leaving.request or nothing_more
     if job.finished or nothing_more or (done and told):
-        return _close(job, seen, Outcome.DONE, seen.words, counts=True)
+        # Hours and budgets come back every day: only for others a job leaves too often.
+        counts = seen.cause in (Cause.PRIORITY, Cause.BOOKING)
+        return _close(job, seen, Outcome.DONE, seen.words, counts=counts)
     return Verdict((Note(job, seen),) if seen != job.leaving else ())
 
 

@@ -89,7 +89,8 @@ def _outside(
     words = f"The window {window.name} has closed; it goes on when it opens again."
     leave = _leave(job, view, Cause.WINDOW, window.name, words=words, until=opens)
     if job.counts or job.here:
-        return Verdict((Tell(job, leave),) if window.running == "leave" else ())
+        leaves = window.running == "leave" and not _is_deaf(job, view)
+        return Verdict((Tell(job, leave),) if leaves else ())
     if job.active:
         # It came back by an eviction, and its gate is gone for good: it is kept out otherwise.
         return Verdict(
@@ -211,6 +212,7 @@ def _budgets(view: View) -> Verdict:
         elif (
             spent is not None
             and spent.leave
+            and not _is_deaf(job, view)
             and job.counts
             and job.leaving is None
             and job.check != "Retry"
@@ -224,6 +226,11 @@ def _budgets(view: View) -> Verdict:
 
 def _budget(job: QueuedJob) -> str:
     return f"budget of {job.team}"
+
+
+def _is_deaf(job: QueuedJob, view: View) -> bool:
+    """Whether it was asked just now, and the engine would not have it asked."""
+    return view.now < view.deaf.get(job.uid, 0.0)
 
 
 def _judged(job: QueuedJob, spent: Spent | None, view: View) -> Judge:

@@ -204,6 +204,9 @@ def test_a_job_of_the_night(tmp_path: Path) -> None:
         found.tick(2)
         found.start_pods()
         assert found.running() == {one}
+        found.tick(3, seconds=400.0)
+        annotations = found.workload(one)["metadata"]["annotations"]
+        assert names.HISTORY_ANNOTATION not in annotations, "nobody else made it leave"
 
 
 def test_an_evicted_job_of_the_night_does_not_run_by_day(tmp_path: Path) -> None:
@@ -235,6 +238,23 @@ def test_nights_with_another_length(tmp_path: Path) -> None:
         found.scene.time.now = moment(28, 1, 31, month=3)
         found.tick(2)
         assert found.running() == {one}
+
+
+def test_a_protected_job_stays_past_its_window(tmp_path: Path) -> None:
+    """The engine would not have it asked: it is left alone for a while, and then asked again."""
+    with life(tmp_path, kueue_policy(windows=WINDOWS)) as found:
+        found.scene.time.now = moment(4, 21)
+        one = found.run("one", window="night")
+        found.tick(2)
+        found.start_pods()
+        found.engine.refuses[f"pod-{found.pods(one)[0]['metadata']['uid']}"] = "kept"
+        found.scene.time.now = moment(5, 9)
+        found.tick(8, seconds=5.0)
+        assert found.running() == {one}
+        assert found.active(one)
+        assert len(found.engine.orders) == 1
+        found.tick(3, seconds=600.0)
+        assert len(found.engine.orders) == 2
 
 
 def test_finish_lets_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.scheduling.kueue.clusters import PREEMPTION, kueue_policy
 from tests.scheduling.kueue.lives import Life, life
 
@@ -255,6 +256,7 @@ def test_without_an_engine(tmp_path: Path) -> None:
         assert found.active(two)
 
 
+@pytest.mark.sweep
 def test_no_more_often_than_the_policy_says(tmp_path: Path) -> None:
     """Kueue #4406: after that it is left alone, and told of."""
     policy = kueue_policy(

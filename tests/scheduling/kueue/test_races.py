@@ -73,7 +73,7 @@ def test_a_crash_after_every_round(tmp_path: Path) -> None:
         }
 
 
-@pytest.mark.parametrize("status", [1, 503, 409])
+@pytest.mark.parametrize("status", [1, 409, pytest.param(503, marks=pytest.mark.sweep)])
 def test_every_change_without_an_answer(tmp_path: Path, status: int) -> None:
     """Each is done and cut off, or not done, or refused for now: the next rounds mend it."""
     with life(tmp_path, ONE_CARD) as found:

@@ -54,7 +54,16 @@ def rendered(found: Task, policy: Any = None, **more: Any) -> Json:
     return job_of(policy or kueue_policy(), found, **said)
 
 
-@pytest.mark.parametrize("version", ["1.30", "1.37"])
+@pytest.mark.parametrize(
+    "version",
+    [
+        "1.34",
+        *(
+            pytest.param(f"1.{minor}", marks=pytest.mark.sweep)
+            for minor in (30, 31, 32, 33, 35, 36, 37)
+        ),
+    ],
+)
 def test_jobs_are_valid(version: str) -> None:
     """In old and new versions: of one kind of cards, of any, of several, with a volume, without."""
     policy = a_policy(
