@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.kubernetes_servers import Cluster, kubernetes
-from tests.kubernetes_store import BUILT_IN, KUEUE, Store
+from tests.kubernetes_store import BUILT_IN, KUEUE, Store, copied
 from tests.kueue_controllers import Kueue
 from tests.scheduling.policy_files import a_policy
 
 from gpuwarden.scheduling.engines import Outcome, carry_out, plan
 from gpuwarden.scheduling.kueue.adapters import KueueAdapter, connect
+from gpuwarden.scheduling.policies import policy_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,6 +122,34 @@ def bring_about(policy: Policy, client: KubernetesClient | None = None) -> Outco
     return asyncio.run(run())
 
 
+_APPLIED: dict[str, Store] = {}
+"""A policy's hash -> a store in which it was applied: applying it takes longer than most tests."""
+
+
+def _apply_once(policy: Policy, own: Policy, cluster: Cluster) -> None:
+    """Have a policy in force, as `bring_about` leaves it."""
+    store, key = cluster.store, policy_hash(policy)
+    known = _APPLIED.get(key)
+    if known is None:
+        cluster.controllers = False
+        outcome = bring_about(own)
+        assert outcome.failed is None, outcome.reason
+        cluster.controllers = True
+        known = _APPLIED[key] = Store(store.resources)
+        _copy(store, known)
+    else:
+        _copy(known, store)
+
+
+def _copy(source: Store, target: Store) -> None:
+    target.objects |= {key: copied(found) for key, found in source.objects.items()}
+    target.owners |= {
+        key: {manager: {*paths} for manager, paths in owners.items()}
+        for key, owners in source.owners.items()
+    }
+    target.version = target.oldest = max(source.version, target.version) + 1
+
+
 @contextlib.contextmanager
 def scene(
     folder: Path, policy: Policy, *, applied: bool = True, grants: tuple[Grant, ...] | None = None
@@ -139,8 +168,5 @@ def scene(
         cluster.node("node1", gpus=4)
         own = with_server(policy, cluster)
         if applied:
-            cluster.controllers = False
-            outcome = bring_about(own)
-            assert outcome.failed is None, outcome.reason
-            cluster.controllers = True
+            _apply_once(policy, own, cluster)
         yield Scene(cluster, kueue, clock, own)
