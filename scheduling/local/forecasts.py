@@ -35,9 +35,14 @@ def expected_starts(scene: Scene, policy: Policy, now: float) -> dict[str, Inter
         policy: in force.
         now: Unix time.
     """
-    first = sorted(scene.waiting, key=lambda job: (job.submitted, job.id))[:MAX_JOBS]
-    if not first or any(job.ends is None for job in scene.working if not job.final):
+    if not scene.waiting or any(job.ends is None for job in scene.working if not job.final):
         return {}
+    decided = plan(scene, policy, now)
+    turn = [*(start.id for start in decided.starts), *decided.order]
+    place = {name: number for number, name in enumerate(turn)}
+    first = sorted(
+        scene.waiting, key=lambda job: (place.get(job.id, len(place)), job.submitted, job.id)
+    )[:MAX_JOBS]
     played, moment = dataclasses.replace(scene, waiting=first), now
     found: dict[str, Interval] = {}
     for _step in range(MAX_STEPS):

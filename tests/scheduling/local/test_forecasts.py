@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.local.test_plans import A100, BOX, HOUR, NOW, wants, works
 
-from gpuwarden.scheduling.local.forecasts import expected_starts
+from gpuwarden.scheduling.local.forecasts import MAX_JOBS, expected_starts
 from gpuwarden.scheduling.local.scenes import Scene, Waiting, Working
 
 
@@ -39,6 +39,16 @@ def test_where_somebody_has_no_end_nothing_is_said_of_those_behind() -> None:
     assert latest(works("x", 4, team="nlp"), wants("a", 1)) == {}
     behind = (wants("a", 4, submitted=NOW - 9), wants("b", 4, seconds=9.0, submitted=NOW - 1))
     assert latest(works("x", 4, ends=NOW + 9, team="nlp", priority="high"), *behind) == {"a": 9.0}
+
+
+def test_of_a_long_queue_those_are_told_who_are_first_in_turn() -> None:
+    """Not those who have waited longest."""
+    running = works("x", 4, ends=NOW + HOUR, team="nlp", priority="high")
+    many = [wants(f"w{number}", seconds=HOUR, submitted=NOW - 999) for number in range(MAX_JOBS)]
+    late = wants("late", 4, seconds=HOUR, priority="high", submitted=NOW - 1)
+    found = latest(running, *many, late)
+    assert found["late"] == HOUR
+    assert len(found) == MAX_JOBS
 
 
 def test_a_job_that_is_asked_ends_after_its_epoch() -> None:
