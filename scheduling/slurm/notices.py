@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.policies import Policy
     from gpuwarden.scheduling.slurm.clusters import Cluster
 
+SETTLING_SECONDS: Final = 60.0
+"""A program that has just been started does not heed its signal yet, and would die of it."""
 KEPT_SECONDS: Final = 86_400.0
 _MOST: Final = 2_000
 
@@ -44,6 +46,8 @@ class Answered(Enum):
     """It was asked before, and is still there."""
     DEAF = "deaf"
     """Its script asks for no signal."""
+    EARLY = "early"
+    """It has only just begun; a later look asks."""
     FAILED = "failed"
     """Slurm did not pass it on; the next look tries again."""
 
@@ -89,6 +93,8 @@ class Notices:
         attempt = attempt_of(job)
         if attempt in self.asked:
             return Answered.BEFORE
+        if now - (job.job.start_time or now) < SETTLING_SECONDS:
+            return Answered.EARLY
         signal = self._signal_of(job, attempt)
         if signal is None:
             return Answered.DEAF

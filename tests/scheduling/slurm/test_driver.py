@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import time
+import zoneinfo
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +15,7 @@ from tests.servers import until
 from tests.slurm_accounting import manage
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.schedule_api import EntryState
+from gpuwarden.schedule_api import Cause, EntryState
 from gpuwarden.scheduling.slurm import memories
 from gpuwarden.scheduling.slurm.driver import read_entries
 from gpuwarden.scheduling.slurm.loops import History
@@ -193,3 +195,33 @@ def test_a_controller_that_is_away_is_not_an_empty_queue(
         until(lambda: entry(driver, job).started is not None, every=0.3)
         after = entry(driver, job)
     assert (after.id, after.started, after.gpus) == (before.id, before.started, before.gpus)
+
+
+def test_a_training_leaves_as_its_window_closes_and_waits_for_the_next(
+    empty: SlurmCluster, tmp_path: Path
+) -> None:
+    """By the signal that it asked for; a job of the same window that asked for none stays."""
+    clock = dt.datetime.now(zoneinfo.ZoneInfo("Europe/Berlin"))
+    opens, closes = ((clock + dt.timedelta(hours=n)).strftime("%H:00") for n in (3, 4))
+    window = {"name": "later", "from": opens, "to": closes, "running": "leave"}
+    policy = box_policy(empty, windows=[window])
+    wanted = ("--gres=gpu:1", "--account=vision", "--time=9", "--requeue")
+    script = "#SBATCH --signal=B:USR1@60\ntrap 'exit 75' USR1\n"
+    script += f"touch '{tmp_path}/heeds'\nwhile :; do sleep 0.1; done"
+    comment = "--comment=gpuwarden:token-of-w:run=w-1:window=later"
+    training = empty.submit(script, *wanted, comment)
+    deaf = empty.submit("exec sleep 600", *wanted, comment)
+    for job in (training, deaf):
+        empty.wait_for_state(job, "RUNNING")
+    until((tmp_path / "heeds").exists)
+    with a_driver(policy, tmp_path) as driver:
+        driver.tick(time.time() + 61)  # who has just begun is left alone for a minute
+        codes = {problem.code: problem.words for problem in driver.problems()}
+        assert f"{deaf} (window)" in codes["jobs_cannot_be_asked"]
+        (notice,) = [each for each in driver.preemptions() if each.cause is Cause.WINDOW]
+        assert (notice.victim, notice.successor) == (str(training), "later")
+        until(lambda: "waits for the window later" in entry(driver, training).words, every=0.3)
+        assert entry(driver, training).requeues == 1
+        assert entry(driver, deaf).state is EntryState.RUNNING
+        (notice,) = [each for each in driver.preemptions() if each.cause is Cause.WINDOW]
+        assert set(notice.steps) == {"notified", "left"}

@@ -49,7 +49,9 @@ def waiting(**changes: object) -> ListedJob:
 
 def running(**changes: object) -> ListedJob:
     """A job that runs and is to run at night."""
-    return a_job(1, **({"state": "RUNNING", "comment": NIGHT, "start_time": MORNING} | changes))  # type: ignore[arg-type]
+    return a_job(
+        1, **({"state": "RUNNING", "comment": NIGHT, "start_time": MORNING - 600} | changes)
+    )  # type: ignore[arg-type]
 
 
 # -- windows
@@ -234,6 +236,15 @@ def test_a_job_gets_the_signal_that_it_asked_for(tmp_path: Path) -> None:
     assert told.preemptions()[0].steps["left"] == MORNING + 1300
 
 
+def test_a_job_that_has_just_begun_is_asked_later(tmp_path: Path) -> None:
+    """It does not heed its signal yet, and would die of it."""
+    told, calls = notices(tmp_path, "#!/bin/sh\n#SBATCH --signal=USR1@60\n")
+    begun, why = running(start_time=MORNING - 5), Why(Cause.WINDOW, "off-peak")
+    assert told.ask(begun, why, box_policy(), MORNING) is Answered.EARLY
+    assert not calls.exists()
+    assert told.ask(begun, why, box_policy(), MORNING + 55) is Answered.ASKED
+
+
 def test_a_job_that_expects_no_signal_is_sent_none(tmp_path: Path) -> None:
     """It would be its end."""
     told, calls = notices(tmp_path, "#!/bin/sh\nexec train # --signal=USR1\n")
@@ -258,6 +269,6 @@ def test_another_attempt_is_asked_anew(tmp_path: Path) -> None:
     told, calls = notices(tmp_path, "#!/bin/sh\n#SBATCH --signal=USR1@60\n")
     why = Why(Cause.WINDOW, "off-peak")
     told.ask(running(), why, box_policy(), MORNING)
-    again = running(restarts=1, start_time=MORNING + 999)
+    again = running(restarts=1, start_time=MORNING + 900)
     assert told.ask(again, why, box_policy(), MORNING + 1000) is Answered.ASKED
     assert len(calls.read_text().splitlines()) == 2
