@@ -66,6 +66,7 @@ class Job:
         predicted: seconds that it is expected to train in all; None: nobody can tell.
         window: of the policy, or None.
         slot: id of the booking that it is for, or empty.
+        user: who submitted it; of a booking's jobs, who made the booking.
     """
 
     id: str
@@ -78,6 +79,7 @@ class Job:
     predicted: float | None
     window: str | None = None
     slot: str = ""
+    user: str = "somebody"
 
     @property
     def gpu_seconds(self) -> float:
@@ -150,6 +152,7 @@ def _booked(draw: random.Random, slot: Slot, name: str) -> Job:
         epoch=300.0,
         predicted=work,
         slot=slot.id,
+        user=slot.who,
     )
 
 

@@ -269,6 +269,7 @@ class World:
             seconds=seconds,
             window=job.window if self.manners.knows_windows else None,
             ran=life.number > 0,
+            user=job.user,
         )
 
     def _as_working(self, life: Life) -> Working:
