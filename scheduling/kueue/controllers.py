@@ -148,8 +148,10 @@ class Controller:
         """
         self._tasks = [asyncio.create_task(mirror.run()) for mirror in self._mirrors.values()]
         end = self._clock.monotonic() + SYNC_SECONDS
-        while not all(mirror.current() for mirror in self._mirrors.values()):
-            if self._clock.monotonic() >= end or any(task.done() for task in self._tasks):
+        while late := [each for each in self._mirrors.values() if not each.current()]:
+            failed = all(mirror.problem for mirror in late)
+            ended = any(task.done() for task in self._tasks)
+            if failed or ended or self._clock.monotonic() >= end:
                 raise ServiceUnavailable(self._unseen())
             await asyncio.sleep(0.02)
 

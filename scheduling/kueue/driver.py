@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.errors import ServiceUnavailable
@@ -115,7 +116,9 @@ class KueueDriver:
     def stop(self) -> None:
         """Release everything; jobs go on."""
         if self._thread.is_alive():
-            self._drop()
+            # A server that does not answer holds up no end.
+            with suppress(ServiceUnavailable):
+                self._drop()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CALL_SECONDS)
         self._loop.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.kubernetes_servers import User
 from tests.scheduling.kueue.clusters import kueue_policy
 from tests.scheduling.kueue.lives import Life, life
 from tests.servers import until
@@ -426,3 +427,18 @@ def test_a_burst_of_changes_asks_for_few_rounds(tmp_path: Path) -> None:
         found.caught_up(driver)
         until(lambda: woken)
         assert len(woken) < 40
+
+
+def test_a_daemon_that_is_up_before_its_cluster(tmp_path: Path) -> None:
+    """It says that nothing can be seen, and goes on by itself once something can."""
+    with life(tmp_path, ONE_CARD) as found:
+        found.scene.cluster.users.clear()
+        driver = found.begin()
+        found.driver = driver
+        with pytest.raises(ServiceUnavailable, match=r"cannot be seen now.*401"):
+            driver.tick(found.scene.time.now)
+        assert driver.entries() == ()
+        found.scene.cluster.users[found.scene.cluster.token] = User("controller")
+        low = found.run("low")
+        found.tick(2)
+        assert found.entry(low).state is EntryState.RUNNING
