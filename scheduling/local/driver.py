@@ -353,8 +353,10 @@ class LocalDriver:
     def _freed(self, attempt: Attempt, now: float) -> None:
         """An attempt's memory is back: its notice is closed, its cards are anybody's."""
         note = self._note_of(attempt)
-        notes = {} if note is None else {note.id: {"freed": now, "closed": now}}
-        self._queue.free(attempt.id, notes=notes, now=now)
+        # A tick has one time, and a job may have ended after it had begun.
+        freed = now if attempt.ended is None else max(now, attempt.ended)
+        notes = {} if note is None else {note.id: {"freed": freed, "closed": freed}}
+        self._queue.free(attempt.id, notes=notes, now=freed)
         self._statuses.pop(attempt.id, None)
 
     # -- deciding
@@ -527,7 +529,8 @@ class LocalDriver:
                 else (note.cause == "booking" and note.successor in slots)
             )
             if for_it and note.left is not None and note.started is None:
-                self._queue.change_note(note.id, started=now)
+                known = note.left if note.freed is None else note.freed
+                self._queue.change_note(note.id, started=max(now, known))
 
     def _give_up(self, attempt: Attempt, now: float, *, state: str, words: str) -> None:
         """Nothing was started: the reservation is over."""
