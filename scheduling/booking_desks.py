@@ -175,6 +175,7 @@ class BookingDesk:
     # -- parts
 
     def _own(self, name: str, caller: Caller) -> tuple[Booked, ...]:
+        caller.must_change()
         found = self._scheduler.store.slots_of(name)
         if not found:
             raise RefusedAction("unknown", f"there is no booking {name}: see gpuwarden book list")

@@ -56,6 +56,15 @@ class Caller:
         """Whether they may command what is others'."""
         return self.role is Role.OPERATOR
 
+    def must_change(self) -> None:
+        """Stop who only looks: their name may be that of a user, whose jobs are not theirs.
+
+        Raises:
+            RefusedAction: they may change nothing.
+        """
+        if self.role is Role.READER:
+            raise RefusedAction("reader", f"{self.name} may look, and change nothing")
+
     def team(self, policy: Policy, named: str) -> str:
         """The team that they act for.
 
@@ -66,8 +75,7 @@ class Caller:
         Raises:
             RefusedAction: they are in none, in several, or not in that one.
         """
-        if self.role is Role.READER:
-            raise RefusedAction("reader", f"{self.name} may look, and change nothing")
+        self.must_change()
         own = [team.name for team in policy.teams_of(self.name)]
         if named and policy.team(named) is None:
             known = ", ".join(team.name for team in policy.teams)

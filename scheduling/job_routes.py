@@ -97,6 +97,7 @@ class JobRoutes:
     def _commanding(self, verb: str) -> Handler:
         async def command(request: Request) -> Response:
             caller, queue = self._caller(request), self._queue()
+            caller.must_change()
             name = request.path_params["entry"]
             now = self._scheduler.clock.wall()
 

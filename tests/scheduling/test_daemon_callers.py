@@ -79,6 +79,30 @@ def test_jobs_of_others_are_others(tmp_path: Path) -> None:
                 here.client.ask("POST", "/v1/jobs/2/cancel")
 
 
+def test_who_only_looks_commands_nothing_whatever_its_name(tmp_path: Path) -> None:
+    """A reader's token may have the name of a user: that user's jobs and bookings stay."""
+    (tmp_path / "board").write_text("b" * 32)
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(f"version: 1\ntokens:\n- {{name: {ME}, role: reader, file: board}}\n")
+    port = free_port()
+    with running(
+        tmp_path, LOCAL, now=NOW, driver=PlayedQueue, listen=("127.0.0.1", port), tokens=tokens
+    ) as here:
+        here.driver.rows = (dataclasses.replace(WAITS, id="1", user=ME),)
+        booked = here.client.ask("POST", "/v1/bookings", body=BOOKING)
+        board = DaemonClient(url=f"http://127.0.0.1:{port}", token_file=tmp_path / "board")
+        for method, path in (
+            *(("POST", f"/v1/jobs/1/{verb}") for verb in ("hold", "release", "cancel")),
+            ("DELETE", f"/v1/bookings/{booked['booking']}"),
+        ):
+            with pytest.raises(RefusedAction, match="may look, and change nothing"):
+                board.ask(method, path)
+        with pytest.raises(RefusedAction, match="may look, and change nothing"):
+            board.ask("POST", f"/v1/bookings/{booked['booking']}/end", body={"by": "1h"})
+        assert here.driver.commands == []
+        assert len(here.driver.slots) == 1
+
+
 def test_an_engine_with_a_queue_of_its_own_keeps_it(here: Running) -> None:
     """Whoever asks is told which command does it there."""
     with pytest.raises(RefusedAction, match="sbatch, and scancel"):
