@@ -7,6 +7,7 @@ a token does. What blocks (the store, the engine) runs in threads, never in the 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -205,6 +206,10 @@ def _plain(
             raise Refusal(400, "malformed", str(error)) from error
         except (TemporaryError, TimeoutError) as error:
             why = str(error) or "the engine is busy: try again"
+            raise Refusal(503, "unavailable", why) from error
+        except sqlite3.OperationalError as error:
+            # A full disk, or another program that holds the file.
+            why = f"the scheduler's file cannot be used now: {error}"
             raise Refusal(503, "unavailable", why) from error
 
     return answered

@@ -326,6 +326,10 @@ def _make_folder(path: Path) -> None:
         raise InvalidInput(f"--state: {path} cannot be made: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode) or not os.access(path, os.W_OK | os.X_OK):
         raise InvalidInput(f"--state: {path} is no folder that this user may write into")
+    if found.st_uid not in (0, os.geteuid()):
+        raise InvalidInput(
+            f"--state: {path} belongs to user {found.st_uid}, who could change the queue: chown it"
+        )
     if found.st_mode & stat.S_IWOTH:
         raise InvalidInput(f"--state: everybody may write into {path}: chmod o-w {path}")
 

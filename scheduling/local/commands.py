@@ -61,6 +61,8 @@ class Commands:
         """
         if not isinstance(task, Task):
             raise RefusedAction("no-task", "this is no task")
+        # A token is its user's: said by another it is another submission.
+        token = f"{uid}:{token}" if token else ""
         if token and (known := self._queue.by_token(token)) is not None:
             return known
         try:

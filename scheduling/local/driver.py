@@ -8,7 +8,6 @@ its children and outlive it.
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import signal
 import socket
 from pathlib import Path
@@ -23,6 +22,7 @@ from gpuwarden.scheduling.drivers import SlotsRefused
 from gpuwarden.scheduling.local import endings, readings, views
 from gpuwarden.scheduling.local.card_uses import CardUses, Holder, uses_of
 from gpuwarden.scheduling.local.cards import NvmlCards
+from gpuwarden.scheduling.local.clock_changes import ClockChanges, move_request
 from gpuwarden.scheduling.local.commands import Commands
 from gpuwarden.scheduling.local.forecasts import expected_starts
 from gpuwarden.scheduling.local.launches import Launcher, LaunchFailed, User
@@ -34,6 +34,7 @@ from gpuwarden.scheduling.local.readings import FREE_SECONDS, KILL_SECONDS
 from gpuwarden.scheduling.local.scenes import Plan, Scene
 from gpuwarden.scheduling.local.spending import longest_period_begin, spending
 from gpuwarden.scheduling.preemption_terms import Pool, terms_of
+from gpuwarden.scheduling.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,12 +86,17 @@ class LocalDriver:
         self._problems: list[Problem] = []
         self._files_problem = ""
         self._forgot = 0.0
+        self._clock = ClockChanges(context.clock)
 
     # -- the daemon's calls
 
     def start(self, now: float) -> None:
         """Take up what was left: launches that were under way are settled first."""
         self._files_problem = prepared(self._root)
+        self._settle_launches(now)
+
+    def _settle_launches(self, now: float) -> None:
+        """Find out of launches that were cut off whether their job began: no other can be left."""
         for attempt in self._queue.attempts("reserved"):
             claim = self._launcher.settle(attempt.id)
             if claim is not None:
@@ -124,6 +130,8 @@ class LocalDriver:
             TemporaryError: the cards cannot be seen: nothing starts and nothing is freed.
         """
         problems: list[tuple[str, str]] = []
+        self._settle_launches(now)
+        self._follow_clock()
         if self._files_problem:
             self._files_problem = prepared(self._root)
         if self._files_problem:
@@ -131,6 +139,7 @@ class LocalDriver:
         table = ProcessTable.read()
         for attempt in self._queue.attempts("running"):
             self._look_at(attempt, table, now)
+            problems += self._disown(attempt)
         self._escalate(now)
         try:
             uses = self._look_at_cards(table, now)
@@ -206,6 +215,12 @@ class LocalDriver:
 
     def submit(self, task: object, *, uid: int, gid: int, now: float, token: str = "") -> str:
         """Take a job on; see `Commands.submit`."""
+        if isinstance(task, Task) and RunFiles(self._root, task.run_id, uid).others():
+            raise RefusedAction(
+                "run-taken",
+                f"a run {task.run_id} of another user is on this host: give this one another "
+                "--name",
+            )
         return self._commands.submit(task, self._policy, uid=uid, gid=gid, token=token, now=now)
 
     def cancel(self, entry: str, *, by: str, now: float) -> None:
@@ -223,6 +238,13 @@ class LocalDriver:
         terms = terms_of(self._policy)
         patience = 3600.0 if terms is None else terms.deadline
         files = self._files(job)
+        if files.others():
+            self._queue.change_job(job.id, then_what="")
+            raise RefusedAction(
+                "run-of-others",
+                f"its run {job.run_id} is also one of another user, who would be asked to leave: "
+                f"gpuwarden queue cancel {entry} ends it",
+            )
         if files.request() is not None:
             return  # it is leaving already, and is held then
         try:
@@ -276,6 +298,31 @@ class LocalDriver:
         if over:
             found = endings.seen(record, status, rebooted=rebooted, now=now)
             self._settle_end(attempt, found)
+
+    def _disown(self, attempt: Attempt) -> list[tuple[str, str]]:
+        """Take back what a job was asked under a name that is somebody else's by now."""
+        job = self._queue.job(str(attempt.job))
+        if job is None or not self._files(job).others():
+            return []
+        for request in self._requests(attempt):
+            self._files(job).withdraw(request)
+        return [views.run_of_others(job)]
+
+    def _requests(self, attempt: Attempt) -> set[str]:
+        """Ids of the requests by which an attempt may have been asked."""
+        note = self._note_of(attempt)
+        return {f"hold-{attempt.id}", *(() if note is None else (note.id,))}
+
+    def _follow_clock(self) -> None:
+        """Where the wall clock was set, nobody gains or loses time."""
+        moved = self._clock.moved()
+        if not moved:
+            return
+        log.warning("the clock was set", seconds=moved)
+        self._queue.move(moved)
+        for attempt in self._queue.attempts("running"):
+            if (job := self._queue.job(str(attempt.job))) is not None:
+                move_request(self._files(job), self._requests(attempt), moved)
 
     def _note_of(self, attempt: Attempt) -> Note | None:
         notes = self._queue.notes(closed_since=float("inf"))
@@ -415,28 +462,7 @@ class LocalDriver:
 
     def _tell(self, notice: Notice, attempt: Attempt, now: float) -> None:
         """Write a notice down; `_give_notices` delivers it."""
-        note = Note(
-            id=f"local-{secrets.token_hex(8)}",
-            attempt=attempt.id,
-            job=attempt.job,
-            cause=notice.cause.value,
-            successor=notice.successor,
-            at=notice.at,
-            made=now,
-            deadline=notice.deadline,
-            words=notice.words,
-            outcome=Outcome.OPEN.value,
-            notified=None,
-            acknowledged=None,
-            saved=None,
-            left=None,
-            freed=None,
-            started=None,
-            lost=None,
-            last="",
-            closed=None,
-        )
-        self._queue.tell(note)
+        self._queue.tell(Note.of(notice, attempt, now))
 
     def _give_notices(self, now: float) -> None:
         """Deliver notices that are written down; one whose file is gone is delivered again."""
@@ -446,6 +472,8 @@ class LocalDriver:
             if note.attempt not in running or job is None:
                 continue
             files = self._files(job)
+            if files.others():
+                continue
             standing = files.request()
             if standing is not None:
                 # Somebody else's request is left alone: it may be a rule's, which holds the job.
@@ -483,7 +511,11 @@ class LocalDriver:
         notes = {note.attempt: note for note in self._queue.notes(closed_since=float("inf"))}
         for attempt in self._queue.attempts("running"):
             note = notes.get(attempt.id)
-            late = note is not None and note.notified is not None and now >= note.deadline
+            job = self._queue.job(str(attempt.job))
+            told = note is not None and (
+                note.notified is not None or (job is not None and self._files(job).others())
+            )
+            late = note is not None and told and now >= note.deadline
             if attempt.term_at is None and late:
                 self._end(attempt, now)
             elif attempt.kill_at is not None and now >= attempt.kill_at:

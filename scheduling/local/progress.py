@@ -53,6 +53,16 @@ class RunFiles:
         )
         return status if own and written.modified >= since - 1.0 else None
 
+    def others(self) -> bool:
+        """Whether a run of this name is somebody else's: they would read what this job is asked.
+
+        Nobody can be there in their place: in this folder only its owner can replace a file.
+        """
+        try:
+            return job_files.description_path(self.root, self.run_id).lstat().st_uid != self.uid
+        except OSError:
+            return False
+
     def request(self) -> LeaveRequest | None:
         """The leave request that stands."""
         try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 import sqlite3
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.errors import RefusedAction
+from gpuwarden.schedule_api import Outcome
 from gpuwarden.scheduling.local.processes import ProcessId
 from gpuwarden.scheduling.local.queue_files import opened, transaction
 from gpuwarden.scheduling.tasks import Task
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuwarden.scheduling.local.launches import Claim
+    from gpuwarden.scheduling.local.scenes import Notice
 
 KEPT_SECONDS = 32 * 86400.0
 """How long what is over stays: a month's budget is counted from it."""
@@ -113,6 +116,31 @@ class Note:
     lost: float | None
     last: str
     closed: float | None
+
+    @classmethod
+    def of(cls, notice: Notice, attempt: Attempt, now: float) -> Note:
+        """A notice that is to be given, under an id that no other has."""
+        return cls(
+            id=f"local-{secrets.token_hex(8)}",
+            attempt=attempt.id,
+            job=attempt.job,
+            cause=notice.cause.value,
+            successor=notice.successor,
+            at=notice.at,
+            made=now,
+            deadline=notice.deadline,
+            words=notice.words,
+            outcome=Outcome.OPEN.value,
+            notified=None,
+            acknowledged=None,
+            saved=None,
+            left=None,
+            freed=None,
+            started=None,
+            lost=None,
+            last="",
+            closed=None,
+        )
 
     STEPS = ("notified", "acknowledged", "saved", "left", "freed", "started")
 
@@ -258,6 +286,19 @@ class Queue:
         """Set columns of a notice."""
         with transaction(self._db) as db:
             _set(db, "notices", note, values)
+
+    def move(self, seconds: float) -> None:
+        """Move what is open in time: the clock by which it was written was set by so much."""
+        names = ("made", "deadline", *Note.STEPS)
+        moved = ", ".join(f'"{name}" = "{name}" + ?1' for name in names)
+        with transaction(self._db) as db:
+            db.execute(
+                f"UPDATE notices SET {moved} WHERE closed IS NULL",  # noqa: S608 (fixed names)
+                (seconds,),
+            )
+            db.execute(
+                "UPDATE attempts SET kill_at = kill_at + ? WHERE state = 'running'", (seconds,)
+            )
 
     def reserve(self, job: int, *, kind: str, cards: Sequence[str], now: float) -> int:
         """Give a job its cards, before anything is started; returns the attempt's number.

@@ -233,6 +233,19 @@ def card_problems(uses: CardUses) -> list[tuple[str, str]]:
     return found
 
 
+def run_of_others(job: Job) -> tuple[str, str]:
+    """What is wrong with a job whose run has the name of somebody else's.
+
+    It has never described itself, or the name were its own: it is ended like any other that does
+    not listen, at its deadline.
+    """
+    return (
+        "run-of-others",
+        f"Job {job.entry} of {job.user} goes by the run {job.run_id}, which is another user's: it "
+        "cannot be asked to leave, only ended.",
+    )
+
+
 def queue_problems(
     notes: Sequence[Note], jobs: Sequence[Job], now: float, *, patience: float
 ) -> list[tuple[str, str]]:

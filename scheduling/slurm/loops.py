@@ -138,8 +138,9 @@ def mark_held(guarded: Guarded, job: ListedJob, now: float) -> Guarded:
 
 def _seen(job: ListedJob, history: History | None, now: float, epoch: int | None) -> History:
     restarts = job.job.restarts
-    if history is None:
-        # What happened before it was first seen is not known: nothing is held for it.
+    if history is None or restarts < history.restarts:
+        # What happened before it was first seen is not known: nothing is held for it. One that has
+        # come back less often than it had is another that was given the same number and name.
         return History(restarts, epoch=epoch, told=job.preempted is not None)
     if epoch is not None and history.epoch is None:
         # The first that is known of it says where it stands, and not that it got on.

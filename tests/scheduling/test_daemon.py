@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -236,6 +237,26 @@ def test_a_folder_that_everybody_writes_into_is_refused(tmp_path: Path) -> None:
     settings = Settings(tmp_path / "policy.yaml", tmp_path / "state", None, tmp_path / "s.sock")
     with pytest.raises(InvalidInput, match="everybody may write"):
         Daemon(settings, opening=lambda _e, policy, _c: PlayedDriver(policy))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    """They could put another queue in the place of ours."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "state").mkdir(mode=0o700)
+    os.chown(tmp_path / "state", 65534, 65534)
+    settings = Settings(tmp_path / "policy.yaml", tmp_path / "state", None, tmp_path / "s.sock")
+    with pytest.raises(InvalidInput, match="belongs to user 65534"):
+        Daemon(settings, opening=lambda _e, policy, _c: PlayedDriver(policy))
+
+
+def test_a_file_that_cannot_be_written_is_said_and_is_no_fault(here: Running) -> None:
+    """A full disk is told as what it is, and the next question is answered."""
+    here.driver.unseen = sqlite3.OperationalError("database or disk is full")
+    with pytest.raises(ServiceUnavailable, match="cannot be used now: database or disk is full"):
+        here.client.ask("POST", "/v1/bookings", body=BOOKING)
+    here.driver.unseen = None
+    assert here.client.ask("GET", "/v1/bookings")["slots"]
 
 
 def test_metrics_tell_the_queue_and_not_who_is_in_it(here: Running) -> None:

@@ -31,15 +31,21 @@ PROGRAM = Path(__file__).with_name("children.py")
 
 @dataclass
 class TestClock:
-    """Unix time that a test moves; it begins now, as files that jobs write carry real times."""
+    """Unix time that a test moves; it begins now, as files that jobs write carry real times.
+
+    Attributes:
+        ahead: seconds that a test lets pass.
+        set: by which somebody has set the wall clock, while no time passed.
+    """
 
     __test__ = False
 
     ahead: float = 0.0
+    set: float = 0.0
 
     def wall(self) -> float:
         """Unix time in seconds."""
-        return time.time() + self.ahead
+        return time.time() + self.ahead + self.set
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary moment."""

@@ -56,6 +56,12 @@ def test_a_job_that_only_comes_back_is_held() -> None:
     assert loop.words.startswith("It came back 4 times within 10m")
 
 
+def test_another_job_that_was_given_the_same_number_is_not_held_for_the_first() -> None:
+    """Numbers begin anew with Slurm's state, and somebody's jobs have the same name for years."""
+    assert looks([attempt(n) for n in range(5)]).loops
+    assert not looks([*(attempt(n) for n in range(5)), attempt(0), attempt(1)]).loops
+
+
 def test_restarts_between_two_looks_count_each() -> None:
     """A fast loop comes back several times before it is looked at."""
     assert looks([attempt(0), attempt(4)]).loops

@@ -1,0 +1,143 @@
+"""A lab box among other people's files, on a full disk, and under a clock that is set."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.scheduling.local.boxes import LabBox
+from tests.scheduling.local.policy_texts import box
+
+from gpuwarden import job_files
+from gpuwarden.errors import RefusedAction, TemporaryError
+from gpuwarden.scheduling.local.launches import Launcher
+from gpuwarden.scheduling.local.readings import KILL_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from gpuwarden.scheduling.local.launches import Claim
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[LabBox]:
+    """A box of two cards, in which a job may be asked at once."""
+    preemption = {
+        "minimum_run": "0s",
+        "notice": "epoch",
+        "deadline": "5m",
+        "back_off": "0s",
+        "at_most": {"times": 3, "per": "24h"},
+    }
+    cards = [{"name": "a100", "model": "NVIDIA A100", "memory": "40GiB", "count": 2}]
+    teams = [{"name": "vision", "users": [], "quota": {"a100": 4}}]
+    made = LabBox(tmp_path, box(preemption=preemption, cards=cards, teams=teams), cards=2)
+    yield made
+    made.close()
+
+
+def runs(lab: LabBox, name: str, entry: str) -> None:
+    """Tick until a job has begun to write."""
+    lab.until(lambda: entry in {str(e.job) for e in lab.driver._queue.attempts("running")})
+    lab.until(lambda: (lab.work / f"{name}-{entry}.log").read_text("utf-8"))
+
+
+# -- other people's runs
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can write files of another user")
+def test_a_job_that_borrows_the_name_of_anothers_run_has_nobody_else_leave(lab: LabBox) -> None:
+    """Requests are read by the run's name: theirs must not be asked in place of this job.
+
+    It gets no gentle notice then; at its deadline it is ended like one that does not listen.
+    """
+    low = lab.submit("low", "deaf", gpus=2)
+    runs(lab, "low", low)
+    high = lab.submit("high", priority="high")
+    lab.until(lambda: lab.request("low"))
+    theirs = job_files.description_path(lab.jobs, "low")
+    theirs.write_bytes(b"{}")
+    os.chown(theirs, 65534, 65534)
+    lab.tick()
+    assert lab.request("low") is None
+    assert "run-of-others" in {each.code for each in lab.driver.problems()}
+    with pytest.raises(RefusedAction, match="another user"):
+        lab.driver.hold(low, by="ana", now=lab.clock.wall())
+    lab.tick()
+    assert lab.request("low") is None
+    with pytest.raises(RefusedAction, match="another user"):
+        lab.submit("low")
+    lab.tick(301)
+    lab.tick(KILL_SECONDS + 1)
+    lab.until(lambda: lab.state_of(high) == "running")
+
+
+def test_a_token_that_another_has_used_is_not_theirs(lab: LabBox) -> None:
+    """Whoever learns the word of a submission gets neither its job nor an answer in its name."""
+    entry = lab.submit("a", token="t1")
+    queue = lab.driver._queue
+    assert queue.by_token(f"{os.getuid()}:t1") == entry
+    assert queue.by_token("t1") is None
+
+
+# -- a full disk
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_launch_whose_claim_cannot_be_read_is_settled_by_the_next_tick(
+    lab: LabBox, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    """A disk that is full at that moment: what began is found, what did not is started once."""
+    entry = lab.submit("a")
+    whole = Launcher.launch
+
+    def full(self: Launcher, *arguments: object, **named: object) -> Claim:
+        if begun:
+            whole(self, *arguments, **named)  # type: ignore[arg-type]
+        raise TemporaryError("No space left on device")
+
+    monkeypatch.setattr(Launcher, "launch", full)
+    with pytest.raises(TemporaryError):
+        lab.tick()
+    monkeypatch.setattr(Launcher, "launch", whole)
+    runs(lab, "a", entry)
+    assert lab.log("a", entry).count("from 0") == 1
+    assert len(lab.driver._queue.held()) == 1
+
+
+def test_a_claim_that_a_power_cut_left_empty_was_given_up(lab: LabBox) -> None:
+    """A stub's own is on disk before it has its name: an empty one is of a daemon that gave up."""
+    entry = lab.submit("a")
+    launcher = lab.driver._launcher
+    launcher._claim(7).write_bytes(b"")
+    assert launcher.settle(7) is None
+    runs(lab, "a", entry)
+
+
+# -- a clock that is set
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_a_clock_that_is_set_takes_no_time_from_a_notice(lab: LabBox, hours: int) -> None:
+    """Forward it would end a job at once, back it would let it stay for hours."""
+    low = lab.submit("low", "deaf", gpus=2)
+    runs(lab, "low", low)
+    high = lab.submit("high", priority="high")
+    lab.until(lambda: lab.steps(low))
+    lab.clock.set += hours * 3600.0
+    lab.tick()
+    lab.tick(240)
+    assert lab.state_of(low) == "leaving"
+    assert lab.driver._queue.attempts("running")[0].term_at is None
+    request = lab.request("low")
+    assert request is not None
+    assert 0 < request.leave_by - lab.clock.wall() < 60
+    lab.tick(61)
+    assert lab.driver._queue.attempts("running")[0].term_at is not None
+    lab.clock.set += hours * 3600.0
+    lab.tick()
+    assert lab.state_of(low) == "leaving"
+    lab.tick(KILL_SECONDS + 1)
+    lab.until(lambda: lab.state_of(high) == "running")
