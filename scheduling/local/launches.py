@@ -183,7 +183,7 @@ class Launcher:
             with contextlib.suppress(FileExistsError):
                 os.link(part, path)
             part.unlink()
-            # A stub's claim is whole before it has its name: one that a power cut has emptied is ours.
+            # A stub's claim is whole before it has its name: one that a power cut emptied is ours.
             content = json.loads(path.read_bytes() or GIVEN_UP)
         except (OSError, ValueError) as error:
             raise TemporaryError(f"{path} cannot be read: {error}") from error

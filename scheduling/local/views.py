@@ -239,11 +239,11 @@ def run_of_others(job: Job) -> tuple[str, str]:
     It has never described itself, or the name were its own: it is ended like any other that does
     not listen, at its deadline.
     """
-    return (
-        "run-of-others",
+    words = (
         f"Job {job.entry} of {job.user} goes by the run {job.run_id}, which is another user's: it "
-        "cannot be asked to leave, only ended.",
+        "cannot be asked to leave, only ended."
     )
+    return "run-of-others", words
 
 
 def queue_problems(
