@@ -128,3 +128,40 @@ def test_the_engine_is_started_again_unless_its_files_are_wrong() -> None:
 def test_the_scheduler_sees_who_asks() -> None:
     """In a user namespace of its own every peer of its socket would have the uid of nobody."""
     assert service(FOLDER / "gpuwarden-scheduler.service")["PrivateUsers"] == ["no"]
+
+
+def test_on_a_labs_box_nothing_of_the_daemons_box_is_left_around_jobs() -> None:
+    """They inherit all of it: a device that is closed to the daemon is closed to every training."""
+    closed = service(FOLDER / "gpuwarden-scheduler.service")
+    opened = service(FOLDER / "gpuwarden-scheduler-local.conf")
+    boxes = {
+        key
+        for key in closed
+        if key.startswith(("Private", "Protect", "Restrict", "SystemCall", "Lock", "Proc"))
+    } - {"PrivateUsers", "RestartPreventExitStatus"}
+    assert boxes >= {"ProtectClock", "ProtectKernelModules", "SystemCallFilter"}
+    for key in boxes:
+        (value,) = opened[key]
+        assert value in {"", "no", "default", "all"}, key
+    assert opened["KillMode"] == ["process"]
+    assert opened["OOMPolicy"] == ["continue"]
+
+
+@needs_systemd
+def test_systemd_takes_the_drop_in_of_a_labs_box(tmp_path: Path) -> None:
+    """Together with the unit that it changes."""
+    unit = tmp_path / "gpuwarden-scheduler.service"
+    text = (FOLDER / unit.name).read_text()
+    unit.write_text(text.replace("/opt/gpuwarden/bin/gpuwarden", "/bin/true"))
+    folder = tmp_path / f"{unit.name}.d"
+    folder.mkdir()
+    change = (FOLDER / "gpuwarden-scheduler-local.conf").read_text()
+    (folder / "local.conf").write_text(change.replace("/usr/bin/nvidia-modprobe", "/bin/true"))
+    done = subprocess.run(
+        [str(ANALYZE), "verify", "--man=no", "--recursive-errors=no", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
