@@ -150,17 +150,17 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
     now = time.time()
     policy = load_policy(said["policy_file"], now=now, engine=said["engine"])
     profiles = tuple(each for file in said["profile_files"] for each in load_profiles(file))
-    if said["chdir"] is not None:
-        os.chdir(said["chdir"])  # words name files from there on
-    asked = _asked(words, said, policy, now)
-    found = plan(asked, read(asked), policy, profiles=profiles, now=now)
-    client = DaemonClient(said["socket"], said["url"], token_file=said["token_file"])
-    found = _with_budgets(found, client)
-    if said["output"] != "json":  # before the engine is asked, which may say no, or nothing
-        click.echo(submission_texts.as_text(found))
-    submitter = open_submitter(asked.engine or policy.engine, policy, client)
-    with contextlib.closing(submitter):
-        _hand_over(submitter, found, policy, said)
+    # Words name files from there on; whoever calls this from Python stays where it is.
+    with contextlib.chdir(said["chdir"] or "."):
+        asked = _asked(words, said, policy, now)
+        found = plan(asked, read(asked), policy, profiles=profiles, now=now)
+        client = DaemonClient(said["socket"], said["url"], token_file=said["token_file"])
+        found = _with_budgets(found, client)
+        if said["output"] != "json":  # before the engine is asked, which may say no, or nothing
+            click.echo(submission_texts.as_text(found))
+        submitter = open_submitter(asked.engine or policy.engine, policy, client)
+        with contextlib.closing(submitter):
+            _hand_over(submitter, found, policy, said)
 
 
 def _hand_over(submitter: Submitter, found: Plan, policy: Policy, said: dict[str, Any]) -> None:

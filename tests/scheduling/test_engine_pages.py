@@ -10,9 +10,9 @@ import pytest
 from tests.ruleengine.engines import World, world
 from tests.ruleengine.engines import running as engine_running
 from tests.ruleengine.test_schedules import words
+from tests.scheduling.daemon_scenes import ME, POLICY, WAITS
 from tests.scheduling.daemons import free_port, running
 from tests.scheduling.policy_files import NOW
-from tests.scheduling.test_daemon import ME, POLICY, WAITS
 
 from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.schedule_settings import SchedulerSettings

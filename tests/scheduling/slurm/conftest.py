@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.scheduling.slurm.tasks import box_policy
+from tests.servers import until
 from tests.slurm_accounting import accounted_slurm, manage
 
 from gpuwarden.scheduling.slurm.clusters import Cluster, open_cluster
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def box() -> Iterator[SlurmCluster]:
+def one_box() -> Iterator[SlurmCluster]:
     """A Slurm with four cards, accounts vision and speech, and the QOS high over normal."""
     with (
         # Every user has to reach munge's socket, and pytest's own folders are closed to others.
@@ -29,6 +30,21 @@ def box() -> Iterator[SlurmCluster]:
         manage(cluster, "add", "qos", "high", "set", "priority=1000", "preempt=normal")
         manage(cluster, "modify", "user", "root", "set", "qos+=high")
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def box(one_box: SlurmCluster) -> Iterator[SlurmCluster]:
+    """That Slurm for one file of tests, which finds no other's jobs in it."""
+    _clear(one_box)
+    yield one_box
+    _clear(one_box)
+
+
+def _clear(box: SlurmCluster) -> None:
+    """End all jobs, and wait until their cards are free."""
+    if box.run("squeue", "--noheader"):
+        box.run("scancel", "--full", "--user=root")
+        until(lambda: not box.run("squeue", "--noheader"), 60)
 
 
 @pytest.fixture
