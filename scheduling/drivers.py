@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.slots import Slot, SlotUse
     from gpuwarden.scheduling.tasks import Task
 
+LOOP = "requeue_loop"
+"""Code of a job (`QueueEntry.why`) that a loop guard holds; the metric counts them by it."""
+LEAK = "quota_leak"
+"""Code of a problem: cards that nobody holds. The metric reads their number from its words, which
+begin with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Context:

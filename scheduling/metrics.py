@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from gpuwarden import __version__
 from gpuwarden.catalogue import CATALOGUE, MetricType, Source
 from gpuwarden.schedule_api import STEPS, BookingState, EntryState, Outcome
+from gpuwarden.scheduling.drivers import LEAK, LOOP
 from gpuwarden.scheduling.foresight_stores import WAIT_BOUNDS
 from gpuwarden.scheduling.policies import policy_hash
 
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.schedulers import Scheduler
 
 STEP_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 4 * 3600.0)
-LOOP = "requeue_loop"
-"""Code of `QueueEntry.why` by which a driver tells that its loop guard holds a job."""
-LEAK = "quota_leak"
-"""Code of a problem by which a driver tells of cards that nobody holds; its words begin with
-their number."""
 _LIVE = (EntryState.DONE, EntryState.FAILED)
 _HELD = (EntryState.RUNNING, EntryState.LEAVING)
 

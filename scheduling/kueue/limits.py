@@ -10,6 +10,7 @@ from gpuwarden.budget_terms import GPU_HOURS, quantity
 from gpuwarden.periods import period_of
 from gpuwarden.schedule_api import Cause
 from gpuwarden.scheduling.booking_terms import prices_of
+from gpuwarden.scheduling.drivers import LEAK
 from gpuwarden.scheduling.kueue import names
 from gpuwarden.scheduling.kueue.leavings import Phase
 from gpuwarden.scheduling.kueue.views import (
@@ -303,11 +304,11 @@ def _leaks(view: View) -> Verdict:
         age = leak_seconds(job, view.now)
         if age is not None and age >= LEAK_SECONDS:
             words = (
-                f"Kueue counts {job.gpus} cards for {job.id} and nothing of it has run for "
+                f"{job.gpus} cards are counted for {job.id}, and nothing of it has run for "
                 f"{durations.render(float(int(age)))}: look with kubectl -n {job.namespace} "
                 f"describe workload {job.workload}"
             )
-            faults.append(Fault("quota-leak", job.id, words))
+            faults.append(Fault(LEAK, job.id, words))
     return Verdict(faults=tuple(faults))
 
 

@@ -115,7 +115,7 @@ class Commands:
         job = self._known(entry)
         if job.state in ("done", "failed") or job.then_what == "cancel":
             raise RefusedAction("over", f"job {entry} is over, or about to be")
-        words = f"{by} holds it: gpuwarden release {entry} lets it go on."
+        words = f"{by} holds it: gpuwarden queue release {entry} lets it go on."
         if job.state == "waiting":
             self._queue.change_job(job.id, held=words)
             return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden import job_files
 from gpuwarden.schedule_api import Outcome
+from gpuwarden.scheduling.drivers import LOOP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _OURS = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """How a job ends that was signalled and said nothing of its own."""
+NOT_STARTED = "not-started"
+"""Code of a job that is held because it could not be started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,9 @@ def ending(
         terms: of the policy.
         minimum_run: seconds after which an attempt without a new epoch has got somewhere.
     """
-    values = _progress(job, attempt, ended, minimum_run) | {"then_what": ""}
+    asked = job.then_what == "hold" or (note is not None and note.notified is not None)
+    values = _progress(job, attempt, ended, minimum_run=minimum_run, asked=asked)
+    values["then_what"] = ""
     if job.then_what == "cancel":
         values |= _over("failed", "cancelled", job.words or "It was cancelled.", ended)
     else:
@@ -104,14 +109,22 @@ def ending(
     return Ending(columns, values, {} if note is None else _receipt(attempt, ended, note))
 
 
-def _progress(job: Job, attempt: Attempt, ended: Ended, minimum_run: float) -> dict[str, Any]:
+def not_started(reason: str) -> str:
+    """What to say of a job that is held because it could not be started."""
+    return f"It could not be started: {reason}. Release it when that is mended, or cancel it."
+
+
+def _progress(
+    job: Job, attempt: Attempt, ended: Ended, *, minimum_run: float, asked: bool
+) -> dict[str, Any]:
     epoch = -1 if attempt.epoch is None else attempt.epoch
     step = -1 if attempt.step is None else attempt.step
     began = attempt.began
     long = began is not None and ended.time - began >= minimum_run and step > job.step
     somewhere = epoch > job.epoch or long
     values: dict[str, Any] = {
-        "barren": 0 if somewhere else job.barren + 1,
+        # One that made way for others, before it could get anywhere, is in no loop.
+        "barren": 0 if somewhere else job.barren + (0 if asked else 1),
         "epoch": max(epoch, job.epoch),
         "step": max(step, job.step),
     }
@@ -122,7 +135,8 @@ def _outcome(job: Job, attempt: Attempt, ended: Ended, terms: LocalTerms) -> dic
     """State, and its reason, that a job has from now on."""
     code = ended.code
     if ended.error:
-        return _over("failed", "not-started", f"It could not be started: {ended.error}.", ended)
+        # Held, and not failed: a folder that is not mounted would empty the whole queue.
+        return _back(job, held=not_started(ended.error), code=NOT_STARTED)
     if code == job_files.EXIT_DONE:
         return _over("done", "", "", ended)
     if code == job_files.EXIT_HOLD:
@@ -145,7 +159,7 @@ def _left(job: Job, ended: Ended, *, asked: bool, terms: LocalTerms) -> dict[str
         return _back(job, held=job.words or "It was held while it ran.", requeue=True)
     if job.barren >= terms.barren_restarts:
         words = f"It came back {job.barren} times without a new epoch: see its log, and release it."
-        return _back(job, held=words, requeue=True, code="loop")
+        return _back(job, held=words, requeue=True, code=LOOP)
     return _back(job, words=_came_back(ended, asked=asked), requeue=True)
 
 

@@ -29,7 +29,11 @@ GIVEN_UP = b"{}"
 
 
 class LaunchFailed(PermanentError):
-    """A job could not be started."""
+    """A job could not be started, for a reason of its own."""
+
+
+class HostUnfit(TemporaryError):
+    """Nothing can be started here now: no memory, no room, too many processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,9 @@ class Launcher:
             cards: UUIDs.
 
         Raises:
-            LaunchFailed: it was not started.
+            LaunchFailed: it was not started, and another one might be.
+            HostUnfit: no job could be started; this one was not.
+            TemporaryError: whether it was started is not known: `settle` tells later.
         """
         orders = {
             "claim": str(self._claim(attempt)),
@@ -142,11 +148,12 @@ class Launcher:
             found = self.settle(attempt)
             if found is not None:
                 return found
-            raise LaunchFailed(f"its parent process could not be started: {error}") from error
+            raise HostUnfit(f"its parent process could not be started: {error}") from error
         found = self.settle(attempt)
         if found is None:
             said = (answer.stdout or answer.stderr).strip()[-500:]
-            raise LaunchFailed(f"its parent process did not start it: {said}")
+            kind = LaunchFailed if stubs.GIVEN_UP in said else HostUnfit
+            raise kind(f"its parent process did not start it: {said or 'it said nothing'}")
         return found
 
     def environment(

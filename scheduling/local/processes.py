@@ -92,7 +92,9 @@ def _row(pid: int) -> _Row | None:
     fields = text.rpartition(")")[2].split()
     if len(fields) < 20:
         return None
-    return _Row(int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in {"Z", "X"})
+    # A program whose first thread has ended shows Z while others of its threads go on.
+    dead = fields[0] in {"Z", "X"} and int(fields[17]) <= 1
+    return _Row(int(fields[1]), int(fields[3]), int(fields[19]), dead)
 
 
 def boot_id() -> str:

@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+GIVEN_UP = "the launch was given up before it began"
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _LINGER_SECONDS = 3.0
 """How long what a job leaves behind may go on without it."""
@@ -74,7 +75,7 @@ def _supervise(orders: dict[str, Any], told: int) -> None:
     if not _claimed(orders["claim"], claim):
         os.close(go)
         os.waitpid(job, 0)
-        raise RuntimeError("the launch was given up before it began")
+        raise RuntimeError(GIVEN_UP)
     os.write(go, b"g")
     os.close(go)
     with os.fdopen(failed, "rb") as lines:

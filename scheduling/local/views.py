@@ -7,7 +7,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.schedule_api import Cause, EntryState, Outcome, Preemption, QueueEntry
+from gpuwarden.scheduling.drivers import LOOP
 from gpuwarden.scheduling.holdings import Holding
+from gpuwarden.scheduling.local.endings import NOT_STARTED
 from gpuwarden.scheduling.predictions import training_of
 from gpuwarden.scheduling.slots import SlotUse
 
@@ -80,8 +82,11 @@ def _entry(
         why = note.cause if note is not None else why
     elif wait is not None:
         state = EntryState.HELD if wait.held else EntryState.PENDING
-        why = job.code if job.code == "loop" else wait.code
+        why = job.code if job.held and job.code else wait.code
         words = wait.words.replace(LEFT, "")
+    elif job.held:
+        # Held since the last plan was made.
+        state, words = EntryState.HELD, job.held
     waiting = state in (EntryState.PENDING, EntryState.HELD)
     return QueueEntry(
         engine="local",
@@ -266,6 +271,11 @@ def queue_problems(
     found += [
         ("requeue-loop", f"Job {job.entry} of {job.user} is held: {job.held}")
         for job in jobs
-        if job.code == "loop"
+        if job.code == LOOP
+    ]
+    found += [
+        (NOT_STARTED, f"Job {job.entry} of {job.user} is held: {job.held}")
+        for job in jobs
+        if job.held and job.code == NOT_STARTED
     ]
     return found

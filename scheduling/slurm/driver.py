@@ -15,6 +15,7 @@ from gpuwarden import job_files
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.platforms.slurm_limits import CARDS
 from gpuwarden.schedule_api import Problem
+from gpuwarden.scheduling.drivers import LOOP
 from gpuwarden.scheduling.slurm import caps, loops, memories
 from gpuwarden.scheduling.slurm.clusters import open_cluster
 from gpuwarden.scheduling.slurm.epochs import Epochs
@@ -290,7 +291,7 @@ class SlurmDriver:
                 f"jobs came back again and again without getting on, and are held: "
                 f"{', '.join(sorted(held))}; their owners look into their logs and release them"
             )
-        self._problem("requeue_loop", words, now)
+        self._problem(LOOP, words, now)
         return held
 
     # -- books
@@ -423,4 +424,4 @@ class SlurmDriver:
 def _told(entry: QueueEntry, held: dict[str, str]) -> QueueEntry:
     """An entry that is held by the loop guard says so."""
     words = held.get(entry.id)
-    return entry if words is None else replace(entry, why="requeue_loop", words=words)
+    return entry if words is None else replace(entry, why=LOOP, words=words)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpuwarden.durations import render
+from gpuwarden.scheduling.drivers import LOOP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +54,7 @@ class Loop:
 
     number: str
     words: str
-    code: str = "requeue_loop"
+    code: str = LOOP
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from tests.servers import until
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.schedule_api import EntryState, Outcome
+from gpuwarden.scheduling.drivers import LEAK
 from gpuwarden.scheduling.kueue import leases, names
 from gpuwarden.scheduling.kueue.leavings import Phase
 
@@ -347,7 +348,9 @@ def test_quota_that_leaks(tmp_path: Path) -> None:
             found.scene.cluster.controllers = False
             store.remove("Pod", "vision", pod["metadata"]["name"], pod["metadata"]["uid"])
         found.tick(2, seconds=400.0)
-        assert "quota-leak" in found.codes()
+        assert found.driver is not None
+        leak = next(each for each in found.driver.problems() if each.code == LEAK)
+        assert leak.words.startswith("1 cards"), "the metric reads their number there"
 
 
 def test_a_finished_job_with_a_reservation_is_no_use(tmp_path: Path) -> None:

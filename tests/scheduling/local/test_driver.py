@@ -14,7 +14,7 @@ from tests.scheduling.local.policy_texts import box
 
 from gpuwarden.errors import InvalidInput, RefusedAction, TemporaryError
 from gpuwarden.job_files import LeaveRequest
-from gpuwarden.scheduling.drivers import SlotsRefused
+from gpuwarden.scheduling.drivers import LOOP, SlotsRefused
 from gpuwarden.scheduling.local.launches import Launcher
 from gpuwarden.scheduling.local.processes import ProcessId, ProcessTable, send
 from gpuwarden.scheduling.local.readings import FREE_SECONDS, KILL_SECONDS
@@ -151,19 +151,25 @@ def test_what_becomes_of_a_job_is_said_by_its_exit_status(
 
 
 def test_a_job_that_cannot_be_started_says_why(lab: LabBox) -> None:
-    """Its folder is gone, or its program is: no cards are held for it."""
-    entry = lab.submit("a")
+    """Its folder is gone, or its program is: it is held, and no cards are for it."""
+    first = lab.submit("a", "done")
     lab.work.rename(lab.folder / "elsewhere")
-    lab.until(lambda: lab.state_of(entry) == "failed")
-    assert "It could not be started: [Errno 2] No such file" in lab.entry(entry).words
+    lab.until(lambda: lab.state_of(first) == "held")
+    assert "It could not be started: [Errno 2] No such file" in lab.entry(first).words
+    assert lab.entry(first).why == "not-started"
+    assert "not-started" in {each.code for each in lab.driver.problems()}
     lab.work.mkdir()
     lab.program().unlink()
     lab.program()
     lab.program().chmod(0o644)
     entry = lab.submit("b")
-    lab.until(lambda: lab.state_of(entry) == "failed")
+    lab.until(lambda: lab.state_of(entry) == "held")
     assert "Permission denied" in lab.entry(entry).words
     assert lab.driver._queue.held() == {}  # nobody else can see a reservation that is not given
+    lab.program().chmod(0o755)
+    lab.driver.release(first, by="ana", now=lab.clock.wall())
+    lab.until(lambda: lab.state_of(first) == "done")
+    assert lab.entry(first).why == ""
 
 
 def test_a_failed_job_is_tried_again_so_often_as_the_policy_says(
@@ -184,7 +190,7 @@ def test_a_job_that_comes_back_without_a_new_epoch_is_held(lab: LabBox) -> None:
     """Three times for nothing: told, shown as a problem, and released by a person alone."""
     entry = lab.submit("a", "leave")
     lab.until(lambda: lab.state_of(entry) == "held")
-    assert lab.entry(entry).why == "loop"
+    assert lab.entry(entry).why == LOOP
     assert "It came back 3 times without a new epoch" in lab.entry(entry).words
     assert len(attempts(lab)) == 3
     assert [each.code for each in lab.driver.problems()] == ["requeue-loop"]
@@ -217,7 +223,7 @@ def test_people_cancel_hold_and_release(lab: LabBox) -> None:
     lab.driver.hold(entry, by="ana", now=lab.clock.wall())
     assert lab.state_of(entry) == "leaving"
     lab.until(lambda: lab.state_of(entry) == "held")
-    assert lab.entry(entry).words == f"ana holds it: gpuwarden release {entry} lets it go on."
+    assert lab.entry(entry).words == f"ana holds it: gpuwarden queue release {entry} lets it go on."
     lab.until(lambda: lab.state_of(other) == "done")
     assert lab.request("a") is None
     lab.driver.release(entry, by="ana", now=lab.clock.wall())
@@ -631,7 +637,7 @@ def test_a_stub_that_comes_too_late_starts_nothing(lab: LabBox) -> None:
     entry = lab.submit("a", "done")
     assert lab.driver._launcher.settle(1) is None
     lab.tick()
-    assert lab.state_of(entry) == "failed"
+    assert lab.state_of(entry) == "held"
     assert "given up before it began" in lab.entry(entry).words
     assert not (lab.work / f"a-{entry}.log").exists()
 

@@ -123,6 +123,18 @@ def test_only_a_new_epoch_or_a_long_run_with_new_steps_gets_somewhere(
     assert bool(found["held"]) is (barren == 3)
 
 
+def test_whoever_made_way_is_in_no_loop() -> None:
+    """Spur #431: asked three times before its first epoch, for bookings; it lacks nothing."""
+    before = job(barren=2, epoch=4, step=40)
+    asked = ended(75, of=before, note=note(cause="booking"), epoch=4, step=40).job
+    assert (asked["barren"], asked["held"]) == (2, "")
+    assert ended(75, of=before, note=note(notified=None), epoch=4, step=40).job["held"]
+    by_hand = job(barren=2, epoch=4, step=40, then_what="hold", words="ana holds it.")
+    assert ended(75, of=by_hand, epoch=4, step=40).job["barren"] == 2
+    killed = ended(-9, of=before, note=note(), term_at=4900.0, epoch=4, step=40).job
+    assert (killed["state"], killed["held"]) == ("waiting", "")
+
+
 def test_what_was_ended_by_us_comes_back_and_what_fell_over_does_not() -> None:
     """The same signal, sent by whoever is short of memory, is a failure."""
     assert ended(-9, term_at=4900.0, epoch=0).job["state"] == "waiting"
