@@ -150,7 +150,7 @@ def _parked(job: QueuedJob, leaving: Leaving, successor: QueuedJob | None, view:
         return _still_here(job, leaving, view)
     seen = leaving.seen(left=_moment_left(job, leaving, view))
     back = leaving.until is None or view.now >= leaving.until
-    left = seen.steps.get("left", view.now)
+    left = max(seen.steps.get("left", view.now), _others_left(job, leaving, view))
     settled = _settled(seen, successor, view) or view.now >= left + PATIENCE_SECONDS
     if back and (settled or leaving.until is not None):
         return Verdict((Return(job, dataclasses.replace(seen, phase=Phase.RETURNED)),))
@@ -197,6 +197,23 @@ def _moment_left(job: QueuedJob, leaving: Leaving, view: View) -> float:
     ends = [pod.ended for pod in job.pods if pod.ended is not None]
     latest = min(view.now, leaving.steps.get("freed", view.now))
     return min(latest, max(ends, default=latest))
+
+
+def _others_left(job: QueuedJob, leaving: Leaving, view: View) -> float:
+    """When the last of the others left, or is to have left, that make way for the same one.
+
+    Whoever left first must not go back meanwhile: it would take the card again that it gave up,
+    and be asked once more (kueue #13662).
+    """
+    moments = [0.0]
+    for other in view.jobs:
+        theirs = other.leaving
+        if theirs is None or other.id == job.id or theirs.phase is Phase.RETURNED:
+            continue
+        if (theirs.cause, theirs.successor) == (leaving.cause, leaving.successor):
+            still = min(view.now, theirs.patience(other.grace))
+            moments.append(theirs.steps.get("left", still))
+    return max(moments)
 
 
 def _settled(leaving: Leaving, successor: QueuedJob | None, view: View) -> bool:

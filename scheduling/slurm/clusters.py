@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.platforms.slurm_texts import decode_config, decode_version
+from gpuwarden.platforms.slurm_texts import decode_config, decode_settings, decode_version
 from gpuwarden.slurm_commands import SlurmCommands
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Cluster:
         self._runner = asyncio.Runner()
         # A command of the terminal asks a few questions and ends: nobody closes it there.
         self._finish = weakref.finalize(self, self._runner.close)
-        self._config: ClusterConfig | None = None
+        self._shown: str | None = None
         self._version: tuple[int, int] | None = None
 
     def __enter__(self) -> Self:
@@ -90,13 +90,25 @@ class Cluster:
         Raises:
             ServiceUnavailable: the controller does not answer.
         """
-        if self._config is None:
-            self._config = decode_config(self.output("scontrol", "show", "config"))
-        return self._config
+        return decode_config(self._show_config())
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Every key of its configuration with its value, as old as `config`.
+
+        Raises:
+            ServiceUnavailable: the controller does not answer.
+        """
+        return decode_settings(self._show_config())
+
+    def _show_config(self) -> str:
+        if self._shown is None:
+            self._shown = self.output("scontrol", "show", "config")
+        return self._shown
 
     def forget(self) -> None:
         """Ask anew for what may have been changed since."""
-        self._config = None
+        self._shown = None
         self._version = None
 
 

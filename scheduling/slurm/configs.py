@@ -24,6 +24,7 @@ KILL_WAIT_SECONDS: Final = 60
 _FAIR_SHARE, _AGE = 1000, 100
 """Weights beside that of priorities: together less than the smallest step between two of them."""
 _MOST_WEIGHT = 4_000_000_000
+_RETURNING: Final = ("JobRequeue", "RequeueExit")
 _RANGE = re.compile(r"([0-9]{1,3})-([0-9]{1,3})")
 _CLOCK = re.compile(r"(?:([0-9]{1,4})-)?([0-9]{1,4}):([0-9]{1,2}):([0-9]{1,2})")
 
@@ -109,6 +110,23 @@ def satisfied_values(terms: tuple[ConfigTerm, ...], settings: Mapping[str, str])
         for term in terms
         if term.key in settings
     }
+
+
+def no_return(settings: Mapping[str, str]) -> str | None:
+    """Why jobs that saved and left would not come back by themselves; None: they will.
+
+    Args:
+        settings: of `decode_settings`.
+    """
+    lacking = [term for term in _requeue_terms() if not term.satisfied(settings.get(term.key))]
+    wanted = [f"{term.key}={term.value}" for term in lacking if term.key in _RETURNING]
+    if not wanted:
+        return None
+    return (
+        f"Slurm lacks {' and '.join(wanted)}: a training that saved and left counts as failed and "
+        "does not come back. Add it to slurm.conf and restart slurmctld; until then `scontrol "
+        "requeue` brings such a job back"
+    )
 
 
 def _requeue_terms() -> Iterator[ConfigTerm]:

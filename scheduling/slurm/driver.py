@@ -16,7 +16,7 @@ from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.platforms.slurm_limits import CARDS
 from gpuwarden.schedule_api import Problem
 from gpuwarden.scheduling.drivers import LOOP
-from gpuwarden.scheduling.slurm import caps, loops, memories
+from gpuwarden.scheduling.slurm import caps, configs, loops, memories
 from gpuwarden.scheduling.slurm.clusters import open_cluster
 from gpuwarden.scheduling.slurm.epochs import Epochs
 from gpuwarden.scheduling.slurm.gates import gates
@@ -158,7 +158,7 @@ class SlurmDriver:
         reading = self._reader.read(now)
         self._reading = reading
         self._remember(reading)
-        self._say_cards(reading, now)
+        self._say_settings(reading, now)
         held = self._guard(reading, now)
         self._watch_slots(reading, now)
         self._keep_gates(reading, now)
@@ -204,7 +204,8 @@ class SlurmDriver:
         while len(self._runs) > MOST_SEEN:
             del self._runs[next(iter(self._runs))]
 
-    def _say_cards(self, reading: Reading, now: float) -> None:
+    def _say_settings(self, reading: Reading, now: float) -> None:
+        self._problem("no_return", configs.no_return(self._asked.settings), now)
         self._problem(
             "cards_not_accounted",
             None

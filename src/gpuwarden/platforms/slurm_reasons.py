@@ -51,6 +51,8 @@ class Reason:
 _TURN, _TIME, _JOB = Kind.TURN, Kind.TIME, Kind.JOB
 _PERSON, _SITE, _LIMIT = Kind.PERSON, Kind.SITE, Kind.LIMIT
 
+_RELEASE: Final = "it was taken off its node and is held: `scontrol release` lets it go on"
+
 _LISTED: Final[dict[str, tuple[Kind, str]]] = {
     "None": (_TURN, "Slurm has not looked at it yet"),
     "Priority": (_TURN, "jobs with a higher priority go first"),
@@ -76,6 +78,15 @@ _LISTED: Final[dict[str, tuple[Kind, str]]] = {
         _PERSON,
         "it came back so often that Slurm holds it: look into its log, then `scontrol release` it",
     ),
+    "launch failed requeued held": (
+        _PERSON,
+        (
+            "a node could not start it, and Slurm holds it: `scontrol release` it, and tell an "
+            "operator of that node"
+        ),
+    ),
+    "job requeued in held state": (_PERSON, _RELEASE),
+    "job requeued in special exit state": (_PERSON, _RELEASE),
     "Licenses": (_LIMIT, "a licence that it asks for is in use"),
     "ReqNodeNotAvail": (_SITE, "nodes that it needs are down, drained or reserved for others"),
     "NodeDown": (_SITE, "a node that it needs is down"),

@@ -39,6 +39,9 @@ def test_every_word_of_slurm_has_a_sentence(word: str) -> None:
         ("JobHeldAdmin", Kind.PERSON, "only an operator"),
         ("DependencyNeverSatisfied", Kind.PERSON, "never starts"),
         ("Licenses", Kind.LIMIT, "licence"),
+        ("launch_failed_requeued_held", Kind.PERSON, "scontrol release"),
+        ("job requeued in special exit state", Kind.PERSON, "scontrol release"),
+        ("(job requeued in held state)", Kind.PERSON, "scontrol release"),
     ],
 )
 def test_a_limit_says_whose_it_is_and_of_what(reason: str, kind: Kind, part: str) -> None:

@@ -76,6 +76,33 @@ def test_the_whole_story(tmp_path: Path) -> None:
         assert found.workload(two)["metadata"]["annotations"][names.HISTORY_ANNOTATION]
 
 
+def test_whoever_leaves_first_waits_for_the_others(tmp_path: Path) -> None:
+    """Kueue #13662: two make way for one, at different times; neither goes back in between."""
+    with life(tmp_path, kueue_policy()) as found:
+        one, two = full(found)
+        first, last = (f"pod-{found.pods(job)[0]['metadata']['uid']}" for job in (two, one))
+        high = found.submit("high", "high", gpus=2)
+        found.tick(3, seconds=5.0)
+        assert found.leaving(one)
+        assert found.leaving(two)
+        found.engine.see({"saved": found.scene.time.now}, job=first)
+        found.tick(2, seconds=3.0)
+        found.end(two, 75)
+        found.let_go()
+        for _ in range(5):
+            found.tick(seconds=100.0)
+            found.start_pods()
+            assert found.running() == {one}, "its card is kept for whoever it was given up for"
+        found.engine.see({"saved": found.scene.time.now}, job=last)
+        found.tick(2, seconds=3.0)
+        found.end(one, 75)
+        found.let_go()
+        found.tick(3, seconds=3.0)
+        found.start_pods()
+        assert found.running() == {high}
+        assert len(found.engine.leaves) == 2, "each was asked once"
+
+
 def test_nobody_is_told_while_it_simply_fits(tmp_path: Path) -> None:
     """A free card needs no victim."""
     with life(tmp_path, kueue_policy()) as found:

@@ -348,6 +348,7 @@ def test_quota_that_leaks(tmp_path: Path) -> None:
             found.scene.cluster.controllers = False
             store.remove("Pod", "vision", pod["metadata"]["name"], pod["metadata"]["uid"])
         found.tick(2, seconds=400.0)
+        assert found.entry(low).state is not EntryState.RUNNING, "Kueue #2923: its Job says so"
         assert found.driver is not None
         leak = next(each for each in found.driver.problems() if each.code == LEAK)
         assert leak.words.startswith("1 cards"), "the metric reads their number there"

@@ -9,7 +9,7 @@ from tests.scheduling.policy_files import a_policy
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.scheduling.engines import By, Rendering
-from gpuwarden.scheduling.slurm.configs import config_terms, satisfied_values
+from gpuwarden.scheduling.slurm.configs import config_terms, no_return, satisfied_values
 from gpuwarden.scheduling.slurm.renderings import FRAGMENT, render
 from gpuwarden.scheduling.slurm.versions import version_of
 
@@ -200,3 +200,22 @@ def test_a_version_is_read_from_what_programs_print() -> None:
     assert version_of("slurm-wlm 22.05.8\n") == (22, 5)
     assert version_of("slurm 24.11.5") == (24, 11)
     assert version_of(None) >= (24, 11)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"JobRequeue": "1", "RequeueExit": "70-80,99"}, ()),
+        ({"JobRequeue": "1", "RequeueExit": ""}, ("RequeueExit=75",)),
+        ({"JobRequeue": "0", "RequeueExit": "75"}, ("JobRequeue=1",)),
+        ({"RequeueExit": "99"}, ("JobRequeue=1", "RequeueExit=75")),
+    ],
+)
+def test_a_cluster_on_which_nobody_would_come_back_is_told_of(
+    settings: dict[str, str], named: tuple[str, ...]
+) -> None:
+    """Lightning #20542: it saved, left, and was never seen again."""
+    words = no_return(settings)
+    assert (words is None) is not named
+    for name in named:
+        assert name in (words or "")
