@@ -25,7 +25,7 @@ from gpuwarden.scheduling.local.cards import NvmlCards
 from gpuwarden.scheduling.local.clock_changes import ClockChanges, move_request
 from gpuwarden.scheduling.local.commands import Commands
 from gpuwarden.scheduling.local.forecasts import expected_starts
-from gpuwarden.scheduling.local.launches import HostUnfit, Launcher, LaunchFailed, User
+from gpuwarden.scheduling.local.launches import Launcher
 from gpuwarden.scheduling.local.plans import plan
 from gpuwarden.scheduling.local.processes import ProcessTable, boot_id, send_all
 from gpuwarden.scheduling.local.progress import RunFiles, prepared
@@ -33,6 +33,7 @@ from gpuwarden.scheduling.local.queues import KEPT_SECONDS, Note, Queue
 from gpuwarden.scheduling.local.readings import FREE_SECONDS, KILL_SECONDS
 from gpuwarden.scheduling.local.scenes import Plan, Scene
 from gpuwarden.scheduling.local.spending import longest_period_begin, spending
+from gpuwarden.scheduling.local.starts import Starts
 from gpuwarden.scheduling.preemption_terms import Pool, terms_of
 from gpuwarden.scheduling.tasks import Task
 
@@ -54,8 +55,6 @@ log = structlog.get_logger("gpuwarden.scheduling.local")
 
 SHOWN_SECONDS = 86400.0
 """Jobs and notices that are over are shown so long."""
-UNFIT_SECONDS = 60.0
-"""Between two tries to start anything on a host that could not."""
 _FORGET_EVERY = 3600.0
 
 
@@ -78,6 +77,7 @@ class LocalDriver:
         self._cards = cards or NvmlCards()
         self._queue = Queue(context.state / "queue.db")
         self._launcher = Launcher(context.state / "attempts", self._root)
+        self._start = Starts(self._queue, self._launcher)
         self._commands = Commands(self._queue, context.wake)
         self._boot = boot_id()
         self._slots: tuple[Slot, ...] = ()
@@ -89,14 +89,13 @@ class LocalDriver:
         self._files_problem = ""
         self._forgot = 0.0
         self._clock = ClockChanges(context.clock)
-        self._unfit = ("", -UNFIT_SECONDS)
 
     # -- the daemon's calls
 
     def start(self, now: float) -> None:
         """Take up what was left: launches that were under way are settled first."""
         self._files_problem = prepared(self._root)
-        self._settle_launches(now)
+        self._start.settle(now)
 
     def stop(self) -> None:
         """Let go of the queue's file; jobs go on."""
@@ -123,10 +122,7 @@ class LocalDriver:
             TemporaryError: the cards cannot be seen: nothing starts and nothing is freed.
         """
         problems: list[tuple[str, str]] = []
-        try:
-            self._settle_launches(now)
-        except TemporaryError as error:
-            self._unfit = (str(error), now)
+        self._start.settle(now)
         self._follow_clock()
         if self._files_problem:
             self._files_problem = prepared(self._root)
@@ -149,8 +145,8 @@ class LocalDriver:
         self._starts = expected_starts(scene, self._policy, now)
         self._act(self._plan, jobs, uses, now)
         problems += self._queue_problems(now)
-        if self._is_unfit(now):
-            problems.append(("launches", f"Nothing is started for a minute: {self._unfit[0]}"))
+        if unfit := self._start.unfit(now):
+            problems.append(("launches", f"Nothing is started for a minute: {unfit}"))
         self._tell_problems(problems, now)
         self._forget(now)
 
@@ -454,7 +450,7 @@ class LocalDriver:
         self._give_notices(now)
         free = {kind: list(uuids) for kind, uuids in uses.free.items()}
         for start in decided.starts:
-            if self._is_unfit(now):
+            if self._start.unfit(now):
                 break
             (pool, count), *_others = start.holds.items()
             cards = [free[pool.kind].pop(0) for _ in range(count)]
@@ -533,29 +529,9 @@ class LocalDriver:
         reached = send_all((attempt.process, attempt.stub), number, spare=attempt.stub.pid)
         log.warning("signalled", entry=attempt.job, signal=number.name, processes=reached)
 
-    def _is_unfit(self, now: float) -> bool:
-        """Whether nothing could be started here within the last minute."""
-        return 0.0 <= now - self._unfit[1] < UNFIT_SECONDS
-
     def _launch(self, job: Job, kind: str, cards: list[str], now: float) -> None:
-        """Reserve, then start; one that cannot be started is held, and its cards are free."""
-        number = self._queue.reserve(job.id, kind=kind, cards=cards, now=now)
-        try:
-            user = User.of(job.uid)
-            claim = self._launcher.launch(number, job.task, user, entry=job.entry, cards=cards)
-        except LaunchFailed as error:
-            self._give_up(number, now, held=endings.not_started(str(error)))
-            return
-        except TemporaryError as error:
-            # What is not known to have failed is settled in the next tick.
-            self._unfit = (str(error), now)
-            log.warning("nothing can be started", entry=job.entry, why=str(error))
-            if isinstance(error, HostUnfit):
-                self._give_up(number, now)
-            return
-        self._queue.begin(number, claim)
-        log.info("started", entry=job.entry, cards=cards, pid=claim.job.pid)
-        self._note_successor(job, now)
+        if self._start.start(job, kind, cards, now):
+            self._note_successor(job, now)
 
     def _note_successor(self, job: Job, now: float) -> None:
         """The last step of notices: who they were for has started."""
@@ -573,24 +549,6 @@ class LocalDriver:
             if for_it and note.left is not None and note.started is None:
                 known = note.left if note.freed is None else note.freed
                 self._queue.change_note(note.id, started=max(now, known))
-
-    def _settle_launches(self, now: float) -> None:
-        """Take up launches that were cut off: each has begun, or never will."""
-        for attempt in self._queue.attempts("reserved"):
-            claim = self._launcher.settle(attempt.id)
-            if claim is not None:
-                self._queue.begin(attempt.id, claim)
-                continue
-            log.warning("launch given up", attempt=attempt.id, entry=attempt.job)
-            self._give_up(attempt.id, now)
-
-    def _give_up(self, number: int, now: float, *, held: str = "") -> None:
-        """Nothing was started: the reservation is over, and the job waits again."""
-        attempt = next(each for each in self._queue.attempts("reserved") if each.id == number)
-        code = endings.NOT_STARTED if held else ""
-        job = {"state": "waiting", "words": "", "held": held, "code": code}
-        self._queue.end(attempt, ended={"ended": now, "why": held}, job=job, note=None)
-        self._queue.free(number, notes={}, now=now)
 
     # -- telling
 

@@ -10,8 +10,8 @@ import pytest
 from tests.scheduling.local.boxes import LabBox
 from tests.servers import until
 
-from gpuwarden.scheduling.local.driver import UNFIT_SECONDS
 from gpuwarden.scheduling.local.processes import PROC, ProcessId, ProcessTable
+from gpuwarden.scheduling.local.starts import UNFIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
