@@ -23,6 +23,7 @@ from gpuwarden.scheduling.documents import (
     no_shows,
 )
 from gpuwarden.scheduling.drivers import Described, Remarking, SlotsRefused
+from gpuwarden.scheduling.excesses import excesses
 from gpuwarden.scheduling.foresight_stores import ForesightStore
 from gpuwarden.scheduling.foresights import Foresight
 from gpuwarden.scheduling.graces import short_deadline
@@ -186,6 +187,8 @@ class Scheduler:
         self.store.keep_preemptions(self.driver.preemptions(), now=now)
         entries = tuple(self.driver.entries())
         self.foresights.keep_entries(entries)
+        for words in excesses(entries, self.store.standing(now), self.policy, now):
+            self._tell("quota_exceeded", words)
         try:
             self._account(now)
         except GpuwardenError as error:
