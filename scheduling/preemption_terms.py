@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.policies import Policy
 
 At = Literal["step", "epoch"]
+TRUST_SECONDS = 7200.0
+"""How long an epoch may keep a job from being told: how long one takes is its owner's own word."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -255,7 +257,8 @@ def earliest_notice(
     left = len(recent(history, terms, now))
     # 2**20 back-offs are longer than any `per`; the exponent is bounded for odd policies.
     rest = min(terms.back_off * 2.0 ** min(left - 1, 20), terms.per) if left else 0.0
-    return job.started + max(terms.minimum_run, job.epoch_seconds or 0.0, rest)
+    epoch = min(job.epoch_seconds or 0.0, TRUST_SECONDS)
+    return job.started + max(terms.minimum_run, epoch, rest)
 
 
 def terms_of(policy: Policy) -> Terms | None:

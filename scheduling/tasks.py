@@ -12,7 +12,6 @@ continues itself when the engine starts it anew, also where no daemon of gpuward
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
@@ -49,8 +48,15 @@ _RESERVED_OPTIONS: Final = {
 _TEXTS = ("name", "run_id", "user", "team", "priority", "directory", "program")
 _OPTIONAL_TEXTS = ("gpu_type", "image", "window")
 _LISTS = ("words", "options", "after")
-_SECONDS = ("time_limit_seconds", "epoch_seconds", "save_seconds", "not_before", "deadline")
-_NUMBERS = (*_SECONDS, "memory_bytes")
+_LONGEST: Final = 10 * 366 * 86400.0
+_LAST_MOMENT: Final = 253_000_000_000.0
+"""Of the calendar that can be shown: in the year 9987."""
+_MOST: Final = {
+    "memory_bytes": 2.0**60,
+    **dict.fromkeys(("not_before", "deadline"), _LAST_MOMENT),
+    **dict.fromkeys(("time_limit_seconds", "epoch_seconds", "save_seconds"), _LONGEST),
+}
+"""Whoever gets a task may calculate with what it says, and show it."""
 
 
 def word_problem(word: str) -> str | None:
@@ -301,9 +307,9 @@ def _problems(task: Task) -> list[str]:
     if not task.user or _hidden(task.user) is not None:
         found.append(f"user={_shown(task.user)} is nobody's name")
     found += [
-        f"{field}={value} is not more than 0"
-        for field in _NUMBERS
-        if (value := getattr(task, field)) is not None and not (0 < value < math.inf)
+        f"{field}={_shown(str(value))} is not more than 0 and at most {most:g}"
+        for field, most in _MOST.items()
+        if (value := getattr(task, field)) is not None and not (0 < value <= most)
     ]
     return found
 

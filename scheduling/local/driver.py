@@ -211,9 +211,7 @@ class LocalDriver:
         """Take a job on; see `Commands.submit`."""
         if isinstance(task, Task) and RunFiles(self._root, task.run_id, uid).others():
             raise RefusedAction(
-                "run-taken",
-                f"a run {task.run_id} of another user is on this host: give this one another "
-                "--name",
+                "run-taken", f"run {task.run_id} is of another user here: say another --name"
             )
         return self._commands.submit(task, self._policy, uid=uid, gid=gid, token=token, now=now)
 
@@ -234,11 +232,8 @@ class LocalDriver:
         files = self._files(job)
         if files.others():
             self._queue.change_job(job.id, then_what="")
-            raise RefusedAction(
-                "run-of-others",
-                f"its run {job.run_id} is also one of another user, who would be asked to leave: "
-                f"gpuwarden queue cancel {entry} ends it",
-            )
+            words = f"its run {job.run_id} is also of another user, who would leave: cancel it"
+            raise RefusedAction("run-of-others", words)
         if files.request() is not None:
             return  # it is leaving already, and is held then
         try:
@@ -410,7 +405,8 @@ class LocalDriver:
             job = self._queue.job(str(attempt.job))
             if job is not None:
                 status = self._statuses.get(attempt.id)
-                found = readings.working(job, attempt, notes.get(attempt.id), status)
+                asked = self._files(job).request()
+                found = readings.working(job, attempt, notes.get(attempt.id), status, asked=asked)
                 if self._files_problem:
                     found = dataclasses.replace(found, deaf=True)
                 working.append(found)

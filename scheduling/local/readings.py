@@ -13,7 +13,7 @@ from gpuwarden.scheduling.preemption_terms import Pool, Told
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpuwarden.job_files import RunStatus
+    from gpuwarden.job_files import LeaveRequest, RunStatus
     from gpuwarden.scheduling.local.queues import Attempt, Job, Note
 
 KILL_SECONDS = 60.0
@@ -22,7 +22,14 @@ FREE_SECONDS = 120.0
 """How long the memory of a job that has left is waited for before another one is asked."""
 
 
-def working(job: Job, attempt: Attempt, note: Note | None, status: RunStatus | None) -> Working:
+def working(
+    job: Job,
+    attempt: Attempt,
+    note: Note | None,
+    status: RunStatus | None,
+    *,
+    asked: LeaveRequest | None,
+) -> Working:
     """A job that holds cards: it runs, or it has left and its memory is still to come back.
 
     Args:
@@ -30,6 +37,7 @@ def working(job: Job, attempt: Attempt, note: Note | None, status: RunStatus | N
         attempt: that holds them.
         note: the notice that stands.
         status: what it published last.
+        asked: the request that it can read, of whoever made it.
     """
     told, cause = None, Cause.PRIORITY
     if note is not None:
@@ -41,7 +49,13 @@ def working(job: Job, attempt: Attempt, note: Note | None, status: RunStatus | N
             patience = note.left + FREE_SECONDS
         told = Told(successor, patience)
     answer = None if status is None else status.request
-    followed = answer is not None and answer.state is not RequestState.RECEIVED
+    # Whoever says to be leaving is not asked: so it counts only as the answer to a request.
+    followed = (
+        answer is not None
+        and asked is not None
+        and answer.decision_id == asked.decision_id
+        and answer.state is not RequestState.RECEIVED
+    )
     ended = attempt.state == "ended"
     limit = job.task.time_limit_seconds
     return Working(

@@ -157,14 +157,16 @@ def progress(attempt: Attempt, status: RunStatus, now: float) -> dict[str, Any]:
     if attempt.began is None and status.phase == "train":
         changes["began"] = min(max(status.phase_since, attempt.created), now)
     if status.epoch != attempt.epoch:
-        changes |= {"epoch": status.epoch, "epoch_at": status.heartbeat}
+        # Its own clock, within its life: so no epoch is longer than it has run.
+        seen = min(max(status.heartbeat, attempt.created), now)
+        changes |= {"epoch": status.epoch, "epoch_at": seen}
         if (
             attempt.epoch is not None
             and attempt.epoch_at is not None
             and status.epoch == attempt.epoch + 1
-            and status.heartbeat > attempt.epoch_at
+            and seen > attempt.epoch_at
         ):
-            changes["epoch_seconds"] = status.heartbeat - attempt.epoch_at
+            changes["epoch_seconds"] = seen - attempt.epoch_at
     point = status.checkpoint
     # A state that an earlier attempt took is where this one began.
     if point is not None and point.durable is not None and point.time != attempt.saved:

@@ -50,6 +50,10 @@ def test_several_cards_are_named_by_number() -> None:
     ("changes", "words"),
     [
         ({"words": ("model=x", "name=a\nb")}, "cannot be shown"),
+        ({"not_before": 10**400}, "is not more than 0 and at most 2.53e"),
+        ({"deadline": 1e12}, "is not more than 0 and at most 2.53e"),
+        ({"time_limit_seconds": 1e308}, "is not more than 0 and at most 3.1"),
+        ({"memory_bytes": float("nan")}, "is not more than 0 and at most 1.1"),
         ({"words": ("model=x", "name=a\x1b[2K")}, "cannot be shown"),
         ({"words": ("model=x", "name=a\u202eb")}, "cannot be shown"),
         ({"words": ("model=x", "--nproc")}, "is no KEY=VALUE"),

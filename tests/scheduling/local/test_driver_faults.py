@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +19,6 @@ from gpuwarden.scheduling.local.starts import UNFIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from gpuwarden.scheduling.local.launches import Claim
 
@@ -143,3 +144,64 @@ def test_a_clock_that_is_set_takes_no_time_from_a_notice(lab: LabBox, hours: int
     assert lab.state_of(low) == "leaving"
     lab.tick(KILL_SECONDS + 1)
     lab.until(lambda: lab.state_of(high) == "running")
+
+
+# -- what a job says of itself
+
+
+def published(lab: LabBox, entry: str, **said: object) -> None:
+    """Write a status for a job that writes none itself, and look at it."""
+    process = lab.pid(entry)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+    described = {
+        "version": 1,
+        "run_id": "low",
+        "pid": process.pid,
+        "pid_ns": 1,
+        "boot_id": boot,
+        "start_ticks": process.ticks,
+        "model": "m",
+        "batch": 1,
+        "imgsz": 64,
+        "amp": False,
+        "epochs": 9,
+    }
+    now = lab.clock.wall()
+    usual = {"phase": "train", "phase_since": now, "heartbeat": now, "epoch": 0, "step": 0}
+    status = {"version": 1, "run_id": "low", "sequence": 1, **usual, **said}
+    for name, document in (("low.json", described), ("low.status.json", status)):
+        (lab.jobs / "jobs" / name).write_text(json.dumps(document), "utf-8")
+    lab.tick(1)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [{"request": {"decision_id": "x", "state": "saving"}}],
+        [{"epoch": 1}, {"epoch": 2, "heartbeat": 1e300}],
+        [{"epoch": 1, "heartbeat": -1e300}, {"epoch": 2}],
+        [{"checkpoint": {"time": 1e300, "step": 1, "durable": 1e300}}],
+    ],
+)
+def test_nothing_that_a_job_says_of_itself_keeps_it_from_being_asked(
+    lab: LabBox, said: list[dict[str, object]]
+) -> None:
+    """To be leaving without having been asked, or epochs that are longer than its life."""
+    low = lab.submit("low", "deaf", gpus=2)
+    runs(lab, "low", low)
+    for each in said:
+        published(lab, low, **each)
+    lab.submit("high", priority="high")
+    lab.tick(5)
+    assert lab.request("low") is not None
+
+
+def test_epochs_of_days_protect_for_two_hours(lab: LabBox) -> None:
+    """Its owner's own word, which whoever submits may choose."""
+    low = lab.submit("low", "deaf", gpus=2, epoch_seconds=1e8)
+    runs(lab, "low", low)
+    lab.submit("high", priority="high")
+    lab.tick(7100)
+    assert lab.request("low") is None
+    lab.tick(200)
+    assert lab.request("low") is not None
