@@ -3,95 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from rich.console import Console
 from tests.ruleengine.engines import World, running
+from tests.ruleengine.planners import AS, HOST, LIMITS, TOKENS, becomes, body, planning
 from tests.ruleengine.reclaim.scenes import JOB, OTHER_NODE, Scene
 from tests.ruleengine.reclaim.test_softer_acts import passing
 from tests.ruleengine.test_api import check
 from tests.ruleengine.worlds import NODE, Job
 
 from gpuwarden.agent_api import Action
-from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.app import EngineApp
 from gpuwarden.ruleengine.leave_records import LeaveState
-from gpuwarden.ruleengine.roles import Role
-from gpuwarden.ruleengine.sign_ins import Token
-from gpuwarden.ruleengine.why_cli import print_document
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-TOKENS = (
-    Token("root", Role.ADMIN, "admins-token-00001"),
-    Token("olga", Role.OPERATOR, "operators-token-01"),
-    Token("planner", Role.SCHEDULER, "planners-token-001"),
-    Token("other", Role.SCHEDULER, "others-token-00001"),
-    Token("alice", Role.OWNER, "alices-token-00001"),
-    Token("bob", Role.OWNER, "bobs-token-0000001"),
-)
-AS = {token.name: {"Authorization": f"Bearer {token.secret}"} for token in TOKENS}
-LIMITS = "leaves: {per_hour: 5, per_run_per_day: 2, share_of_running: 50%, longest: 30m}\n"
-HOST = "127.0.0.1"
-
-
-def body(**changes: Any) -> dict[str, Any]:
-    """A request that nothing speaks against."""
-    return {
-        "job_id": JOB,
-        "at": "epoch",
-        "then": "requeue",
-        "deadline_seconds": 600,
-        "cause": "priority",
-        "reason": "high-1 of team speech goes first",
-        "successor": "slurm-4712",
-        "key": "pre-1",
-    } | changes
-
-
-@contextlib.asynccontextmanager
-async def asked(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an engine that has settled on a busy fleet."""
-    app = EngineApp(
-        world.engine,
-        world.hop,
-        notify_token="notify",
-        operator_token=None,
-        ticket_key=None,
-        tokens=TOKENS,
-    )
-    await world.tick(4)
-    transport = httpx.ASGITransport(app=app.starlette())
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://engine", headers=AS["planner"]
-    ) as client:
-        yield client
-
-
-@contextlib.asynccontextmanager
-async def planning(scene: Scene, limits: str = LIMITS) -> AsyncIterator[httpx.AsyncClient]:
-    """An engine whose fleet is at work, and a scheduler as its client."""
-    scene.world.web = limits
-    for job in scene.world.fleet.jobs:
-        job.utilization = 0.9
-    async with running(scene.world), asked(scene.world) as client:
-        yield client
-
-
-async def becomes(client: httpx.AsyncClient, name: str, *states: str) -> Any:
-    """The leave once it is in one of these states."""
-    found: dict[str, Any] = {}
-    for _ in range(300):
-        found = (await client.get(f"/v1/leaves/{name}")).json()
-        if found["state"] in states:
-            return found
-        await asyncio.sleep(0.01)
-    pytest.fail(f"still {found}")
+    from collections.abc import Callable
 
 
 def test_from_the_request_to_the_proof_every_step_is_told_with_its_time(servers: World) -> None:
@@ -552,38 +480,6 @@ def test_a_rule_that_ends_the_job_overtakes_its_leave(servers: World) -> None:
     asyncio.run(story())
 
 
-def test_its_owner_reads_who_asked_for_what_and_what_became_of_it(servers: World) -> None:
-    """On the job's page and by `gpuwarden why`, also by the run once the job is gone."""
-    scene = Scene.of(servers)
-
-    async def story() -> None:
-        async with planning(scene) as client:
-            name = (await client.post("/v1/leaves", json=body())).json()["id"]
-            await becomes(client, name, "waiting")
-            page = (await client.get(f"/jobs/{JOB}", headers=AS["alice"])).text
-            assert "planner asked it at" in page
-            assert "at the end of its epoch" in page
-            assert "By now it has not left yet." in page
-            scene.nodes.holds[HOST] = False
-            await becomes(client, name, "left")
-            scene.world.fleet.jobs = []
-            await scene.world.tick(2)
-            assert (await client.get(f"/v1/jobs/{JOB}", headers=AS["bob"])).status_code == 404
-            found = (await client.get(f"/v1/jobs/{JOB}", headers=AS["alice"])).json()
-            (leave,) = found["leaves"]
-            assert (leave["id"], leave["state"]) == (name, "left")
-            matches = (await client.get("/v1/matches/run-1", headers=AS["alice"])).json()
-            assert [row["job_id"] for row in matches["matches"]] == [JOB]
-            nobody = (await client.get("/v1/matches/run-1", headers=AS["bob"])).json()
-            assert nobody["matches"] == []
-            told = io.StringIO()
-            print_document(Console(file=told, width=1000), found, everything=False)
-            assert "because of priority: high-1 of team speech goes first" in told.getvalue()
-            assert "  freed at " in told.getvalue()
-
-    asyncio.run(story())
-
-
 def test_of_a_job_whose_node_went_dark_nobody_says_that_it_left_or_stayed(servers: World) -> None:
     """Its cards are not given away on a guess."""
     scene = Scene.of(servers)
@@ -598,36 +494,5 @@ def test_of_a_job_whose_node_went_dark_nobody_says_that_it_left_or_stayed(server
             told = await becomes(client, name, "unheeded")
             assert set(told["steps"]) == {"notified"}
             assert "nobody knows whether it is still there" in told["why"]
-
-    asyncio.run(story())
-
-
-def test_its_owner_is_told_and_what_is_taken_back_is_no_news(servers: World) -> None:
-    """Once it is delivered; by whom, until when, why, and that nothing has to be done."""
-    scene = Scene.of(servers)
-
-    def news() -> list[dict[str, Any]]:
-        (newest,) = scene.world.alerts.received[-1:]
-        kind = "GpuwardenJobLeaving"
-        return [item for item in newest.json() if item["labels"]["alertname"] == kind]
-
-    async def story() -> None:
-        async with planning(scene) as client:
-            name = (await client.post("/v1/leaves", json=body())).json()["id"]
-            await becomes(client, name, "waiting")
-            await scene.world.tick()
-            (alert,) = news()
-            assert (alert["labels"]["user"], alert["labels"]["team"]) == ("alice", "vision")
-            told = alert["annotations"]["description"]
-            assert "planner asked your job" in told
-            assert "the end of its epoch, by" in told
-            assert "high-1 of team speech goes first" in told
-            assert "goes on where it was" in alert["annotations"]["next"]
-            sent = [item.json()["channel"] for item in scene.world.slack.received]
-            assert "U0ALICE01" in sent
-            await client.delete(f"/v1/leaves/{name}")
-            await becomes(client, name, "withdrawn")
-            await scene.world.tick()
-            assert all(item["endsAt"] <= rfc3339(scene.world.clock.wall()) for item in news())
 
     asyncio.run(story())

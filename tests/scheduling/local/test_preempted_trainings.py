@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from demo.datasets import TINY_MODEL, make_detection_dataset
 from tests.scheduling.local.boxes import LabBox
-from tests.scheduling.local.test_driver import quick
+from tests.scheduling.local.labs import quick
 
 from gpuwarden import job_files
 from gpuwarden.scheduling.tasks import Task

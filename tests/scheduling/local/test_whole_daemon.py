@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
-from tests.scheduling.local.test_driver import quick
+from tests.scheduling.local.labs import quick
 from tests.scheduling.local.test_preempted_trainings import STEPS, TrainingBox
 from tests.scheduling.local.whole_daemons import WholeDaemon, entry_of, is_in, receipt_of, timeline
 
