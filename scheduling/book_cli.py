@@ -311,7 +311,7 @@ def calendar(client: DaemonClient, team: str, *, address: bool, output_file: Any
         return
     path = client.ask("GET", "/v1/calendar-address", parameters=parameters)["path"]
     if client.base is None:
-        click.echo(f"{path}\n(behind the address at which the daemon listens: --listen)")
+        click.echo(f"{path}\n(behind http:// and the host and port of the daemon's --listen)")
     else:
         click.echo(f"{client.base}{path}")
 

@@ -127,7 +127,7 @@ class BookingRoutes:
         name = request.path_params["name"]
         found = await asyncio.to_thread(self._scheduler.store.slots_of, name)
         if not found:
-            raise Refusal(404, "unknown", "there is no booking of this name")
+            raise Refusal(404, "unknown", "there is no booking of this name: gpuwarden book list")
         return JSONResponse(
             {
                 "schema": "gpuwarden.bookings/v1",
@@ -158,7 +158,7 @@ class BookingRoutes:
             slots = await asyncio.to_thread(self._scheduler.store.slots_of, name)
             ahead = [item.slot.end for item in slots if item.slot.end > now]
             if not ahead:
-                raise Refusal(404, "unknown", "there is no such slot ahead")
+                raise Refusal(404, "unknown", "no such slot is ahead: see gpuwarden book list")
             end = ahead[0] + _duration(body, "by")
         dry_run = flag(body, "dry_run")
         async with self._busy:

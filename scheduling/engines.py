@@ -45,6 +45,8 @@ class EngineObject:
         text: the whole of it, as a person reads it or would write it into a file.
         by: who puts it in place.
         note: what a person has to know or do for it, or an empty string.
+        take_over: the command by which an administrator hands over one of this name that is there
+            already, or an empty string.
     """
 
     kind: str
@@ -53,6 +55,7 @@ class EngineObject:
     text: str
     by: By = By.APPLY
     note: str = ""
+    take_over: str = ""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -30,6 +30,11 @@ _ELSEWHERE = {
     "scontrol hold and scontrol release command them",
     "kueue": "Kueue has its own queue: gpuwarden submit makes a Job, and kubectl commands it",
 }
+_OUTPUT = {
+    "slurm": "Slurm writes its jobs' output itself: NAME-ID.log where it was submitted, else see "
+    "StdOut of scontrol show job ID",
+    "kueue": "Kubernetes keeps its pods' output itself: kubectl logs -n NAMESPACE job/NAME",
+}
 
 
 class JobRoutes:
@@ -88,7 +93,7 @@ class JobRoutes:
         caller, driver = self._caller(request), self._scheduler.driver
         name = request.path_params["entry"]
         if not isinstance(driver, Logged):
-            raise RefusedAction("no_logs", f"{driver.engine} keeps its jobs' output itself")
+            raise RefusedAction("no_logs", _OUTPUT.get(driver.engine, "its engine has its output"))
         if caller.uid is None:
             raise Refusal(403, "closed", "the file is on that machine: ask on its socket")
         path = await asyncio.to_thread(self._worker.call, lambda: driver.log_path(name))

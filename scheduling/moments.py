@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _CLOCK = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
-_HOW = "write it like 2026-12-01 20:00, tomorrow 20:00, fri 18:30 or +2h"
+_HOW = "write it like 2026-12-01 20:00, tomorrow 20:00, fri 18:30, +2h or now-7d"
 
 
 class MomentUnclear(ValueError):

@@ -73,11 +73,7 @@ def apply(
             if dry_run:
                 return 0
             if chosen.in_the_way:
-                click.echo(
-                    "Nothing was done. Rename or remove what is in the way, or give the object "
-                    "another name in the policy.",
-                    err=True,
-                )
+                click.echo(_in_the_way(chosen, wanted), err=True)
                 return 1
             path = record_path(record, session.engine)
             if chosen.steps and not _agreed(len(chosen.steps), yes=yes):
@@ -87,6 +83,18 @@ def apply(
             return await _checked(session, wanted, outcome)
 
     context.exit(asyncio.run(applied()))
+
+
+def _in_the_way(chosen: Plan, wanted: Rendering) -> str:
+    """What to do about others' objects; those that can be handed over with the command for it."""
+    names = {each.key for each in chosen.in_the_way}
+    commands = [each.take_over for each in wanted.objects if each.key in names and each.take_over]
+    lines = [
+        "Nothing was done. Rename or remove what is in the way, or rename it in the policy.",
+        *(["To hand it over to gpuwarden instead:"] if commands else []),
+        *(f"  {command}" for command in commands),
+    ]
+    return printable("\n".join(lines))
 
 
 def _tell(chosen: Plan, wanted: Rendering | None, output: str) -> None:

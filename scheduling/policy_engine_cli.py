@@ -246,6 +246,7 @@ def drift(
         click.echo("No drift: the engine is as it was applied.")
     else:
         say("\n".join(_drift_lines(found)))
+        click.echo("`gpuwarden policy apply` makes it as the policy wants it.", err=True)
     if not found.nothing:
         context.exit(1)
 

@@ -24,7 +24,7 @@ from gpuwarden.scheduling.callers import user_name
 from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
 from gpuwarden.scheduling.log_files import MAX_LINES, last_lines, opened_log
 from gpuwarden.scheduling.policy_checks import load_policy
-from gpuwarden.scheduling.queue_texts import about_entry, age, row
+from gpuwarden.scheduling.queue_texts import about_entry, age, commanded, found, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -193,22 +193,22 @@ def _watch(source: _Source, chosen: Callable[[ScheduleDocument], list[QueueEntry
 
 
 @queue.command()
-@click.argument("name", metavar="ID")
+@click.argument("name", metavar="ID|NAME")
 @output_option
 @click.pass_obj
 def show(source: _Source, name: str, *, output: str) -> None:
     """Show one job: why it waits, what would have to end, and the receipts of its preemptions."""
     document = source.read()
-    entry = next((item for item in document.entries if name in (item.id, item.run_id)), None)
+    entry = found(document, name)
     if entry is None:
-        raise RefusedAction("unknown", f"there is no job {name} in the queue: see gpuwarden queue")
+        raise RefusedAction("unknown", f"there is no job {name}: see gpuwarden queue -a")
     if output == "json":
         data = json.loads(document.encode())
-        found = next(item for item in data["entries"] if item["id"] == entry.id)
-        found["preemptions"] = [
+        shown = next(item for item in data["entries"] if item["id"] == entry.id)
+        shown["preemptions"] = [
             item for item in data["preemptions"] if entry.id in (item["victim"], item["successor"])
         ]
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(shown, indent=2))
         return
     zone = ZoneInfo(document.timezone)
     for line in about_entry(entry, document, now=time.time(), zone=zone):
@@ -218,7 +218,7 @@ def show(source: _Source, name: str, *, output: str) -> None:
 
 
 @queue.command()
-@click.argument("name", metavar="ID")
+@click.argument("name", metavar="ID|NAME")
 @click.option(
     "-n",
     "--lines",
@@ -234,7 +234,9 @@ def logs(source: _Source, name: str, *, lines: int, follow: bool) -> None:
 
     The file is opened by you, with your own rights.
     """
-    answer = source.client.ask("GET", f"/v1/jobs/{quote(name, safe='')}/log")
+    entry = None if name.isdigit() else found(source.client.schedule(), name)
+    job = name if entry is None else entry.id
+    answer = source.client.ask("GET", f"/v1/jobs/{quote(job, safe='')}/log")
     with opened_log(Path(str(answer.get("path", "")))) as file:
         for line in last_lines(file, lines):
             click.echo(printable(line))
@@ -291,15 +293,17 @@ def _cases(item: dict[str, Any]) -> str:
 
 def _command(verb: str, text: str) -> None:
     @queue.command(verb, help=text)
-    @click.argument("names", metavar="ID...", nargs=-1, required=True)
+    @click.argument("names", metavar="ID|NAME...", nargs=-1, required=True)
     @click.pass_context
     def command(context: click.Context, names: tuple[str, ...]) -> None:
         source: _Source = context.obj
         worst = 0
         for name in names:
             try:
-                source.client.ask("POST", f"/v1/jobs/{quote(name, safe='')}/{verb}", body={})
-                click.echo(f"{name}: {verb} is done")
+                entry = found(source.client.schedule(), name, open_only=True)
+                job = name if entry is None else entry.id
+                source.client.ask("POST", f"/v1/jobs/{quote(job, safe='')}/{verb}", body={})
+                click.echo(printable(commanded(verb, job, entry)))
             except GpuwardenError as error:
                 click.echo(f"{name}: {error}", err=True)
                 worst = max(worst, error.exit_code)

@@ -6,6 +6,7 @@ import datetime as dt
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
+from gpuwarden.errors import RefusedAction
 from gpuwarden.schedule_api import STEPS, EntryState
 from gpuwarden.scheduling.moments import show_moment
 
@@ -86,6 +87,51 @@ def about(seconds: float) -> str:
     return durations.render(seconds // unit * unit)
 
 
+def found(document: ScheduleDocument, name: str, *, open_only: bool = False) -> QueueEntry | None:
+    """The job that somebody means by its id or, where that is no number, its name or run.
+
+    Args:
+        document: the queue.
+        name: as it was typed.
+        open_only: whether, of names, only those of jobs count that have not ended; else an open one
+            goes before those that have, and of these the last.
+
+    Raises:
+        RefusedAction: several open jobs have this name.
+    """
+    for item in document.entries:
+        if item.id == name:
+            return item
+    if name.isdigit():
+        return None
+    named = [item for item in document.entries if name in (item.name, item.run_id)]
+    ones = [item for item in named if item.state not in _OVER]
+    if len(ones) > 1:
+        ids = ", ".join(item.id for item in ones)
+        raise RefusedAction("several", f"{name} is the name of the jobs {ids}: say which")
+    if ones or open_only:
+        return ones[0] if ones else None
+    return max(named, key=lambda item: item.submitted, default=None)
+
+
+def commanded(verb: str, job: str, entry: QueueEntry | None) -> str:
+    """What became of a command.
+
+    Args:
+        verb: cancel, hold or release.
+        job: its id.
+        entry: as it was before; None: not known.
+    """
+    name = job if entry is None or not entry.name else f"{job} {entry.name}"
+    if entry is None:
+        return f"{name}: {verb} is done"
+    if verb == "release":
+        return f"{name}: waits for its turn again"
+    if entry.state in _WAITS:
+        return f"{name}: {'out of the queue' if verb == 'cancel' else 'held'}"
+    return f"{name}: asked to leave{' for good' if verb == 'cancel' else ', and held then'}"
+
+
 def age(document: ScheduleDocument, now: float) -> str:
     """A sentence where the queue is old, else nothing."""
     if not document.taken:
@@ -100,11 +146,10 @@ def about_entry(
     item: QueueEntry, document: ScheduleDocument, *, now: float, zone: ZoneInfo
 ) -> Iterator[str]:
     """Everything about one job, a line each."""
-    card = f" x {item.gpu_type}" if item.gpu_type else " cards"
+    cards = f"{item.gpus} x {item.gpu_type}" if item.gpu_type else _cards(item.gpus)
     yield f"{item.id} {item.name}: {item.state}"
     yield (
-        f"  {item.user} of {item.team or 'no team'}, priority {item.priority or 'none'}, "
-        f"{item.gpus}{card}"
+        f"  {item.user} of {item.team or 'no team'}, priority {item.priority or 'none'}, {cards}"
     )
     if item.run_id is not None or item.job_id is not None:
         known = [text for text in (item.run_id, item.job_id) if text]
@@ -113,7 +158,7 @@ def about_entry(
     if item.started is not None:
         yield f"  started {show_moment(item.started, zone)}"
     if item.requeues:
-        yield f"  came back {item.requeues} times"
+        yield f"  came back {'once' if item.requeues == 1 else f'{item.requeues} times'}"
     if item.state in _WAITS:
         yield from _waiting(item, document, now=now, zone=zone)
     elif item.state not in _OVER:
@@ -139,10 +184,14 @@ def _waiting(
     names = {each.id: each for each in document.entries}
     for number, other in enumerate(item.must_end):
         there = names.get(other)
-        whose = "" if there is None else f" {there.name} of {there.user}, {there.gpus} cards"
+        whose = "" if there is None else f" {there.name} of {there.user}, {_cards(there.gpus)}"
         ends = "" if there is None else expected(there, now=now, zone=zone)
         head = "  would have to end:" if number == 0 else "                    "
         yield f"{head} {other}{whose}{f', {ends}' if ends else ''}"
+
+
+def _cards(number: int) -> str:
+    return f"{number} card{'' if number == 1 else 's'}"
 
 
 def about_preemption(item: Preemption, *, zone: ZoneInfo) -> Iterator[str]:

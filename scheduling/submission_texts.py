@@ -33,8 +33,13 @@ _HEAD = (
 _ROOM = {Fit.YES: "yes", Fit.TIGHT: "may not", Fit.NO: "no", Fit.UNKNOWN: "UNKNOWN"}
 
 
-def as_text(plan: Plan) -> str:
-    """For people: all that can be said without the engine."""
+def as_text(plan: Plan, *, ends_at_limit: bool = True) -> str:
+    """For people: all that can be said without the engine.
+
+    Args:
+        plan: of the task.
+        ends_at_limit: whether the engine ends an attempt at its time limit.
+    """
     task, gpus = plan.task, plan.task.gpus
     cards = f"{gpus} cards" if gpus > 1 else "1 card"
     epochs = (
@@ -59,7 +64,8 @@ def as_text(plan: Plan) -> str:
         f"rests on {_basis(plan.chosen)}",
     ]
     if task.time_limit_seconds is not None:
-        lines.append(f"time     {span(task.time_limit_seconds)} at most for an attempt")
+        what = "at most for an attempt" if ends_at_limit else "foretold at most; it may take longer"
+        lines.append(f"time     {span(task.time_limit_seconds)} {what}")
     if plan.image is not None:
         lines.append(f"image    {plan.image.name} ({plan.image.image})")
     if plan.sizes:

@@ -156,9 +156,10 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
         found = plan(asked, read(asked), policy, profiles=profiles, now=now)
         client = DaemonClient(said["socket"], said["url"], token_file=said["token_file"])
         found = _with_budgets(found, client)
+        engine = asked.engine or policy.engine
         if said["output"] != "json":  # before the engine is asked, which may say no, or nothing
-            click.echo(submission_texts.as_text(found))
-        submitter = open_submitter(asked.engine or policy.engine, policy, client)
+            click.echo(submission_texts.as_text(found, ends_at_limit=engine != "local"))
+        submitter = open_submitter(engine, policy, client)
         with contextlib.closing(submitter):
             _hand_over(submitter, found, policy, said)
 

@@ -250,8 +250,8 @@ class _Reader:
         try:
             count = image_counts.count_images(data)
         except (InvalidInput, MissingExtra) as error:
-            said_so = str(error).removesuffix("?")
-            self._problems.append(f"{said_so}. Where the data are out of sight, say --images N")
+            said_so = str(error) if str(error).endswith("?") else f"{error}."
+            self._problems.append(f"{said_so} Where the data are out of sight, say --images N")
             return Unknown("data", str(error))
         return max(1, math.ceil(count * self._fraction(count)))
 

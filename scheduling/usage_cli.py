@@ -122,7 +122,7 @@ def _budgets(document: ScheduleDocument, team: str, output: str) -> bool:
         click.echo("the policy has no budgets in GPU-hours")
     else:
         table = Table("TEAM", "PER", "KIND", box=None, pad_edge=False)
-        for head in ("USED", "OF", "SHARE", "FORECAST"):
+        for head in ("GPU-HOURS USED", "OF", "SHARE", "FORECAST"):
             table.add_column(head, justify="right")
         for item in rows:
             table.add_row(item.team, item.per, item.kind, *_standing(item))
@@ -148,7 +148,7 @@ def _show(document: dict[str, Any]) -> None:
     teams = document["by"] != "team"
     table = Table(document["by"].upper(), *(("TEAM",) if teams else ()), box=None, pad_edge=False)
     seen = ("PROMETHEUS", "DIFFERENCE") if both else ()
-    for head in (document["engine"].upper(), *seen, "JOBS", "STARTS"):
+    for head in (f"GPU-HOURS BY {document['engine'].upper()}", *seen, "JOBS", "STARTS"):
         table.add_column(head, justify="right")
     table.add_column("COST", justify="right")
     for line in (*document["lines"], document["total"]):

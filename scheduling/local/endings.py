@@ -149,7 +149,7 @@ def _outcome(job: Job, attempt: Attempt, ended: Ended, terms: LocalTerms) -> dic
     if job.failures < terms.retries:
         words = f"It failed ({_said(code)}) and is tried again."
         return _back(job, words=words) | {"failures": job.failures + 1}
-    words = f"It failed: {_said(code)}; its log tells more."
+    words = f"It failed: {_said(code)}; see gpuwarden queue logs {job.id}."
     return _over("failed", "failed", words, ended)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.job_files import DEFAULT_DIRECTORY
 from gpuwarden.schedule_api import EntryState
 from gpuwarden.scheduling.tasks import Foreseen, SubmittedJob
 
@@ -53,7 +56,7 @@ class LocalSubmitter:
                 words=f"nobody waits, and {cards - held} of {cards} cards are free",
             )
         jobs = "1 job waits" if waiting == 1 else f"{waiting} jobs wait"
-        return Foreseen(words=f"UNKNOWN: {jobs}, {held} of {cards} cards are held")
+        return Foreseen(words=f"UNKNOWN: {jobs}, {held} of {cards} cards are in use")
 
     def render(self, task: Task) -> str:
         """The request's body, without the token that each submission has of its own."""
@@ -78,8 +81,14 @@ class LocalSubmitter:
             id=name,
             name=task.name,
             run_id=task.run_id,
-            words=f"in the queue; gpuwarden queue show {name}, gpuwarden follow {task.run_id}",
+            words=f"in the queue; gpuwarden queue show {name}, "
+            f"gpuwarden follow {task.run_id}{self._elsewhere()}",
         )
+
+    def _elsewhere(self) -> str:
+        """The option that finds job files where they are not in their usual place."""
+        folder = self._policy.local.jobs
+        return "" if Path(folder) == DEFAULT_DIRECTORY else f" --jobs-directory {quote(folder)}"
 
 
 def submitter(policy: Policy, client: DaemonClient) -> Submitter:

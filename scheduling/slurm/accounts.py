@@ -120,7 +120,7 @@ def _qos(policy: Policy, priority: Priority) -> EngineObject:
         "PreemptExemptTime": written_clock(terms.minimum_run) if leaves and terms else "",
         "Flags": "DenyOnLimit",
     }
-    return _object(QOS, name, values)
+    return _object(QOS, name, values, described=True)
 
 
 def _top(policy: Policy) -> EngineObject:
@@ -132,7 +132,7 @@ def _top(policy: Policy) -> EngineObject:
         "FairShare": "1",
         "GrpTRES": written_tres(team_limits(policy, counts)),
     }
-    return _object(ACCOUNT, top, values)
+    return _object(ACCOUNT, top, values, described=True)
 
 
 def _account(policy: Policy, team: Team, top: str) -> EngineObject:
@@ -152,15 +152,20 @@ def _account(policy: Policy, team: Team, top: str) -> EngineObject:
     if not has_moving_cap(policy, team.name):
         minutes = month_limit_minutes(policy, team.name)
         values["GrpTRESMins"] = "" if minutes is None else f"gres/gpu={minutes}"
-    return _object(ACCOUNT, account_of(policy, team.name), values)
+    return _object(ACCOUNT, account_of(policy, team.name), values, described=True)
 
 
 def _user(account: str, user: str) -> EngineObject:
     return _object(USER, f"{user}{BETWEEN}{account}", {"Account": account})
 
 
-def _object(kind: str, name: str, values: Mapping[str, str]) -> EngineObject:
-    return EngineObject(kind, name, values, _text(kind, name, values))
+def _object(
+    kind: str, name: str, values: Mapping[str, str], *, described: bool = False
+) -> EngineObject:
+    """An object; one with a description is taken over by the mark in it."""
+    mark_it = f'sacctmgr modify {kind} {name} set description="{values.get("Description", "")}"'
+    text = _text(kind, name, values)
+    return EngineObject(kind, name, values, text, take_over=mark_it if described else "")
 
 
 def _text(kind: str, name: str, values: Mapping[str, str]) -> str:

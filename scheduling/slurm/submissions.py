@@ -98,8 +98,7 @@ class SlurmSubmitter:
         return Foreseen(
             earliest=planned,
             latest=planned,
-            words="by Slurm's plan, in which every job runs up to its time limit and no better "
-            "one comes",
+            words="in it every job runs up to its time limit, and no better one comes",
         )
 
     def submit(self, task: Task, *, token: str) -> SubmittedJob:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 _MAX_ERROR = 300
+_NO_CONFIGURATION = "Could not establish a configuration source"
 _SLURMS_PREFIXES: Final = (
     "SLURM_",
     "SBATCH_",
@@ -143,6 +144,8 @@ class SlurmCommands:
         answer = await self.run(name, *words)
         if answer.status:
             text = f"{name} failed with status {answer.status}: {answer.complaint}"
+            if _NO_CONFIGURATION in answer.complaint:
+                text += ": name slurm.conf (`slurm: {config: FILE}`); SLURM_CONF is not looked at"
             raise ServiceUnavailable(text)
         return answer.output
 

@@ -53,6 +53,7 @@ WAITS = QueueEntry(
 RUNS = dataclasses.replace(
     WAITS,
     id="7",
+    run_id="run-7",
     name="day \x1b[31m",
     user="cy",
     team="speech",
@@ -148,6 +149,32 @@ def test_a_job_tells_why_it_waits_and_who_would_have_to_end(here: Running) -> No
     assert "the cards are free" not in text
     found = json.loads(told(here, "queue", "show", "run-8", "-o", "json"))
     assert [item["id"] for item in found["preemptions"]] == ["p1"]
+
+
+def test_a_job_is_meant_by_its_id_or_by_a_name_that_one_open_job_has(tmp_path: Path) -> None:
+    """A number is an id and nothing else; of what has ended a name brings nothing back."""
+    local = POLICY.replace("engine: slurm", "engine: local")
+    mine = dataclasses.replace(WAITS, user=ME, name="exp", run_id="exp")
+    rows = (
+        dataclasses.replace(mine, id="1", state=EntryState.DONE),
+        dataclasses.replace(mine, id="2"),
+        dataclasses.replace(mine, id="3", name="5", run_id="5"),
+        dataclasses.replace(mine, id="4", name="twin", run_id="a", state=EntryState.RUNNING),
+        dataclasses.replace(mine, id="6", name="twin", run_id="b"),
+        dataclasses.replace(mine, id="7", name="over", run_id="over", state=EntryState.DONE),
+    )
+    with running(tmp_path, local, now=NOW, driver=PlayedQueue) as here:
+        here.driver.rows = rows
+        here.tick()
+        assert told(here, "queue", "cancel", "exp", "a") == (
+            "2 exp: out of the queue\n4 twin: asked to leave for good\n"
+        )
+        assert told(here, "queue", "hold", "b") == "6 twin: held\n"
+        assert told(here, "queue", "show", "over").startswith("7 over: done")
+        for name, words in (("5", "no job 5"), ("twin", "jobs 4, 6"), ("over", "no job over")):
+            found = command(here, "queue", "hold", name)
+            assert (found.exit_code, words in found.output) == (1, True), found.output
+        assert here.driver.commands == [("cancel", "2", ME), ("cancel", "4", ME), ("hold", "6", ME)]
 
 
 def test_a_job_that_is_not_there_is_an_answer(here: Running) -> None:
@@ -335,7 +362,7 @@ def test_usage_is_told_by_what_was_asked(here: Running) -> None:
     """A table, and the total of its lines."""
     text = told(here, "usage", "--by", "user", "--from", "now-2d")
     lines = [line.split() for line in text.splitlines()]
-    assert lines[0] == ["USER", "TEAM", "SLURM", "JOBS", "STARTS", "COST"]
+    assert lines[0] == ["USER", "TEAM", "GPU-HOURS", "BY", "SLURM", "JOBS", "STARTS", "COST"]
     assert lines[1][:5] == ["cy", "speech", "50.0", "1", "1"]
     assert lines[-1][:2] == ["total", "51.0"]
 

@@ -142,9 +142,12 @@ def test_what_was_ended_by_us_comes_back_and_what_fell_over_does_not() -> None:
     fell = ended(-9, epoch=0).job
     assert (fell["state"], fell["words"]) == (
         "failed",
-        "It failed: it was ended by SIGKILL; its log tells more.",
+        "It failed: it was ended by SIGKILL; see gpuwarden queue logs 1.",
     )
-    assert ended(-200).job["words"] == "It failed: it was ended by signal 200; its log tells more."
+    assert (
+        ended(-200).job["words"]
+        == "It failed: it was ended by signal 200; see gpuwarden queue logs 1."
+    )
 
 
 def test_a_cancelled_job_is_over_however_it_left() -> None:
