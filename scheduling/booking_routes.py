@@ -127,7 +127,7 @@ class BookingRoutes:
         name = request.path_params["name"]
         found = await asyncio.to_thread(self._scheduler.store.slots_of, name)
         if not found:
-            raise Refusal(404, "unknown", "there is no booking of this name: gpuwarden book list")
+            raise Refusal(404, "unknown", "no booking has this name: see gpuwarden book list")
         return JSONResponse(
             {
                 "schema": "gpuwarden.bookings/v1",
