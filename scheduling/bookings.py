@@ -199,13 +199,14 @@ def lengthened(
     if end <= max(slot.start, now):
         return Answer((), (Objection("empty", "the slot would end before it begins, or now"),))
     wish = Wish(slot.team, slot.who, slot.gpus, slot.card, slot.start, end - slot.start)
-    objections = [
-        *_malformed(wish, terms),
-        *_conflicts(wish, (longer,), others, terms),
-        *_over_budget((longer,), others, terms, now)[0],
-    ]
+    objections = list(_malformed(wish, terms))
     if end > now + terms.ahead_seconds:
         objections.append(_too_far(terms, now))
+    if objections:
+        # Nothing is counted for thousands of years of days.
+        return Answer((longer,), tuple(objections))
+    objections += _conflicts(wish, (longer,), others, terms)
+    objections += _over_budget((longer,), others, terms, now)[0]
     return Answer((longer,), tuple(objections))
 
 

@@ -255,6 +255,13 @@ def test_a_slot_is_lengthened_into_free_time_only() -> None:
     assert codes(lengthened(own, NOW + 9 * DAY, (own,), TERMS, now=NOW)) == ["longest"]
 
 
+def test_a_slot_of_thousands_of_years_is_refused_before_its_days_are_counted() -> None:
+    """A budget of a day has three million of them, in which nobody else would be answered."""
+    own = replace(slot(8, 4, 4, team="vision"), id="b1")
+    terms = budgeted(BudgetTerms("day", 100.0, hard=True, used=0.0))
+    assert codes(lengthened(own, 1e200, (own,), terms, now=NOW)) == ["longest", "ahead"]
+
+
 def test_an_active_slot_can_be_lengthened() -> None:
     """It began in the past, which is no objection."""
     own = replace(slot(-1, 2, 4, team="vision"), id="b1")
