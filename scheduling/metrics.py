@@ -95,7 +95,9 @@ class SchedulerCollector(Collector):
         yield "jobs", _counted(jobs)
         yield "gpus", _counted(gpus)
         yield "oldest_wait_seconds", sorted(oldest.items())
-        loops = sum(item.why == LOOP for item in document.entries)
+        # One that runs has no reason to wait: the engine tells of it as a problem alone.
+        held = sum(item.why == LOOP for item in document.entries)
+        loops = max(held, sum(problem.code == LOOP for problem in document.problems))
         yield "requeue_loops", [((), float(loops))]
         yield (
             "requeues_total",

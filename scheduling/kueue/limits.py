@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden import durations
 from gpuwarden.budget_terms import GPU_HOURS, quantity
+from gpuwarden.job_files import EXIT_REQUEUE
 from gpuwarden.periods import period_of
 from gpuwarden.schedule_api import Cause
 from gpuwarden.scheduling.booking_terms import prices_of
-from gpuwarden.scheduling.drivers import LEAK
+from gpuwarden.scheduling.drivers import LEAK, LOOP
 from gpuwarden.scheduling.kueue import names
 from gpuwarden.scheduling.kueue.leavings import Phase
 from gpuwarden.scheduling.kueue.views import (
@@ -44,6 +45,9 @@ MOST_RETRY_SECONDS: Final = 3600
 """A budget may be raised: who waits for it is looked at again after this at the latest."""
 LOOP_TIMES: Final = 3
 LOOP_SECONDS: Final = 86_400.0
+VAIN_TIMES: Final = 3
+VAIN_SECONDS: Final = 300.0
+"""A training that leaves by itself before that has come back in vain; so often is a loop."""
 _UNKNOWN_DEADLINE: Final = 600.0
 
 
@@ -294,7 +298,30 @@ def _loops(view: View) -> Verdict:
                 "without a notice: see kueue.own_preemption"
             )
             faults.append(Fault("kueue-preemption-loop", job.id, words))
+        returns = _vain_returns(job, view)
+        if not job.finished and job.leaving is None and returns >= VAIN_TIMES:
+            words = (
+                f"{job.id} left with 75 {returns} times within an hour as soon as it began, and "
+                "Kubernetes starts it again each time: look into its log; `kubectl -n "
+                f"{job.namespace} delete job {job.job}` ends it"
+            )
+            faults.append(Fault(LOOP, job.id, words))
     return Verdict(faults=tuple(faults))
+
+
+def _vain_returns(job: QueuedJob, view: View) -> int:
+    """How often it lately left, by itself, before it can have got anywhere.
+
+    Status 75 is no failure to its Job, so no limit of Kubernetes' own ends that.
+    """
+    return sum(
+        pod.exit_code == EXIT_REQUEUE
+        and pod.started is not None
+        and pod.ended is not None
+        and pod.ended - pod.started < VAIN_SECONDS
+        and view.now - pod.ended < 3600.0
+        for pod in job.pods
+    )
 
 
 def _leaks(view: View) -> Verdict:

@@ -12,7 +12,7 @@ from tests.servers import until
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.schedule_api import EntryState, Outcome
-from gpuwarden.scheduling.drivers import LEAK
+from gpuwarden.scheduling.drivers import LEAK, LOOP
 from gpuwarden.scheduling.kueue import leases, names
 from gpuwarden.scheduling.kueue.leavings import Phase
 
@@ -352,6 +352,22 @@ def test_quota_that_leaks(tmp_path: Path) -> None:
         assert found.driver is not None
         leak = next(each for each in found.driver.problems() if each.code == LEAK)
         assert leak.words.startswith("1 cards"), "the metric reads their number there"
+
+
+def test_a_job_that_only_comes_back(tmp_path: Path) -> None:
+    """Its data are gone, say: 75 is no failure to Kubernetes, so nobody else would say so."""
+    with life(tmp_path, ONE_CARD) as found:
+        low = found.submit("low")
+        found.tick()
+        for _ in range(3):
+            assert LOOP not in found.codes()
+            found.start_pods()
+            found.scene.time.pass_(20.0)
+            found.end(low, 75)
+            found.tick()
+        assert LOOP in found.codes()
+        found.tick(seconds=3601.0)
+        assert LOOP not in found.codes()
 
 
 def test_a_finished_job_with_a_reservation_is_no_use(tmp_path: Path) -> None:
