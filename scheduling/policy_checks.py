@@ -31,6 +31,7 @@ _HOUR = 3600.0
 _LONGEST_PERIOD = {"day": 25.0, "week": 7 * 24.0 + 1, "month": 31 * 24.0 + 1}
 """Hours, where clocks are put back in it."""
 _ORDER = {"day": 0, "week": 1, "month": 2}
+_NO_FILE = "name another (GPUWARDEN_POLICY), or begin with `gpuwarden policy init`"
 _SHORT_NOTICE = 60.0
 _SHORT_EPOCH = 300.0
 _OTHER_ACCOUNT = "write slurm: {account: ...} with a name that is free"
@@ -53,6 +54,9 @@ def check_policy(
     """
     document = load_located(path)
     checked = check_document(path, document, now=now, engine=engine)
+    if document.root is None and not path.exists():
+        told = tuple(replace(each, hint=_NO_FILE) for each in checked.diagnostics)
+        return replace(checked, diagnostics=told)
     if people is None or checked.content is None or document.root is None:
         return checked
     unknown = tuple(check_people(checked.content, document.root, people))

@@ -44,6 +44,7 @@ def policy_template(engine: Engine, zone: str) -> str:
     return f"""\
 # What each key means: docs/policy-reference.md, or `gpuwarden policy reference`.
 # After each change: gpuwarden policy check FILE, then gpuwarden policy diff FILE.
+# For editors: gpuwarden policy schema > policy.schema.json
 # yaml-language-server: $schema=policy.schema.json
 
 version: 1
