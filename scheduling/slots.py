@@ -34,6 +34,19 @@ class Slot:
         """What it costs."""
         return self.gpus * (self.end - self.start) / 3600.0
 
+    def is_kept(self, now: float) -> bool:
+        """Whether its cards are kept: from lead time on, until its end."""
+        return self.start - self.lead_seconds <= now < self.end
+
+    def admits(self, team: str, user: str, since: float) -> bool:
+        """Whether a job that got its cards at a moment may have got those of this slot.
+
+        Before its start, from lead time on, only jobs of whoever booked it may; then its team's.
+        What the team ran before runs on the team's quota: it uses up nothing of what was booked.
+        """
+        first = self.start - self.lead_seconds if user == self.who else self.start
+        return team == self.team and first <= since < self.end
+
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:

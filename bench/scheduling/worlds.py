@@ -295,6 +295,7 @@ class World:
             told=attempt.told,
             cause=attempt.cause,
             final=attempt.final,
+            user=job.user,
         )
 
     # -- jobs

@@ -531,11 +531,7 @@ class LocalDriver:
 
     def _note_successor(self, job: Job, now: float) -> None:
         """The last step of notices: who they were for has started."""
-        slots = {
-            slot.id
-            for slot in self._slots
-            if slot.team == job.task.team and slot.start - slot.lead_seconds <= now < slot.end
-        }
+        slots = {slot.id for slot in self._slots if slot.admits(job.task.team, job.user, now)}
         for note in self._queue.notes(closed_since=now - SHOWN_SECONDS):
             for_it = (
                 note.successor == job.entry

@@ -85,6 +85,7 @@ def _begun(job: Waiting, holds: Mapping[Pool, int], moment: float) -> Working:
         since=moment,
         window=job.window,
         ends=None if job.seconds is None else moment + job.seconds,
+        user=job.user,
     )
 
 

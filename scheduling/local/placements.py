@@ -26,6 +26,12 @@ def take(free: dict[Pool, int], kind: str, count: int) -> dict[Pool, int]:
     return taken
 
 
+def add(free: dict[Pool, int], more: Mapping[Pool, int]) -> None:
+    """Put cards to those that are free."""
+    for pool, count in more.items():
+        free[pool] = free.get(pool, 0) + count
+
+
 def placed(job: Waiting, kind: str, view: Mapping[Pool, int]) -> dict[Pool, int] | None:
     """Where a job's cards would be: in the fullest host that has enough, or over several."""
     pools = sorted((count, pool) for pool, count in view.items() if pool.kind == kind and count > 0)

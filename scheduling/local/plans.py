@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING
 
 from gpuwarden.schedule_api import Cause
 from gpuwarden.scheduling.local.gates import gate
-from gpuwarden.scheduling.local.placements import placed, take
+from gpuwarden.scheduling.local.placements import add, placed, take
 from gpuwarden.scheduling.local.scenes import Notice, Plan, Start, Wait
+from gpuwarden.scheduling.local.slot_users import is_bookers, seniority, slot_users, value_of
 from gpuwarden.scheduling.preemption_terms import Code, Request, Room, Terms, terms_of
 from gpuwarden.scheduling.preemptions import choose, counted_cards, listed, useless_notices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpuwarden.scheduling.local.scenes import Scene, Waiting, Working
+    from gpuwarden.scheduling.local.scenes import Scene, Waiting
     from gpuwarden.scheduling.policies import Policy
     from gpuwarden.scheduling.preemption_terms import Choice, Pool, Running
     from gpuwarden.scheduling.slots import Slot
@@ -79,8 +80,8 @@ class _Planner:
     terms: Terms | None = None
     free: dict[Pool, int] = field(default_factory=dict)
     running: list[Running] = field(default_factory=list)
-    adopted: dict[str, list[str]] = field(default_factory=dict)
-    """Slot -> jobs of its team that use it."""
+    adopted: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Slot -> jobs that use it -> how many cards of it each has."""
     kept: dict[str, dict[Pool, int]] = field(default_factory=dict)
     """Slot -> free cards that are kept for it."""
     begun: dict[str, int] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class _Planner:
                 key = (job.team, pool.kind)
                 self.held[key] = self.held.get(key, 0) + count
         slots = sorted(self.scene.slots, key=lambda slot: (slot.start, slot.id))
-        self._adopt(slots)
+        self.adopted = slot_users(self.scene, self.policy, self.now)
         self._read_running()
         self._keep(slots)
         self._close()
@@ -123,40 +124,17 @@ class _Planner:
             waits=self.waits,
             order=tuple(self.order),
             kept={slot: self._slot_cards(slot) for slot in self.kept},
+            used={slot: tuple(sorted(jobs)) for slot, jobs in self.adopted.items()},
             overdue=tuple(sorted(self.overdue)),
             again=min((time for time in self.times if time > self.now), default=None),
         )
 
     # -- bookings
 
-    def _is_kept(self, slot: Slot) -> bool:
-        """From lead time on, until its end."""
-        return slot.start - slot.lead_seconds <= self.now < slot.end
-
-    def _adopt(self, slots: Iterable[Slot]) -> None:
-        """Let a slot's team use it with jobs that run: higher classes first, then older ones."""
-        used: set[str] = set()
-        for slot in slots:
-            if not self._is_kept(slot):
-                continue
-            rest, adopted = slot.gpus, []
-            for job in sorted(self.scene.working, key=self._seniority):
-                own = job.team == slot.team and job.id not in used and job.told is None
-                if own and 0 < job.cards(slot.card) == job.gpus <= rest:
-                    adopted.append(job.id)
-                    rest -= job.gpus
-            used.update(adopted)
-            self.adopted[slot.id] = adopted
-
-    def _seniority(self, job: Working) -> tuple[int, float, str]:
-        return (-self._value(job.priority), job.since, job.id)
-
-    def _value(self, priority: str) -> int:
-        known = self.policy.priority(priority)
-        return 0 if known is None else known.value
-
     def _read_running(self) -> None:
-        booked = {job for jobs in self.adopted.values() for job in jobs}
+        # One that has only some of its cards from a slot may be asked, as on the others it could.
+        cards = {name: count for jobs in self.adopted.values() for name, count in jobs.items()}
+        booked = {job.id for job in self.scene.working if cards.get(job.id) == job.gpus}
         borrowed = self._borrowed(booked)
         self.running = [
             job.running(booked=job.id in booked, borrowed=job.id in borrowed)
@@ -166,6 +144,7 @@ class _Planner:
     def _borrowed(self, booked: set[str]) -> set[str]:
         """Jobs with which their teams hold more than their own: the youngest of them."""
         found: set[str] = set()
+        by_rank = seniority(self.policy)
         for (name, kind), held in self.held.items():
             team = self.policy.team(name)
             own = 0 if team is None else team.own(kind)
@@ -175,7 +154,7 @@ class _Planner:
                 if job.team == name and job.cards(kind) and job.id not in booked
             ]
             over = held - own - self._booked_cards(name, kind)
-            for job in sorted(jobs, key=self._seniority, reverse=True):
+            for job in sorted(jobs, key=by_rank, reverse=True):
                 if over <= 0:
                     break
                 found.add(job.id)
@@ -183,33 +162,30 @@ class _Planner:
         return found
 
     def _booked_cards(self, team: str, kind: str) -> int:
-        by_id = {job.id: job for job in self.scene.working}
         return sum(
-            by_id[name].cards(kind)
-            for jobs in self.adopted.values()
-            for name in jobs
-            if by_id[name].team == team
+            sum(self.adopted[slot.id].values())
+            for slot in self.scene.slots
+            if slot.id in self.adopted and (slot.team, slot.card) == (team, kind)
         )
 
     def _keep(self, slots: list[Slot]) -> None:
         """Keep cards for slots whose time is near, and ask whoever holds them."""
-        by_id = {job.id: job for job in self.scene.working}
         for slot in slots:
             self.times += [slot.start - slot.lead_seconds, slot.start, slot.end]
-            if not self._is_kept(slot):
+            if not slot.is_kept(self.now):
                 continue
-            wanted = slot.gpus - sum(by_id[name].gpus for name in self.adopted[slot.id])
+            wanted = slot.gpus - sum(self.adopted[slot.id].values())
             request = Request(slot.id, wanted, frozenset({slot.card}), spread=True)
             if wanted and self.terms is not None:
-                choice = self._choose(request, self.free, {})
+                own = {job.id for job in self.scene.working if is_bookers(slot, job)}
+                choice = self._choose(request, self.free, {}, spared=own)
                 patience = min(self.terms.deadline, slot.lead_seconds)
                 self._tell(choice, Cause.BOOKING, slot.id, max(slot.start, self.now + patience))
                 self._spare(request, choice, self.free, {})
             self.kept[slot.id] = take(self.free, slot.card, wanted)
 
     def _slot_cards(self, slot: str) -> int:
-        by_id = {job.id: job for job in self.scene.working}
-        used = sum(by_id[name].gpus for name in self.adopted.get(slot, ()) if name in by_id)
+        used = sum(self.adopted[slot].values())
         return used + self.begun.get(slot, 0) + sum(self.kept[slot].values())
 
     # -- windows and budgets
@@ -311,7 +287,7 @@ class _Planner:
         team = self.policy.team(job.team)
         held = sum(count for (name, _kind), count in self.held.items() if name == job.team)
         share = 1 if team is None else team.share
-        return (-self._value(job.priority), held / share, job.submitted)
+        return (-value_of(self.policy, job.priority), held / share, job.submitted)
 
     def _kinds(self, job: Waiting) -> list[str]:
         """Names of the kinds that will do, the cheapest first."""
@@ -343,7 +319,7 @@ class _Planner:
         for pool, count in holds.items():
             rest = count
             for slot in self.scene.slots:
-                mine = self.kept.get(slot.id, {}) if slot.team == job.team else {}
+                mine = self.kept.get(slot.id, {}) if self._is_for(slot, job) else {}
                 taken = min(rest, mine.get(pool, 0))
                 if taken:
                     mine[pool] -= taken
@@ -382,15 +358,23 @@ class _Planner:
                 continue
             before = job.seconds is not None and self.now + job.seconds <= slot.start
             if slot.id in self.kept:
-                if slot.team == job.team or before:
-                    for pool, count in self.kept[slot.id].items():
-                        view[pool] = view.get(pool, 0) + count
-            elif slot.team != job.team and not before and self._is_soon(slot):
+                if before and not self._is_for(slot, job):
+                    add(view, self.kept[slot.id])
+            elif not before and self._is_soon(slot):
                 take(view, kind, slot.gpus)
         lent = self.held.get((job.team, kind), 0) + job.gpus - self._own(job.team, kind)
+        lent -= self._booked_cards(job.team, kind) + self._open_slot_cards(job.team, kind)
         if lent > 0:
             take(view, kind, self._not_lent(job.team, kind))
+        # What is booked is not lent.
+        for slot in self.scene.slots:
+            if slot.card == kind and self._is_for(slot, job) and slot.id in self.kept:
+                add(view, self.kept[slot.id])
         return view
+
+    def _is_for(self, slot: Slot, job: Waiting) -> bool:
+        """Whether a job that starts now may have the slot's cards."""
+        return slot.admits(job.team, job.user, self.now)
 
     def _is_soon(self, slot: Slot) -> bool:
         """Whether a job that starts now would be asked to leave before it got anywhere."""
@@ -450,13 +434,18 @@ class _Planner:
         self.waits[job.id] = self._wait(request, choice, view, quota)
 
     def _choose(
-        self, request: Request, free: Mapping[Pool, int], quota: Mapping[tuple[str, str], int]
+        self,
+        request: Request,
+        free: Mapping[Pool, int],
+        quota: Mapping[tuple[str, str], int],
+        *,
+        spared: Iterable[str] = (),
     ) -> Choice:
         terms = self.terms or _NOBODY
+        silent = self.told.union(spared)
         # Those that were told a moment ago for another are there, but cannot be told again.
         running = [
-            dataclasses.replace(job, deaf=True) if job.id in self.told else job
-            for job in self.running
+            dataclasses.replace(job, deaf=True) if job.id in silent else job for job in self.running
         ]
         room = Room(self.scene.total, free, quota)
         return choose(request, running, self.scene.history, terms=terms, room=room, now=self.now)
@@ -581,7 +570,7 @@ class _Planner:
     def _take_back(self) -> None:
         """Take back notices whose successor waits no more."""
         waiting = {job.id for job in self.scene.waiting} - {start.id for start in self.starts}
-        slots = {slot.id for slot in self.scene.slots if self._is_kept(slot)}
+        slots = {slot.id for slot in self.scene.slots if slot.is_kept(self.now)}
         for job in self.scene.working:
             if job.told is None or job.cause not in (Cause.PRIORITY, Cause.BOOKING):
                 continue

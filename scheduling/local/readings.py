@@ -74,6 +74,7 @@ def working(
         cause=cause,
         final=ended or followed or attempt.term_at is not None,
         deaf=ended or bool(job.then_what),
+        user=job.user,
     )
 
 

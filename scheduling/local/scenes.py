@@ -73,6 +73,7 @@ class Working:
         cause: of that notice.
         final: whether the notice cannot be taken back any more: it was followed, or overdue.
         deaf: whether it cannot be asked.
+        user: as of `Waiting`.
     """
 
     id: str
@@ -89,6 +90,7 @@ class Working:
     cause: Cause = Cause.PRIORITY
     final: bool = False
     deaf: bool = False
+    user: str = ""
 
     @property
     def gpus(self) -> int:
@@ -200,6 +202,7 @@ class Plan:
         waits: job id -> why it waits.
         order: ids of jobs that wait, the next one first.
         kept: slot id -> cards that are kept for it now, free or used by its team.
+        used: slot id -> ids of jobs that use it.
         overdue: ids of jobs that were told for somebody and are past their deadline.
         again: Unix time at which to plan anew though nothing happened, or None.
     """
@@ -210,5 +213,6 @@ class Plan:
     waits: Mapping[str, Wait] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     kept: Mapping[str, int] = field(default_factory=dict)
+    used: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     overdue: tuple[str, ...] = ()
     again: float | None = None

@@ -212,7 +212,15 @@ def trainings(queue: Queue, since: float) -> dict[str, Training]:
 
 def slot_use(slot: Slot, holdings: Sequence[Holding], plan: Plan, now: float) -> SlotUse:
     """What becomes of a slot whose time has come."""
-    mine = [each for each in holdings if (each.team, each.card) == (slot.team, slot.card)]
+    mine = [
+        each
+        for each in holdings
+        if each.card == slot.card
+        and (
+            slot.admits(each.team, each.user, each.start)
+            or (each.end is None and each.entry in plan.used.get(slot.id, ()))
+        )
+    ]
     used = sum(
         each.gpus * max(0.0, (now if each.end is None else each.end) - max(each.start, slot.start))
         for each in mine

@@ -331,10 +331,13 @@ def test_whoever_holds_booked_cards_is_told_lead_time_before() -> None:
 
 
 def test_booked_cards_are_kept_and_only_those() -> None:
-    """Four are free and two are booked: others get two, the team itself gets its own."""
+    """Four are free and two are booked: others get two, and whoever booked them gets more."""
     jobs = [wants(name) for name in "abc"]
     assert started(planned(*jobs, slots=[slot(60)])) == ["a", "b"]
-    assert started(planned(*jobs, slots=[slot(60, team="vision")])) == ["a", "b", "c"]
+    assert started(planned(*jobs, slots=[slot(60, team="vision")])) == ["a", "b"]
+    assert started(planned(*jobs, slots=[slot(-60, team="vision")])) == ["a", "b", "c"]
+    early = [wants(name, user="bo") for name in "abc"]
+    assert started(planned(*early, slots=[slot(60, team="vision")])) == ["a", "b", "c"]
     assert planned(*jobs, slots=[slot(60)]).kept == {"s": 2}
     assert started(planned(*jobs, slots=[slot(-3 * HOUR)])) == ["a", "b", "c"]
 
@@ -375,16 +378,58 @@ def test_in_a_slot_jobs_of_whoever_booked_it_go_first() -> None:
     large = dataclasses.replace(booked, gpus=4)
     assert started(planned(older, large, **box_of_two)) == ["older"]
     early = {"total": 2, "slots": [slot(60)]}
-    assert started(planned(older, booked, **early)) == ["older"]
+    assert started(planned(older, booked, **early)) == ["booked"]
+    assert started(planned(older, **early)) == []
     stranger = dataclasses.replace(booked, team="vision")
     assert started(planned(older, stranger, **box_of_two)) == ["older"]
 
 
-def test_jobs_of_the_team_that_run_already_use_the_slot() -> None:
-    """Nobody has to leave for cards that its team holds."""
-    found = planned(works("n", 2, team="nlp"), works("v", 2), slots=[slot(60)])
-    assert found.notices == ()
-    assert found.kept == {"s": 2}
+def test_what_a_team_runs_already_takes_nothing_of_what_it_booked() -> None:
+    """Others leave for the slot, and the booker's jobs start in it beside those of the team."""
+    running = works("n", 2, team="nlp", user="ana", priority="normal")
+    full = (running, works("v", 2), wants("more", 2, team="nlp", user="ana", priority="high"))
+    assert told(planned(*full, slots=[slot(60)])) == ["v"]
+    left = (running, *full[2:], wants("booked", 2, team="nlp", user="bo"))
+    assert started(planned(*left[:2], slots=[slot(60)])) == []
+    found = planned(*left, slots=[slot(-60)])
+    assert (started(found), found.kept) == (["booked"], {"s": 2})
+    inside = works("booked", 2, team="nlp", user="bo", ran=50)
+    later = planned(running, inside, full[2], slots=[slot(-60)])
+    assert (later.kept, later.used) == ({"s": 2}, {"s": ("booked",)})
+    assert (started(later), later.notices) == ([], ())
+
+
+def test_jobs_that_the_slots_opening_let_in_use_it_up() -> None:
+    """Also one that is larger than what is left of it: a booking gives its cards once."""
+    inside = works("n", 3, team="nlp", user="ana", ran=50)
+    found = planned(inside, works("v", 1), slots=[slot(-60)])
+    assert (found.notices, found.kept) == ((), {"s": 2})
+    early = dataclasses.replace(inside, since=NOW - 70)
+    assert planned(early, works("v", 1), slots=[slot(-60)]).used == {"s": ()}
+
+
+def test_nobody_leaves_for_what_he_booked_himself() -> None:
+    """Others do; where there are no others, his job is in the slot, and nobody may ask it."""
+    mine = works("n", 2, team="nlp", user="bo")
+    found = planned(mine, works("v", 2, priority="high"), slots=[slot(60)])
+    assert (told(found), found.used) == (["v"], {"s": ()})
+    whole = planned(
+        works("n", 4, team="nlp", user="bo"),
+        wants("h", 2, priority="high"),
+        slots=[slot(-60, gpus=4)],
+    )
+    assert (whole.notices, whole.used) == ((), {"s": ("n",)})
+
+
+def test_what_teams_do_not_lend_does_not_keep_a_booking_from_its_cards() -> None:
+    """A team without cards of its own booked two of those that are lent to nobody."""
+    teams = [
+        {"name": "vision", "users": [], "quota": {"a100": 4}, "lend": {"a100": 0}},
+        {"name": "nlp", "users": [], "quota": {}, "borrow": {"a100": 4}},
+    ]
+    jobs = [wants(name, team="nlp", user="bo") for name in "abc"]
+    found = planned(*jobs, slots=[slot(-60)], policy=box(teams=teams))
+    assert started(found) == ["a", "b"]
 
 
 # -- properties
@@ -397,6 +442,7 @@ _WAITS = st.lists(
         gpus=st.integers(1, 4),
         submitted=st.integers(0, 9000).map(lambda ago: NOW - ago),
         seconds=st.none() | st.sampled_from([600.0, 7200.0]),
+        user=st.sampled_from(["ana", "bo"]),
     ),
     max_size=7,
 )
@@ -407,6 +453,7 @@ _WORKS = st.lists(
         team=st.sampled_from(["vision", "nlp"]),
         gpus=st.integers(1, 3),
         ran=st.sampled_from([60.0, 7200.0]),
+        user=st.sampled_from(["ana", "bo"]),
         saved=st.none() | st.just(NOW - 30),
         ends=st.none() | st.just(NOW + 1800),
         told=st.none() | st.sampled_from([Told("w0", NOW + 60), Told("w1", NOW - 1)]),
@@ -468,6 +515,15 @@ def test_no_card_is_given_twice_and_no_quota_passed(
         assert victim.told is None
         if notice.cause is Cause.PRIORITY:
             assert NOW - victim.since >= 600
+    for each in slots:
+        inside = found.used.get(each.id, ())
+        assert {by_id[name].team for name in inside} <= {each.team}
+        # Whoever has it all gets it from others, as long as there are any.
+        leaving = sum(by_id[n.victim].gpus for n in found.notices if n.successor == each.id)
+        stays = sum(job.gpus for job in running if job.user == "bo" and job.team == each.team)
+        reach = 8 - stays - sum(job.gpus for job in running if job.told is not None)
+        if each.id in found.kept and not inside and each.gpus <= reach:
+            assert found.kept[each.id] + leaving >= each.gpus
     assert len(set(told(found))) == len(found.notices)
     assert set(found.withdrawn) <= {job.id for job in running if job.told is not None}
 
