@@ -356,7 +356,9 @@ class LeaveDesk:
         await self._look_for_receipts(list(sources))
 
     def _take_up(self, leave: Leave) -> None:
-        if self._tools is not None:
+        known = self._tasks.get(leave.id)
+        # Two who take it back at the same time have it taken back once.
+        if self._tools is not None and (known is None or known.done()):
             self._tasks[leave.id] = asyncio.create_task(
                 self._climb(leave, self._tools), name=f"leave {leave.id}"
             )

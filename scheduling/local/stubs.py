@@ -106,7 +106,8 @@ def _become(orders: dict[str, Any], gate: int, failure: int) -> None:
             os._exit(0)
         os.close(gate)
         os.setsid()
-        for number in _IGNORED:
+        # Python itself ignores SIGXFSZ, and what is ignored stays so in another program.
+        for number in (*_IGNORED, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         uid, gid = orders["uid"], orders["gid"]
         if os.geteuid() == 0 and uid != 0:

@@ -229,7 +229,9 @@ def test_a_job_runs_as_who_submitted_it(lab: LabBox) -> None:
             if folder.stat().st_mode & 0o077 == 0:  # pytest's own, for the user of the test alone
                 folder.chmod(0o711)
         os.chown(lab.work, 65534, 65534)
-        lab.program().write_text("#!/bin/sh\nid -u; id -G; env; pwd; sleep 1\n", "utf-8")
+        lab.program().write_text(
+            "#!/bin/sh\nid -u; id -G; env; pwd; grep SigIgn /proc/self/status; sleep 1\n", "utf-8"
+        )
         task = Task(
             name="nobody",
             run_id="nobody",
@@ -252,6 +254,7 @@ def test_a_job_runs_as_who_submitted_it(lab: LabBox) -> None:
     said = log.read_text().splitlines()
     assert said[:2] == ["65534", "65534"]
     assert not any("SECRET" in line for line in said)
+    assert "SigIgn:\t0000000000000000" in said
 
 
 def test_a_request_of_a_rule_is_not_overwritten(lab: LabBox) -> None:
