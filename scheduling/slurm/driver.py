@@ -311,11 +311,7 @@ class SlurmDriver:
         self._problem("accounting_unseen", None, now)
         waiting = {job.number for job in reading.jobs if is_waiting(job) or job.job.holds}
         recent = [each for each in attempts if each.end is not None and each.end >= now - DAY]
-        self._ended = tuple(
-            entry
-            for entry in ended_entries(recent, self._policy, self._runs)
-            if entry.id not in waiting
-        )
+        self._ended = ended_entries(recent, self._policy, self._runs, now=now, queued=waiting)
 
     def _account(
         self, attempts: Sequence[Attempt], begin: float, end: float, now: float

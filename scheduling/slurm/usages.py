@@ -19,13 +19,15 @@ from gpuwarden.scheduling.slurm.meanings import card_of, priority_of, team_of
 from gpuwarden.scheduling.slurm.scripts import read_comment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from gpuwarden.platforms.slurm_accounting import Attempt
     from gpuwarden.platforms.slurm_listings import ListedJob
     from gpuwarden.scheduling.policies import Policy
 
 ENGINE: Final = "slurm"
+_AGAIN: Final = frozenset({"PREEMPTED", "REQUEUED"})
+"""After one of these a job comes back, unless its cluster or its user does not want that."""
 LATE_SECONDS: Final = 300.0
 """How long after its end a job may be running still by accounting, which is written later."""
 
@@ -101,17 +103,25 @@ def _run(attempt: Attempt, runs: Mapping[str, str]) -> str | None:
 
 
 def ended_entries(
-    attempts: Iterable[Attempt], policy: Policy, runs: Mapping[str, str]
+    attempts: Iterable[Attempt],
+    policy: Policy,
+    runs: Mapping[str, str],
+    *,
+    now: float,
+    queued: Collection[str] = (),
 ) -> tuple[QueueEntry, ...]:
     """Jobs that are over by accounting, the last to end first.
 
     The newest record of a job is what became of it: PREEMPTED, REQUEUED and NODE_FAIL may have come
-    back, and then there is a later one.
+    back, and then there is a later one, or the job is in the queue. One that is not there a while
+    later has not come back, and nobody else would say so.
 
     Args:
         attempts: of accounting.
         policy: in whose words they are told of.
         runs: number of a job -> the trainer's run.
+        now: Unix time.
+        queued: numbers of the jobs that wait or run: they are not over.
     """
     newest: dict[str, Attempt] = {}
     times: Counter[str] = Counter()
@@ -120,7 +130,13 @@ def ended_entries(
         known = newest.get(each.number)
         if known is None or (each.submit, each.start or 0.0) > (known.submit, known.start or 0.0):
             newest[each.number] = each
-    over = [each for each in newest.values() if each.end is not None and each.state in ENDED]
+    over = [
+        each
+        for each in newest.values()
+        if each.number not in queued
+        and each.end is not None
+        and (each.state in ENDED or (each.state in _AGAIN and now - each.end > LATE_SECONDS))
+    ]
     return tuple(
         QueueEntry(
             engine=ENGINE,
@@ -146,5 +162,10 @@ def ended_entries(
 def _end_words(attempt: Attempt) -> str:
     if attempt.state == "COMPLETED":
         return ""
+    if attempt.state in _AGAIN:
+        return (
+            f"It was {attempt.state.lower()}, and Slurm has not queued it again: submit it anew "
+            "with the same words and --name, and it goes on from its newest state."
+        )
     status = f" with status {attempt.status}" if attempt.status else ""
     return f"It ended as {attempt.state.lower().replace('_', ' ')}{status}."

@@ -15,7 +15,7 @@ from tests.scheduling.slurm.test_queue import a_job
 
 from gpuwarden.platforms.slurm_accounting import Attempt, decode_accounting
 from gpuwarden.schedule_api import EntryState
-from gpuwarden.scheduling.slurm.usages import account, ended_entries
+from gpuwarden.scheduling.slurm.usages import LATE_SECONDS, account, ended_entries
 
 if TYPE_CHECKING:
     import random
@@ -158,15 +158,26 @@ def test_the_newest_record_is_what_became_of_a_job() -> None:
         an_attempt(state="REQUEUED", submit=NOW - 8000, start=NOW - 7000, end=NOW - 6000),
         an_attempt(),
     ]
-    (entry,) = ended_entries(attempts[::-1], POLICY, {"7": "exp-1"})
+    (entry,) = ended_entries(attempts[::-1], POLICY, {"7": "exp-1"}, now=NOW)
     assert (entry.state, entry.requeues, entry.run_id) == (EntryState.DONE, 2, "exp-1")
-    assert ended_entries(attempts[:2], POLICY, {}) == ()
+    assert ended_entries(attempts[:2], POLICY, {}, now=NOW, queued={"7"}) == ()
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "REQUEUED"])
+def test_one_that_was_to_come_back_and_has_not_is_told_of(state: str) -> None:
+    """DataDesigner #913: not at once, as accounting is ahead of the queue; never while it waits."""
+    gone = [an_attempt(state=state, end=NOW - LATE_SECONDS - 1)]
+    (entry,) = ended_entries(gone, POLICY, {}, now=NOW)
+    assert (entry.state, entry.why) == (EntryState.FAILED, state.lower())
+    assert "Slurm has not queued it again" in entry.words
+    assert ended_entries(gone, POLICY, {}, now=NOW - 2) == ()
+    assert ended_entries(gone, POLICY, {}, now=NOW, queued={"7"}) == ()
 
 
 @pytest.mark.parametrize("state", ["FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY"])
 def test_what_failed_says_how(state: str) -> None:
     """In words, with its status where it has one."""
-    (entry,) = ended_entries([an_attempt(state=state, status=9)], POLICY, {})
+    (entry,) = ended_entries([an_attempt(state=state, status=9)], POLICY, {}, now=NOW)
     assert entry.state is EntryState.FAILED
     assert entry.why == state.lower()
     assert "status 9" in entry.words
