@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import deque
 from typing import TYPE_CHECKING, BinaryIO
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 MAX_LINES = 10_000
 _MAX_BYTES = 8 * 1024 * 1024
 """Of the file's end that lines are looked for in."""
+_ORDERS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+"""What a terminal is told: colours, and to clear the rest of its line (ECMA-48, CSI)."""
 
 
 def opened_log(path: Path) -> BinaryIO:
@@ -46,5 +49,10 @@ def last_lines(file: BinaryIO, count: int) -> list[str]:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _MAX_BYTES))
     found = deque(file.read().removesuffix(b"\n").split(b"\n"), maxlen=count)
-    # A progress bar writes over its line: what counts is how it ended.
-    return [line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace") for line in found]
+    return [shown_line(line) for line in found]
+
+
+def shown_line(line: bytes) -> str:
+    """A line as a terminal would leave it: without colours, and of a progress bar how it ended."""
+    ended = line.rstrip(b"\r\n").rsplit(b"\r", 1)[-1]
+    return _ORDERS.sub(b"", ended).decode(errors="replace")

@@ -22,7 +22,7 @@ from gpuwarden.option_values import output_option
 from gpuwarden.schedule_api import EntryState, ScheduleDocument
 from gpuwarden.scheduling.callers import user_name
 from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
-from gpuwarden.scheduling.log_files import MAX_LINES, last_lines, opened_log
+from gpuwarden.scheduling.log_files import MAX_LINES, last_lines, opened_log, shown_line
 from gpuwarden.scheduling.policy_checks import load_policy
 from gpuwarden.scheduling.queue_texts import about_entry, age, commanded, found, row
 
@@ -242,7 +242,7 @@ def logs(source: _Source, name: str, *, lines: int, follow: bool) -> None:
             click.echo(printable(line))
         while follow:
             for part in file:
-                click.echo(printable(part.decode(errors="replace").rstrip("\r\n")))
+                click.echo(printable(shown_line(part)))
             time.sleep(_FOLLOW_SECONDS)
 
 

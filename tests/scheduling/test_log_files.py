@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
-from gpuwarden.scheduling.log_files import last_lines, opened_log
+from gpuwarden.scheduling.log_files import last_lines, opened_log, shown_line
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def test_colours_are_left_out_and_what_else_a_terminal_obeys_is_not_let_through() -> None:
+    """As ultralytics writes; a title of the window, say, is no colour, and is left to be hidden."""
+    assert shown_line(b"  1/30\r\x1b[K\x1b[1;34m 30/30 done\x1b[0m\r\n") == " 30/30 done"
+    assert shown_line(b"\x1b]0;gotcha\x07") == "\x1b]0;gotcha\x07"
 
 
 def test_the_last_lines_are_shown_and_progress_bars_as_they_ended(tmp_path: Path) -> None:
