@@ -124,7 +124,14 @@ def reason_of(job: ListedJob) -> Reason:
         return Reason("SpecialExit", words, Kind.PERSON)
     if "REQUEUE_HOLD" in job.job.states and not job.job.reason.startswith("JobHeld"):
         return Reason("JobHeldUser", explain("JobHeldUser").words, Kind.PERSON)
-    return explain(job.job.reason)
+    reason = explain(job.job.reason)
+    if reason.code == "BeginTime" and job.job.restarts:
+        words = (
+            "it may not begin yet: Slurm starts what came back after cred_expire of AuthInfo (120 s "
+            "unless that was set), or at the time that it was given"
+        )
+        return replace(reason, words=words)
+    return reason
 
 
 def _entry(job: ListedJob, reading: Reading, policy: Policy) -> QueueEntry:

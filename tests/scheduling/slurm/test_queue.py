@@ -99,6 +99,13 @@ def test_why_it_waits_is_told_in_words(version: str) -> None:
     assert words["2"] == "It ended as failed with status 7."
 
 
+def test_who_came_back_is_told_why_it_waits_with_free_cards() -> None:
+    """Pyxis #129: Slurm holds it back for two minutes, and says BeginTime like of any other."""
+    found = told(a_job(1, reason="BeginTime", restarts=1), a_job(2, reason="BeginTime"))
+    assert "cred_expire of AuthInfo (120 s" in found["1"].words
+    assert found["2"].words == "It may not begin yet."
+
+
 @pytest.mark.parametrize("version", ["22.05", "24.11"])
 def test_a_plan_is_told_only_to_those_in_line(version: str) -> None:
     """Of a job that a limit keeps, Slurm plans a start all the same: it means nothing."""
