@@ -127,8 +127,8 @@ def reason_of(job: ListedJob) -> Reason:
     reason = explain(job.job.reason)
     if reason.code == "BeginTime" and job.job.restarts:
         words = (
-            "it may not begin yet: Slurm starts what came back after cred_expire of AuthInfo (120 s "
-            "unless that was set), or at the time that it was given"
+            "it may not begin yet: Slurm starts what came back after cred_expire of AuthInfo "
+            "(120 s unless that was set), or at the time that it was given"
         )
         return replace(reason, words=words)
     return reason
