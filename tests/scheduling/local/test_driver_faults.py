@@ -41,9 +41,9 @@ def lab(tmp_path: Path) -> Iterator[LabBox]:
 
 
 def runs(lab: LabBox, name: str, entry: str) -> None:
-    """Tick until a job has begun to write."""
+    """Tick until a job is at what it was made for: deaf, or counting its steps."""
     lab.until(lambda: entry in {str(e.job) for e in lab.driver._queue.attempts("running")})
-    lab.until(lambda: (lab.work / f"{name}-{entry}.log").read_text("utf-8"))
+    lab.until(lambda: {"ready", "from 0"} & set(lab.log(name, entry).splitlines()))
 
 
 # -- other people's runs
