@@ -60,7 +60,13 @@ class Keeper:
     def render(self, policy: Policy, *, version: str | None, init: bool = False) -> Rendering:
         """One object for each team and priority, and one by hand."""
         objects = [
-            EngineObject("class", each.name, {"value": str(each.value)}, f"class {each.name}")
+            EngineObject(
+                "class",
+                each.name,
+                {"value": str(each.value)},
+                f"class {each.name}",
+                take_over=f"shelf mark class {each.name}",
+            )
             for each in policy.priorities
         ]
         objects += [

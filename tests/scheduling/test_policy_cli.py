@@ -257,6 +257,8 @@ def test_apply_does_nothing_at_all_if_something_is_in_the_way(
     assert (result.exit_code, shelf.done) == (1, [])
     assert "! class low is there" in result.stdout
     assert "Rename or remove" in result.stderr
+    assert "  shelf mark class low\n" in result.stderr
+    assert "mark class high" not in result.stderr
 
 
 def test_a_step_that_fails_is_where_it_goes_on(file: Path, shelf: Shelf, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -258,7 +259,10 @@ def test_a_priority_may_take_over_slurms_own_quality(empty: SlurmCluster) -> Non
     policy = a_policy(**PARTS | {"priorities": [LOW, normal, HIGH]})
     applied = Applied(empty, policy)
     assert [str(each) for each in applied.plan().in_the_way] == ["qos normal"]
-    manage(empty, "modify", "qos", "normal", "set", "description=gpuwarden: priority normal")
+    wanted = next(each for each in applied.wanted.objects if each.key == ("qos", "normal"))
+    program, *words = shlex.split(wanted.take_over)
+    assert program == "sacctmgr"
+    manage(empty, *words)
     assert applied.apply().failed is None
     assert not applied.plan().nothing or not applied.plan().in_the_way
     assert not applied.plan().steps
