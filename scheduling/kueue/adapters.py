@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
+from gpuwarden.clock import SystemClock
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.kubernetes_clients import Kind, KubernetesClient
 from gpuwarden.platforms.kubernetes import UnexpectedObject, reference_of
 from gpuwarden.scheduling.engines import Act
-from gpuwarden.scheduling.kueue import names, renderings
-from gpuwarden.scheduling.kueue.objects import found_object, leftovers, place_of
+from gpuwarden.scheduling.kueue import names, renderings, shifts
+from gpuwarden.scheduling.kueue.objects import found_object, leftovers, place_of, title
 from gpuwarden.scheduling.kueue.shapes import rows_at
 
 if TYPE_CHECKING:
+    from gpuwarden.clock import Clock
     from gpuwarden.platforms.kubernetes import Json
     from gpuwarden.scheduling.engines import FoundObject, Rendering, Step
     from gpuwarden.scheduling.policies import Policy
@@ -82,11 +84,19 @@ class KueueAdapter:
     Args:
         policy: where the server is, and whose marks are looked for.
         client: of the server; by default one is made when it is first needed.
+        clock: by which bookings are over.
     """
 
-    def __init__(self, policy: Policy, client: KubernetesClient | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        client: KubernetesClient | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
         self._policy = policy
         self._client = client
+        self._clock = clock or SystemClock()
 
     def render(self, policy: Policy, *, version: str | None, init: bool = False) -> Rendering:
         """Say what a policy comes to.
@@ -135,10 +145,20 @@ class KueueAdapter:
         """
         client, policy = self._connected(), self._policy
         found: dict[tuple[str, str], FoundObject] = {}
+        movable: list[Json] = []
         for kind, where in names.KINDS.items():
             for item in await client.list(where, None, labels=names.selector(policy)):
+                if kind in shifts.KINDS:
+                    movable.append({**item, "kind": kind})
+                    continue
                 each = found_object(item, kind, policy=policy)
                 found[each.key] = each
+        plain, refused = shifts.without_shifts(movable, self._clock.wall())
+        for item in plain:
+            kind = str(item["kind"])
+            why = refused.get(f"{kind} {title(item)}", "")
+            each = found_object(item, kind, policy=policy, shift=why)
+            found[each.key] = each
         for one in wanted.objects:
             if one.key not in found:
                 there = await client.get(names.KINDS[one.kind], *place_of(one.name))
@@ -174,11 +194,16 @@ class KueueAdapter:
             # Not forced: what somebody else made meanwhile is theirs.
             await client.apply(kind, space, body, manager=names.MANAGER, force=False)
             return
+        if step.kind in shifts.KINDS:
+            fields = [change.field for change in step.changes]
+            body = shifts.kept(body, there, fields, self._clock.wall())
         body["metadata"]["resourceVersion"] = there["metadata"]["resourceVersion"]
         now = await client.apply(kind, space, body, manager=names.MANAGER, force=True)
-        if more := leftovers(body, now):
-            locks = {key: now["metadata"][key] for key in ("uid", "resourceVersion")}
-            await client.patch(kind, space, name, body={"metadata": locks, **more})
+        more, notes = leftovers(body, now), shifts.stray(body, now)
+        if more or notes:
+            metadata = {key: now["metadata"][key] for key in ("uid", "resourceVersion")}
+            metadata |= {"annotations": notes} if notes else {}
+            await client.patch(kind, space, name, body={"metadata": metadata, **more})
 
     async def _delete(
         self, client: KubernetesClient, kind: Kind, space: str | None, there: Json, *, step: Step

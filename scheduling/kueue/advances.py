@@ -14,6 +14,7 @@ from gpuwarden.schedule_api import Cause, Outcome
 from gpuwarden.scheduling.kueue.leavings import CANNOT, TRYING, Phase
 from gpuwarden.scheduling.kueue.views import (
     CLOSE_SECONDS,
+    MOST_RETRY_SECONDS,
     PATIENCE_SECONDS,
     STUCK_SECONDS,
     VERIFY_SECONDS,
@@ -27,6 +28,7 @@ from gpuwarden.scheduling.kueue.views import (
     Park,
     Return,
     Verdict,
+    is_due,
 )
 from gpuwarden.scheduling.leaves import LeaveState
 
@@ -126,7 +128,7 @@ def _due(job: QueuedJob, leaving: Leaving, view: View) -> Verdict:
         faults.append(Fault("victim-overdue", job.id, words))
     if leaving.cause is Cause.BUDGET and job.check == "Ready" and leaving.until is not None:
         # The check's own way; whether it has worked is seen below.
-        retry = max(1, int(leaving.until - view.now))
+        retry = min(MOST_RETRY_SECONDS, max(1, int(leaving.until - view.now)))
         acts: tuple[Act, ...] = (Judge(job, "Retry", leaving.words, retry),)
         return Verdict(acts, faults=tuple(faults))
     waits = job.check == "Retry" and view.now < (job.check_at or view.now) + VERIFY_SECONDS
@@ -149,9 +151,11 @@ def _parked(job: QueuedJob, leaving: Leaving, successor: QueuedJob | None, view:
     if job.here:
         return _still_here(job, leaving, view)
     seen = leaving.seen(left=_moment_left(job, leaving, view))
-    back = leaving.until is None or view.now >= leaving.until
+    back = leaving.until is None or view.now >= leaving.until or not is_due(job, leaving, view)
     left = max(seen.steps.get("left", view.now), _others_left(job, leaving, view))
-    settled = _settled(seen, successor, view) or view.now >= left + PATIENCE_SECONDS
+    # A slot begins, or is gone, whatever happens: before that it would only have to leave again.
+    patient = leaving.cause is Cause.BOOKING or view.now < left + PATIENCE_SECONDS
+    settled = _settled(seen, successor, view) or not patient
     if back and (settled or leaving.until is not None):
         return Verdict((Return(job, dataclasses.replace(seen, phase=Phase.RETURNED)),))
     return Verdict((Note(job, seen),) if seen != job.leaving else ())

@@ -25,6 +25,7 @@ from gpuwarden.scheduling.kueue.views import (
     Tell,
     Verdict,
     Wait,
+    is_due,
     is_leaving,
     leaving_of,
     progress_of,
@@ -42,13 +43,13 @@ if TYPE_CHECKING:
 
 
 def choose_all(view: View) -> Verdict:
-    """Notices for bookings and for jobs that wait, and notices that have become useless."""
+    """Notices for bookings and for jobs that wait."""
     terms = terms_of(view.policy)
     if terms is None:
         return _without_notices(view)
     # Bookings were promised first: what they need is nobody's to be asked for by others.
     booked, taken = _for_bookings(view, terms)
-    return Verdict.of([_useless(view), booked, _for_jobs(view, terms, taken)])
+    return Verdict.of([booked, _for_jobs(view, terms, taken)])
 
 
 def starved(view: View) -> list[QueuedJob]:
@@ -385,8 +386,12 @@ def _for_slot(job: QueuedJob, view: View, slot: Slot, *, terms: Terms, deadline:
 # -- useless notices
 
 
-def _useless(view: View) -> Verdict:
-    """Notices whose successor waits no more, or fits without them; the dearest is let off first."""
+def withdraw_useless(view: View) -> Verdict:
+    """Notices whose successor waits no more, or fits without them; the dearest is let off first.
+
+    They are looked at before leaves go on: who comes back after the deadline ends nobody for
+    somebody who is gone.
+    """
     by_id = {job.id: job for job in view.jobs}
     slots = {slot.id for slot in view.slots if view.now < slot.end}
     told = [
@@ -399,6 +404,7 @@ def _useless(view: View) -> Verdict:
         and not job.evicted
     ]
     acts: list[Act] = []
+    asks = terms_of(view.policy) is not None
     wanting = {job.id for job in [*starved(view), *waiting(view)]}
     ledger = view.ledger()
     kept: dict[str, list[QueuedJob]] = {}
@@ -408,6 +414,11 @@ def _useless(view: View) -> Verdict:
             continue
         if leaving.cause is Cause.BOOKING and leaving.successor not in slots:
             acts.append(_withdrawn(job, leaving, "The booking is gone."))
+        if not asks and leaving.cause in (Cause.PRIORITY, Cause.BOOKING):
+            acts.append(_withdrawn(job, leaving, "The policy asks nobody to leave any more."))
+            continue
+        if not is_due(job, leaving, view):
+            acts.append(_withdrawn(job, leaving, f"{leaving.successor} lets it go on now."))
         if leaving.cause is not Cause.PRIORITY:
             continue
         successor = by_id.get(leaving.successor)

@@ -19,12 +19,13 @@ from gpuwarden.periods import period_of
 from gpuwarden.platforms.kubernetes import value_at
 from gpuwarden.scheduling.kueue import mirrors, names
 from gpuwarden.scheduling.kueue.advances import advance
-from gpuwarden.scheduling.kueue.choices import choose_all
+from gpuwarden.scheduling.kueue.choices import choose_all, withdraw_useless
 from gpuwarden.scheduling.kueue.hands import Hands
 from gpuwarden.scheduling.kueue.limits import limit_all, spent_of
 from gpuwarden.scheduling.kueue.mirrors import Mirror
 from gpuwarden.scheduling.kueue.renderings import checked_teams
 from gpuwarden.scheduling.kueue.shapes import part_at, rows_at
+from gpuwarden.scheduling.kueue.shifts import is_noted
 from gpuwarden.scheduling.kueue.upkeep import SKEW_SECONDS, Lease, keep_check, keep_quotas
 from gpuwarden.scheduling.kueue.views import (
     Ask,
@@ -102,7 +103,7 @@ class Controller:
         self._records = records
         self._leaves = leaves
         self._progress = progress
-        self._lease = Lease(client, policy.kueue.namespace, holder)
+        self._lease = Lease(client, policy, holder)
         self._hands = Hands(client, names.check_name(policy), leaves)
         self._receipts: dict[str, tuple[float, Leave]] = {}
         self._engine_problem = ""
@@ -196,7 +197,9 @@ class Controller:
         await self._follow(jobs, now)
         progress = await self._progress(now) if self._progress is not None else {}
         view = self._look(jobs, now, progress)
-        verdict = Verdict.of([advance(view), limit_all(view), choose_all(view)])
+        verdict = Verdict.of(
+            [withdraw_useless(view), advance(view), limit_all(view), choose_all(view)]
+        )
         self.view, self.verdict = view, verdict
         own = [*self._lease.faults(), *self._own_faults()]
         self.faults = (*verdict.faults, *own)
@@ -289,14 +292,16 @@ class Controller:
                 None,
             )
             await keep_check(self._client, check if checked_teams(self.policy) else None, now)
+            queues, cohorts = self._mirrors["queues"].objects(), self._mirrors["cohorts"].objects()
+            slots = [slot for slot in self.slots if slot.start <= now < slot.end]
             if self.policy.bookings is None:
-                return []
+                # What those of an older policy have moved goes back all the same.
+                own = (each for each in (*queues, *cohorts) if self._is_ours(each))
+                if not any(is_noted(each) for each in own):
+                    return []
+                slots = []
             return await keep_quotas(
-                self._client,
-                self.policy,
-                [slot for slot in self.slots if slot.start <= now < slot.end],
-                queues=self._mirrors["queues"].objects(),
-                cohorts=self._mirrors["cohorts"].objects(),
+                self._client, self.policy, slots, queues=queues, cohorts=cohorts
             )
         except RefusedAction as error:
             if error.reason in ("conflict", "gone"):
@@ -351,9 +356,12 @@ class Controller:
         marks = [
             _booked(item)
             for item in (*self._mirrors["queues"].objects(), *self._mirrors["cohorts"].objects())
-            if _policy_of(item) == self.policy.kueue.cohort
+            if self._is_ours(item)
         ]
         return frozenset.intersection(*marks) if marks else frozenset()
+
+    def _is_ours(self, found: Json) -> bool:
+        return _policy_of(found) == self.policy.kueue.cohort
 
     def adopt(self, policy: Policy) -> None:
         """Go by another policy of the same cluster from the next round on."""

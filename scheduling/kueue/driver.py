@@ -18,7 +18,7 @@ from gpuwarden.schedule_api import Problem
 from gpuwarden.scheduling.kueue import names
 from gpuwarden.scheduling.kueue.adapters import connect
 from gpuwarden.scheduling.kueue.advances import advance
-from gpuwarden.scheduling.kueue.choices import choose_all
+from gpuwarden.scheduling.kueue.choices import choose_all, withdraw_useless
 from gpuwarden.scheduling.kueue.controllers import Controller
 from gpuwarden.scheduling.kueue.entries import entries_of, preemptions_of
 from gpuwarden.scheduling.kueue.limits import limit_all
@@ -259,4 +259,5 @@ def read_entries(policy: Policy, now: float) -> Sequence[QueueEntry]:
         return View(policy=policy, now=now, jobs=tuple(found))
 
     view = asyncio.run(read())
-    return entries_of(view, Verdict.of([advance(view), limit_all(view), choose_all(view)]))
+    parts = [withdraw_useless(view), advance(view), limit_all(view), choose_all(view)]
+    return entries_of(view, Verdict.of(parts))

@@ -13,6 +13,7 @@ from gpuwarden.scheduling.kueue import names
 
 if TYPE_CHECKING:
     from gpuwarden.platforms.kubernetes import Json
+    from gpuwarden.scheduling.policies import Policy
 
 SECONDS: Final = 60
 """For which a Lease speaks."""
@@ -62,12 +63,18 @@ def lease_spec(holder: str, now: float, *, taken: float, changes: int) -> dict[s
     }
 
 
-def lease_body(spec: dict[str, Any], space: str) -> dict[str, Any]:
-    """A new Lease."""
+def lease_body(policy: Policy, spec: dict[str, Any]) -> dict[str, Any]:
+    """A new Lease.
+
+    Args:
+        policy: whose; two of one namespace have two.
+        spec: empty where nobody holds it.
+    """
+    name, space = names.controller_name(policy), policy.kueue.namespace
     return {
-        "apiVersion": "coordination.k8s.io/v1",
+        "apiVersion": names.LEASES.api_version,
         "kind": "Lease",
-        "metadata": {"name": names.LEASE, "namespace": space},
+        "metadata": {"name": name, "namespace": space, "labels": names.marks(policy)},
         "spec": spec,
     }
 

@@ -16,6 +16,7 @@ from gpuwarden.scheduling.kueue import names
 from gpuwarden.scheduling.kueue.leavings import Phase
 from gpuwarden.scheduling.kueue.views import (
     LEAK_SECONDS,
+    MOST_RETRY_SECONDS,
     VERIFY_SECONDS,
     Act,
     Fault,
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.kueue.workloads import QueuedJob
     from gpuwarden.scheduling.policies import Policy, Window
 
-MOST_RETRY_SECONDS: Final = 3600
-"""A budget may be raised: who waits for it is looked at again after this at the latest."""
 LOOP_TIMES: Final = 3
 LOOP_SECONDS: Final = 86_400.0
 VAIN_TIMES: Final = 3

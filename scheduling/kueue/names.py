@@ -49,12 +49,13 @@ HISTORY_ANNOTATION: Final = "gpuwarden.io/left"
 """On a Workload: when it had to leave before, Unix seconds, newest last."""
 BOOKINGS_ANNOTATION: Final = "gpuwarden.io/bookings"
 """On ClusterQueues and the cohort: ids of the bookings whose cards their quotas have moved."""
+SHIFT_ANNOTATION: Final = "gpuwarden.io/shift"
+"""On the same: what the quotas are without those bookings."""
 
 NOTICE_GATE: Final = "gpuwarden.io/notice"
 WINDOW_GATE: Final = "gpuwarden.io/window"
 AFTER_GATE: Final = "gpuwarden.io/after"
 BUDGET_CONTROLLER: Final = "gpuwarden.io/budget"
-LEASE: Final = "gpuwarden-scheduler"
 
 QUEUE: Final = "gpuwarden"
 """Of a team's LocalQueue, in its namespace."""
@@ -69,6 +70,8 @@ JOBS: Final = Kind("batch/v1", "jobs")
 LEASES: Final = Kind("coordination.k8s.io/v1", "leases")
 
 KINDS: Final = {
+    # The first is the last that is taken away, when nobody is there who would make it anew.
+    "Lease": LEASES,
     "ResourceFlavor": Kind(API_VERSION, "resourceflavors"),
     "Cohort": COHORTS,
     "AdmissionCheck": ADMISSION_CHECKS,
@@ -115,7 +118,7 @@ def check_name(policy: Policy) -> str:
 
 
 def controller_name(policy: Policy) -> str:
-    """The controller's service account, roles and Deployment."""
+    """The controller's service account, roles, Deployment and Lease."""
     return f"{policy.kueue.cohort}-scheduler"
 
 

@@ -56,6 +56,9 @@ _OPTIONAL: Final = {
     )
 }
 """Fields that count also where we write none."""
+SHIFT: Final = "moved by bookings"
+"""Not a field of the API: what stands on a queue of bookings, and cannot be believed."""
+_SHIFTED: Final = frozenset({"ClusterQueue", "Cohort"})
 _SERVERS: Final = {
     "LocalQueue": {"spec.stopPolicy": "None"},
 }
@@ -75,17 +78,19 @@ def engine_object(body: Json, *, note: str = "", by: By = By.APPLY) -> EngineObj
     return EngineObject(kind, title(body), values_of(body), text, by, note)
 
 
-def found_object(body: Json, kind: str, *, policy: Policy) -> FoundObject:
+def found_object(body: Json, kind: str, *, policy: Policy, shift: str = "") -> FoundObject:
     """An object of the server's as the port knows it.
 
     Args:
         body: of the object, which need not say its kind.
         kind: of it.
         policy: whose mark is looked for.
+        shift: why what stands on it of bookings is not believed.
     """
     labels = body.get("metadata", {}).get("labels") or {}
     marked = all(labels.get(key) == value for key, value in names.marks(policy).items())
-    return FoundObject(kind, title(body), values_of({**body, "kind": kind}), marked)
+    values = values_of({**body, "kind": kind})
+    return FoundObject(kind, title(body), values | ({SHIFT: shift} if shift else {}), marked)
 
 
 def title(body: Json) -> str:
@@ -119,6 +124,8 @@ def values_of(body: Json) -> dict[str, str]:
     if kind in _WHOLE:
         # What is there and not wanted must be seen: the fields' names are a field too.
         found["fields"] = ", ".join(sorted(path for path in found if path.count(".") < 3))
+    if kind in _SHIFTED:
+        found[SHIFT] = ""
     return found
 
 

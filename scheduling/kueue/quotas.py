@@ -148,9 +148,17 @@ class Ledger:
 
     def held(self, team: str, card: str, *, without: frozenset[str] = frozenset()) -> int:
         """Cards of a kind that a team uses, but for some jobs."""
-        gone = [self._by_id[name] for name in without if name in self._by_id]
-        less = sum(use.gpus for use in gone if (use.team, use.card) == (team, card))
-        return self._totals.get((team, card), 0) - less
+        return self._totals.get((team, card), 0) - self._gone(without).get((team, card), 0)
+
+    def _gone(self, without: frozenset[str]) -> dict[tuple[str, str], int]:
+        """Cards that come free by who leaves, added up once for all teams."""
+        gone: dict[tuple[str, str], int] = {}
+        for name in without:
+            use = self._by_id.get(name)
+            if use is not None:
+                key = (use.team, use.card)
+                gone[key] = gone.get(key, 0) + use.gpus
+        return gone
 
     def borrows(self, team: str, card: str) -> bool:
         """Whether a team uses more than its own."""
@@ -168,12 +176,13 @@ class Ledger:
             gpus: how many, all of one kind.
             without: jobs that will have left.
         """
+        gone = self._gone(without)
         for card in cards:
-            if self._room(team, card, without) >= gpus:
+            if self._room(team, card, gone) >= gpus:
                 return card
         return None
 
-    def _room(self, team: str, card: str, without: frozenset[str]) -> int:
+    def _room(self, team: str, card: str, gone: Mapping[tuple[str, str], int]) -> int:
         """Cards that a team may have yet, by the arithmetic of Kueue's cohorts.
 
         What a team does not lend is its own whatever happens; the rest is a common pool, which
@@ -188,8 +197,9 @@ class Ledger:
                 kept = each.own - each.lends
                 pool += each.own if other == POOL else each.lends
                 if other != POOL:
-                    used += max(0, self.held(other, card, without=without) - kept)
-        mine = self.held(team, card, without=without)
+                    key = (other, card)
+                    used += max(0, self._totals.get(key, 0) - gone.get(key, 0) - kept)
+        mine = self._totals.get((team, card), 0) - gone.get((team, card), 0)
         free = max(0, share.own - share.lends - mine) + pool - used
         return min(share.own + share.borrows - mine, free)
 

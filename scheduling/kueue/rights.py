@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.scheduling.kueue import names
+from gpuwarden.scheduling.kueue import leases, names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,8 @@ def rights(policy: Policy) -> Iterator[Body]:
     """The controller's account and what it may do."""
     name, space = names.controller_name(policy), policy.kueue.namespace
     account = {"kind": "ServiceAccount", "name": name, "namespace": space}
+    # Held by nobody yet: it is here so that `undo` takes it away.
+    yield leases.lease_body(policy, {})
     yield _body(policy, "v1", "ServiceAccount", name, space)
     yield {
         **_body(policy, names.RBAC, "ClusterRole", name),
@@ -41,7 +43,7 @@ def rights(policy: Policy) -> Iterator[Body]:
     spaces = sorted({team.namespace for team in policy.teams})
     for each in dict.fromkeys([space, *spaces]):
         rules = [
-            *(_lease_rules() if each == space else ()),
+            *(_lease_rules(name) if each == space else ()),
             *(_team_rules() if each in spaces else ()),
         ]
         yield {**_body(policy, names.RBAC, "Role", name, each), "rules": rules}
@@ -98,12 +100,12 @@ def _team_rules() -> list[Body]:
     ]
 
 
-def _lease_rules() -> list[Body]:
+def _lease_rules(name: str) -> list[Body]:
     return [
         {
             "apiGroups": ["coordination.k8s.io"],
             "resources": ["leases"],
-            "resourceNames": [names.LEASE],
+            "resourceNames": [name],
             "verbs": ["get", "patch"],
         },
         # A creation has no name yet that a rule could ask for.

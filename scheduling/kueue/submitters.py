@@ -145,8 +145,9 @@ class KueueSubmitter:
         )
 
     async def _is_alive(self, client: KubernetesClient) -> bool:
+        name = names.controller_name(self._policy)
         try:
-            found = await client.get(names.LEASES, self._policy.kueue.namespace, names.LEASE)
+            found = await client.get(names.LEASES, self._policy.kueue.namespace, name)
         except GpuwardenError:
             return False  # who may not see it, does not wait for it
         return leases.is_held(found, time.time())

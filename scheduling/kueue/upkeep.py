@@ -8,8 +8,8 @@ import structlog
 
 from gpuwarden.errors import RefusedAction
 from gpuwarden.platforms.kubernetes import condition, value_at
-from gpuwarden.scheduling.kueue import leases, names
-from gpuwarden.scheduling.kueue.quotas import POOL, shares_of
+from gpuwarden.scheduling.kueue import leases, names, shifts
+from gpuwarden.scheduling.kueue.quotas import shares_of
 from gpuwarden.scheduling.kueue.renderings import cluster_queue, cohort
 from gpuwarden.scheduling.kueue.shapes import part_at, rows_at
 from gpuwarden.scheduling.kueue.views import Fault
@@ -34,7 +34,7 @@ class Lease:
 
     Args:
         client: of the API server.
-        space: where the Lease is.
+        policy: whose Lease.
         holder: who we are; different for every process.
 
     Attributes:
@@ -43,9 +43,11 @@ class Lease:
         skew: seconds that our clock is ahead of the server's, as of the last renewal; None before.
     """
 
-    def __init__(self, client: KubernetesClient, space: str, holder: str) -> None:
+    def __init__(self, client: KubernetesClient, policy: Policy, holder: str) -> None:
         self._client = client
-        self._space = space
+        self._policy = policy
+        self._space = policy.kueue.namespace
+        self._name = names.controller_name(policy)
         self._holder = holder
         self._renewed: float | None = None
         self._taken = 0.0
@@ -67,7 +69,7 @@ class Lease:
         if self.held and not due:
             return True
         self.held = False
-        found = await self._client.get(names.LEASES, self._space, names.LEASE)
+        found = await self._client.get(names.LEASES, self._space, self._name)
         holder = leases.holder_of(found)
         self.other = holder if holder != self._holder and leases.is_held(found, now) else ""
         if self.other:
@@ -88,22 +90,22 @@ class Lease:
     async def _write(self, found: Json | None, now: float) -> Json:
         spec = leases.lease_spec(self._holder, now, taken=self._taken, changes=self._changes)
         if found is None:
-            body = leases.lease_body(spec, self._space)
+            body = leases.lease_body(self._policy, spec)
             return await self._client.create(names.LEASES, self._space, body)
         metadata = {key: value_at(found, f"metadata.{key}") for key in ("uid", "resourceVersion")}
         body = {"metadata": metadata, "spec": spec}
-        return await self._client.patch(names.LEASES, self._space, names.LEASE, body=body)
+        return await self._client.patch(names.LEASES, self._space, self._name, body=body)
 
     async def release(self) -> None:
         """Let somebody else take it at once."""
         if not self.held:
             return
         self.held = False
-        found = await self._client.get(names.LEASES, self._space, names.LEASE)
+        found = await self._client.get(names.LEASES, self._space, self._name)
         if leases.holder_of(found) == self._holder and found is not None:
             version = value_at(found, "metadata.resourceVersion")
             body = {"metadata": {"resourceVersion": version}, "spec": {"leaseDurationSeconds": 1}}
-            await self._client.patch(names.LEASES, self._space, names.LEASE, body=body)
+            await self._client.patch(names.LEASES, self._space, self._name, body=body)
 
     def faults(self) -> list[Fault]:
         """What is wrong with it."""
@@ -166,8 +168,8 @@ async def keep_quotas(
 ) -> list[Fault]:
     """Have quotas be those of the bookings that are in force, and back afterwards.
 
-    What is in force is written on each object with its quotas, so that a crash between two of them
-    is seen and mended, whenever it was.
+    What is in force is written on each object with its quotas, and what they are without, so that a
+    crash between two of them is seen and mended, whenever it was, and nobody takes it for drift.
 
     Args:
         client: of the API server.
@@ -177,37 +179,48 @@ async def keep_quotas(
         cohorts: the cohorts as they are.
     """
     wanted = ",".join(sorted(slot.id for slot in slots))
+    until = min((slot.end for slot in slots), default=0.0)
     there = {("ClusterQueue", _name(item)): item for item in queues}
     there |= {("Cohort", _name(item)): item for item in cohorts}
     plain, shares = shares_of(policy), shares_of(policy, slots)
-    growth = {
-        team: sum(share.own - plain[key].own for key, share in shares.items() if key[0] == team)
-        for team in (POOL, *(each.name for each in policy.teams))
-    }
-    todo: list[tuple[int, Kind, dict[str, Any]]] = [
-        (growth[POOL], names.COHORTS, cohort(policy, shares)),
+    pairs = [
+        (names.COHORTS, cohort(policy, plain), cohort(policy, shares)),
         *(
-            (growth[team.name], names.CLUSTER_QUEUES, cluster_queue(policy, team, shares))
+            (
+                names.CLUSTER_QUEUES,
+                cluster_queue(policy, team, plain),
+                cluster_queue(policy, team, shares),
+            )
             for team in policy.teams
         ),
     ]
     faults = []
-    # Who gives goes first: for a moment there is less, never more than there is.
-    for _growth, kind, body in sorted(todo, key=lambda each: each[0]):
+    todo: list[tuple[int, Kind, dict[str, Any], Json]] = []
+    for kind, base, body in pairs:
         name = body["metadata"]["name"]
         found = there.get((body["kind"], name))
         if found is None or not _is_ours(policy, found):
             words = f"{body['kind']} {name} is not there, or not gpuwarden's: run policy apply"
             faults.append(Fault("quota-object-missing", name, words))
             continue
+        notes = shifts.annotations_of(wanted, base, body, until=until) if wanted else {}
         annotations = part_at(found, "metadata.annotations")
-        if annotations.get(names.BOOKINGS_ANNOTATION, "") == wanted:
+        if all(annotations.get(key) == notes.get(key) for key in shifts.ANNOTATIONS):
             continue
-        if wanted:
-            body["metadata"]["annotations"] = {names.BOOKINGS_ANNOTATION: wanted}
+        if notes:
+            body["metadata"]["annotations"] = notes
+        growth = shifts.cards_of(body) - shifts.cards_of(found)
+        todo.append((growth, kind, body, found))
+    # Who gives goes first: for a moment there is less, never more than there is.
+    for _growth, kind, body, found in sorted(todo, key=lambda each: each[0]):
+        name = body["metadata"]["name"]
         body["metadata"]["resourceVersion"] = value_at(found, "metadata.resourceVersion")
         log.info("quotas", object=name, bookings=wanted)
-        await client.apply(kind, None, body, manager=names.MANAGER, force=True)
+        now = await client.apply(kind, None, body, manager=names.MANAGER, force=True)
+        if more := shifts.stray(body, now):
+            # Somebody else has written there, and an apply leaves that.
+            locks = {key: value_at(now, f"metadata.{key}") for key in ("uid", "resourceVersion")}
+            await client.patch(kind, None, name, body={"metadata": {**locks, "annotations": more}})
     return faults
 
 

@@ -11,13 +11,14 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from gpuwarden.schedule_api import Cause
 from gpuwarden.scheduling.kueue.leavings import Leaving, Phase
 from gpuwarden.scheduling.kueue.quotas import Ledger, Use, shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpuwarden.schedule_api import Cause, Outcome
+    from gpuwarden.schedule_api import Outcome
     from gpuwarden.scheduling.kueue.workloads import QueuedJob
     from gpuwarden.scheduling.leaves import Leave
     from gpuwarden.scheduling.policies import Policy
@@ -27,6 +28,8 @@ SETTLE_SECONDS: Final = 5.0
 """Kueue is given so long to start what simply fits."""
 VERIFY_SECONDS: Final = 60.0
 """After which a check's Retry must have given the quota back (kueue #6035)."""
+MOST_RETRY_SECONDS: Final = 3600
+"""A budget may be raised: who waits for it is looked at again after this at the latest."""
 PATIENCE_SECONDS: Final = 300.0
 """A parked job comes back so long after it left, even if its successor never came."""
 CLOSE_SECONDS: Final = 600.0
@@ -117,6 +120,14 @@ def progress_of(job: QueuedJob, view: View) -> Progress:
 def is_leaving(job: QueuedJob) -> bool:
     """Whether it was asked to leave and is on its way."""
     return job.leaving is not None and job.leaving.phase is not Phase.RETURNED
+
+
+def is_due(job: QueuedJob, leaving: Leaving, view: View) -> bool:
+    """Whether hours and budgets still want a job away: both can be changed meanwhile."""
+    if leaving.cause is Cause.WINDOW:
+        window = view.policy.window(job.window) if job.window else None
+        return window is None or not window.is_open(view.policy.timezone, view.now)
+    return leaving.cause is not Cause.BUDGET or job.team in view.spent
 
 
 def decision_id(job: QueuedJob, successor: str, now: float) -> str:

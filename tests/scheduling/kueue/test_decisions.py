@@ -17,8 +17,9 @@ from gpuwarden.scheduling.kueue.entries import entries_of, state_of
 from gpuwarden.scheduling.kueue.leavings import Leaving, Phase, history_of, history_text
 from gpuwarden.scheduling.kueue.limits import limit_all
 from gpuwarden.scheduling.kueue.mirrors import trim_job, trim_pod, trim_workload
-from gpuwarden.scheduling.kueue.views import Tell, Verdict, View
+from gpuwarden.scheduling.kueue.views import Return, Spent, Tell, Verdict, View
 from gpuwarden.scheduling.kueue.workloads import Pod, QueuedJob, read_jobs
+from gpuwarden.scheduling.slots import Slot
 
 if TYPE_CHECKING:
     import random
@@ -257,3 +258,42 @@ def test_odd_objects_are_no_jobs_and_no_errors(first: object, second: object, pa
     )
     view = View(policy=POLICY, now=NOW, jobs=tuple(found))
     entries_of(view, Verdict.of([advance(view), limit_all(view), choose_all(view)]))
+
+
+def parked(cause: Cause, successor: str, *, until: float | None) -> QueuedJob:
+    """A job that we have taken out of the queue, and that has left long ago."""
+    leaving = Leaving(
+        id="d1",
+        cause=cause,
+        successor=successor,
+        at="epoch",
+        begun=NOW - 900.0,
+        deadline=NOW - 600.0,
+        phase=Phase.PARKED,
+        parked=NOW - 600.0,
+        until=until,
+        steps={"left": NOW - 590.0},
+    )
+    return a_job("away", leaving=leaving, active=False)
+
+
+def returns(view: View) -> bool:
+    """Whether the job comes back."""
+    return any(isinstance(act, Return) for act in advance(view).acts)
+
+
+def test_a_raised_budget_brings_back_whom_it_kept_out() -> None:
+    """It was kept out until the period's end; the budget has room again before that."""
+    job = parked(Cause.BUDGET, "budget of vision", until=NOW + 20 * 86_400.0)
+    spent = {"vision": Spent("All is used.", NOW + 20 * 86_400.0, leave=True)}
+    assert not returns(View(policy=POLICY, now=NOW, jobs=(job,), spent=spent))
+    assert returns(View(policy=POLICY, now=NOW, jobs=(job,)))
+
+
+def test_who_left_for_a_slot_stays_away_until_it_begins() -> None:
+    """Back before that, it would start on the cards that it left, and be asked once more."""
+    job = parked(Cause.BOOKING, "b1", until=None)
+    slot = Slot("b1", "speech", "cy", 4, "a100-40", NOW + 300.0, NOW + 4000.0, 900.0)
+    assert not returns(View(policy=POLICY, now=NOW, jobs=(job,), slots=(slot,)))
+    assert returns(View(policy=POLICY, now=NOW + 331.0, jobs=(job,), slots=(slot,)))
+    assert returns(View(policy=POLICY, now=NOW, jobs=(job,))), "the booking is gone"

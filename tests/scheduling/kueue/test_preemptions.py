@@ -232,6 +232,22 @@ def test_a_useless_notice_is_taken_back(tmp_path: Path) -> None:
         assert found.preemption(two).outcome is Outcome.WITHDRAWN
 
 
+def test_nobody_is_ended_late_for_somebody_who_is_gone(tmp_path: Path) -> None:
+    """The controller was away past the deadline, and who wanted the card is gone meanwhile."""
+    with life(tmp_path, kueue_policy()) as found:
+        _one, two = full(found)
+        high = found.submit("high", "high")
+        found.tick(3, seconds=5.0)
+        assert found.leaving(two) is not None
+        found.kill()
+        space, name = high.split("/")
+        found.scene.cluster.delete("Job", name, space)
+        found.scene.time.pass_(3600.0)
+        found.tick()
+        assert found.active(two)
+        assert found.leaving(two) is None
+
+
 def test_a_card_that_came_free_otherwise_spares_the_victim(tmp_path: Path) -> None:
     """The notice is taken back as soon as the request fits without it."""
     with life(tmp_path, kueue_policy()) as found:

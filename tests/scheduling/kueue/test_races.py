@@ -396,12 +396,13 @@ def test_a_gate_opens_for_who_fits_and_after_the_notice(tmp_path: Path) -> None:
         found.scene.cluster.create("Deployment", "kueue-system", body)
         low = found.run("low")
         found.tick()
-        lease = found.scene.cluster.get("Lease", names.LEASE, "gpuwarden")
+        name = names.controller_name(found.scene.policy)
+        lease = found.scene.cluster.get("Lease", name, "gpuwarden")
         # Submissions go by the real clock, the scene by its own.
         assert leases.is_held(lease, found.scene.time.now)
         fresh = leases.lease_spec("x", 4e9, taken=4e9, changes=0)
         found.scene.cluster.patch(
-            "Lease", names.LEASE, {"spec": {"renewTime": fresh["renewTime"]}}, "gpuwarden"
+            "Lease", name, {"spec": {"renewTime": fresh["renewTime"]}}, "gpuwarden"
         )
         found.scene.time.pass_(100.0)
         high = found.submit("high", "high")

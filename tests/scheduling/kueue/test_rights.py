@@ -13,6 +13,7 @@ from tests.scheduling.kueue.lives import Life, life
 from tests.scheduling.kueue.test_limits import BOOKINGS, booked
 
 from gpuwarden.platforms.kubernetes import condition
+from gpuwarden.scheduling.kueue import names
 from gpuwarden.scheduling.kueue.renderings import render
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def test_everything_with_these_rights(tmp_path: Path) -> None:
     policy = kueue_policy(budgets=[BUDGET], bookings=BOOKINGS, windows=windows)
     with life(tmp_path, policy) as found:
         one = found.submit("one", gpus=2, window="night")
+        # Somebody has taken it away: it is made anew.
+        found.scene.cluster.delete("Lease", names.controller_name(policy), "gpuwarden")
         as_controller(found, policy)
         found.tick(3)
         found.start_pods()

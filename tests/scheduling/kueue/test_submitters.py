@@ -203,7 +203,8 @@ def with_lease(found: Any, seconds_ago: float) -> None:
     """A Lease as the controller writes it."""
     now = time.time() - seconds_ago
     spec = leases.lease_spec("host:1", now, taken=now, changes=0)
-    found.cluster.create("Lease", "gpuwarden", leases.lease_body(spec, "gpuwarden"))
+    name = names.controller_name(found.policy)
+    found.cluster.patch("Lease", name, {"spec": spec}, "gpuwarden")
 
 
 def with_version(found: Any, version: str) -> None:
