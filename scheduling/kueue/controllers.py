@@ -31,6 +31,7 @@ from gpuwarden.scheduling.kueue.views import (
     Ask,
     Fault,
     Open,
+    Park,
     Tell,
     Verdict,
     View,
@@ -313,8 +314,8 @@ class Controller:
         skewed = skew is not None and abs(skew) > SKEW_SECONDS
         written: set[str] = set()
         for act in verdict.acts[:MOST_ACTS]:
-            if skewed and isinstance(act, Tell):
-                continue
+            if skewed and isinstance(act, Tell | Park):
+                continue  # a clock that has leapt makes deadlines pass that have not
             if self._engine_problem and isinstance(act, Ask):
                 continue  # one that does not answer is waited for once in a round
             # One change of each object in a round: what was seen holds for one.

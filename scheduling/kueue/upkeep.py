@@ -115,7 +115,7 @@ class Lease:
         if self.skew is not None and abs(self.skew) > SKEW_SECONDS:
             words = (
                 f"this clock and the API server's are {abs(self.skew):.0f} s apart: nobody is "
-                "asked to leave before they agree (is there an NTP client?)"
+                "asked to leave or ended before they agree (is there an NTP client?)"
             )
             return [Fault("clock-skew", "clock", words)]
         return []

@@ -276,6 +276,18 @@ def test_clocks_that_differ(tmp_path: Path) -> None:
         assert found.leaving(low) is None
 
 
+def test_a_clock_that_leaps_ends_nobody(tmp_path: Path) -> None:
+    """By it the deadline is over, and by the API server's it is not: nobody is parked."""
+    with life(tmp_path, ONE_CARD) as found:
+        low, _high = contested(found)
+        found.tick(3, seconds=5.0)
+        assert found.leaving(low) is not None
+        assert found.driver is not None
+        found.driver.tick(found.scene.time.now + 3600.0)
+        assert found.active(low)
+        assert "clock-skew" in found.codes()
+
+
 def test_a_dead_node(tmp_path: Path) -> None:
     """Kueue #6757: its cards are not counted as free, and nobody says that the job has left."""
     with life(tmp_path, ONE_CARD) as found:
