@@ -280,7 +280,7 @@ def _limits() -> tuple:
     plain = f"max by (team, per) ({_of('budget_limit_gpu_hours')})"
     return (
         listing(
-            "Budgets",
+            "Budgets of the policy",
             "GPU-hours of the period that runs. A hard budget lets nothing of the team start once "
             "it is used up; a soft one only warns. n/a: not known.",
             [
