@@ -230,7 +230,9 @@ def test_a_job_runs_as_who_submitted_it(lab: LabBox) -> None:
                 folder.chmod(0o711)
         os.chown(lab.work, 65534, 65534)
         lab.program().write_text(
-            "#!/bin/sh\nid -u; id -G; env; pwd; grep SigIgn /proc/self/status; sleep 1\n", "utf-8"
+            "#!/bin/sh\nid -u; id -G; env; pwd; grep SigIgn /proc/self/status\n"
+            "for _ in $(seq 600); do [ -e seen ] && exit 0; sleep 0.1; done; exit 1\n",
+            "utf-8",
         )
         task = Task(
             name="nobody",
@@ -246,6 +248,7 @@ def test_a_job_runs_as_who_submitted_it(lab: LabBox) -> None:
         entry = lab.driver.submit(task, uid=65534, gid=65534, now=lab.clock.wall())
         lab.until(lambda: lab.state_of(entry) == "running")
         name = lab.entry(entry).job_id
+        (lab.work / "seen").touch()
         lab.until(lambda: lab.state_of(entry) == "done")
     assert name is not None
     assert name.startswith("proc-")
