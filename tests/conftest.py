@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that wait for minutes: at the end one process would be left with them."""
+    """Begin with what waits for minutes: at the end one process would be left with it."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/system/"))
