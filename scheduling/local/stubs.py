@@ -106,8 +106,8 @@ def _become(orders: dict[str, Any], gate: int, failure: int) -> None:
             os._exit(0)
         os.close(gate)
         os.setsid()
-        # Python itself ignores SIGXFSZ, and what is ignored stays so in another program.
-        for number in (*_IGNORED, signal.SIGXFSZ):
+        # What is ignored, here or by whoever started the daemon, stays so in another program.
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         uid, gid = orders["uid"], orders["gid"]
         if os.geteuid() == 0 and uid != 0:

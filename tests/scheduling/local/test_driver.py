@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -223,7 +225,9 @@ def test_what_can_never_run_is_refused_at_once(
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_a_job_runs_as_who_submitted_it(lab: LabBox) -> None:
     """With that user's rights and nothing of the daemon's environment."""
-    with pytest.MonkeyPatch.context() as patch:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as whoever started the daemon may
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as after:
+        after.callback(signal.signal, signal.SIGUSR1, before)
         patch.setenv("SECRET_OF_THE_DAEMON", "1")
         for folder in (lab.folder, *lab.folder.parents):
             if folder.stat().st_mode & 0o077 == 0:  # pytest's own, for the user of the test alone
