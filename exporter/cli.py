@@ -16,7 +16,7 @@ from gpuwarden.exporter.compat import COMPATIBILITIES, NEEDED_COLLECTORS
 from gpuwarden.exporter.servers import parse_address
 from gpuwarden.exporter.settings import DEFAULT_PORT, ExporterSettings
 from gpuwarden.exporter.switches import SWITCHES
-from gpuwarden.option_values import read_seconds
+from gpuwarden.option_values import log_format_option, log_level_option, read_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,21 +232,8 @@ _RELEASE_FILE = click.option(
     help="A process name that starts jobs but is part of none, beside the usual ones (sshd, tmux, "
     "Jupyter servers, interactive shells, ...). May be repeated.",
 )
-@click.option(
-    "--log.level",
-    "log_level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
-@click.option(
-    "--log.format",
-    "log_format",
-    type=click.Choice(["auto", "console", "json"]),
-    default="auto",
-    show_default=True,
-    help="auto: console on a terminal, JSON elsewhere.",
-)
+@log_level_option
+@log_format_option
 @click.option("--once", is_flag=True, help="Print the page once, in the text format, and exit.")
 @click.pass_context
 def exporter(

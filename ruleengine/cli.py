@@ -13,7 +13,12 @@ from rich.table import Table
 
 from gpuwarden import logs
 from gpuwarden.consoles import open_console, printable
-from gpuwarden.option_values import config_option, output_option
+from gpuwarden.option_values import (
+    config_option,
+    log_format_option,
+    log_level_option,
+    output_option,
+)
 from gpuwarden.ruleengine.alerting_cli import alerting
 from gpuwarden.ruleengine.audit_cli import audit
 from gpuwarden.ruleengine.clients import ask, read_token, token_headers, token_option, url_option
@@ -61,22 +66,8 @@ __all__ = [
     help="Read the configuration, the rules, the directory and the secrets, say what is wrong, and "
     "exit: 0 if all can be used, 2 if not.",
 )
-@click.option(
-    "--log.level",
-    "log_level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="Least severe lines that are written.",
-)
-@click.option(
-    "--log.format",
-    "log_format",
-    type=click.Choice(["auto", "json", "console"]),
-    default="auto",
-    show_default=True,
-    help="auto: console on a terminal, JSON elsewhere.",
-)
+@log_level_option
+@log_format_option
 def engine(config: Path, check: bool, *, log_level: str, log_format: str) -> None:
     """Judge jobs by rules, tell their owners, and end what must end.
 

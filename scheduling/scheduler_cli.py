@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuwarden import logs
-from gpuwarden.option_values import read_positive_seconds, read_url
+from gpuwarden.option_values import (
+    log_format_option,
+    log_level_option,
+    read_positive_seconds,
+    read_url,
+)
 from gpuwarden.scheduling.daemon import Daemon, Settings
 from gpuwarden.scheduling.daemon_clients import DEFAULT_SOCKET
 from gpuwarden.scheduling.policy_checks import load_policy
@@ -111,22 +116,8 @@ def _file(name: str, text: str) -> Callable[[Callable[..., None]], Callable[...,
     help="Read the policy and the tokens, say what is wrong, and exit: 0 if all can be used, 2 if "
     "not.",
 )
-@click.option(
-    "--log.level",
-    "log_level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="Least severe lines that are written.",
-)
-@click.option(
-    "--log.format",
-    "log_format",
-    type=click.Choice(["auto", "json", "console"]),
-    default="auto",
-    show_default=True,
-    help="auto: console on a terminal, JSON elsewhere.",
-)
+@log_level_option
+@log_format_option
 def scheduler(
     policy: Path,
     state: Path,

@@ -1,7 +1,4 @@
-"""The scheduler's file: one daemon at a time, its tables, and copies of it.
-
-Migrations are only ever added: the number of those that were applied is the file's `user_version`.
-"""
+"""The scheduler's file: one daemon at a time, its tables, and copies of it."""
 
 from __future__ import annotations
 
@@ -11,7 +8,8 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
-from gpuwarden.errors import PermanentError
+from gpuwarden.scheduling import sqlite_files
+from gpuwarden.scheduling.sqlite_files import StoreUnusable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,12 +118,6 @@ MIGRATIONS = (
 )
 
 
-class StoreUnusable(PermanentError):
-    """The store cannot be opened: another daemon has it, it is newer, or damaged."""
-
-    exit_code = 3
-
-
 def exclusive(folder: Path) -> int:
     """Keep every other scheduler from a folder until this descriptor is closed.
 
@@ -151,43 +143,17 @@ def exclusive(folder: Path) -> int:
 
 
 def opened(path: Path) -> sqlite3.Connection:
-    """A connection to the file, of today's version, made for its owner's eyes only.
+    """A connection to the scheduler's file.
 
     Raises:
         StoreUnusable: it is of a newer gpuwarden, or no usable file.
     """
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        db = sqlite3.connect(path, isolation_level=None, timeout=5, check_same_thread=False)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreUnusable(f"{path} is not usable: {error}") from error
-    try:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA foreign_keys = ON")
-        _migrate(db, path)
-    except sqlite3.Error as error:
-        db.close()
-        raise StoreUnusable(
-            f"{path} is damaged ({error}): put the newest copy of it back, or move it away; "
-            "bookings and receipts are in it, jobs are not"
-        ) from error
-    except StoreUnusable:
-        db.close()
-        raise
-    return db
-
-
-def _migrate(db: sqlite3.Connection, path: Path) -> None:
-    version = int(db.execute("PRAGMA user_version").fetchone()[0])
-    if version > len(MIGRATIONS):
-        raise StoreUnusable(
-            f"{path} is of version {version}, and this gpuwarden knows {len(MIGRATIONS)}: start "
-            "the newer one again"
-        )
-    for number, script in enumerate(MIGRATIONS[version:], version + 1):
-        # One transaction each: an end in the middle leaves the version that was there.
-        db.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
+    return sqlite_files.opened(
+        path,
+        MIGRATIONS,
+        remedy="put the newest copy of it back, or move it away; bookings and receipts are in it, "
+        "jobs are not",
+    )
 
 
 def copy_to(db: sqlite3.Connection, target: Path) -> None:

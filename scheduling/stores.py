@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from gpuwarden.schedule_api import Cause, Outcome, Preemption
 from gpuwarden.scheduling.holdings import Holding
 from gpuwarden.scheduling.slots import Slot
-from gpuwarden.scheduling.store_files import StoreUnusable, copy_to, exclusive, opened
+from gpuwarden.scheduling.sqlite_files import StoreUnusable, transaction
+from gpuwarden.scheduling.store_files import copy_to, exclusive, opened
 
 if TYPE_CHECKING:
     import sqlite3
@@ -141,13 +142,8 @@ class Store:
             if self._db.in_transaction:
                 yield self._db
                 return
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(self._db):
                 yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
 
     def rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
         """What a query finds, each row by its columns' names."""

@@ -17,7 +17,7 @@ from gpuwarden.exporter.agent.guards import DEFAULT_KILL_SWITCH
 from gpuwarden.exporter.releases import DEFAULT_RELEASE_FILE
 from gpuwarden.exporter.servers import parse_address
 from gpuwarden.job_files import DIRECTORY_VARIABLE, directory
-from gpuwarden.option_values import read_seconds
+from gpuwarden.option_values import log_format_option, log_level_option, read_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,20 +144,8 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="How long a job that was ended and started again, the same command by the same "
         "process, is left alone; 0s: not at all.",
     ),
-    click.option(
-        "--log.level",
-        "log_level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        default="info",
-        show_default=True,
-    ),
-    click.option(
-        "--log.format",
-        "log_format",
-        type=click.Choice(["auto", "console", "json"]),
-        default="auto",
-        show_default=True,
-    ),
+    log_level_option,
+    log_format_option,
 )
 
 

@@ -10,6 +10,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.scheduling.holdings import Holding
+from gpuwarden.scheduling.sqlite_files import transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,8 +66,7 @@ class Records:
         rows = list(self._db.execute("SELECT pod, seen FROM holdings WHERE end IS NULL"))
         open_rows: dict[str, float] = dict(rows)
         here: set[str] = set()
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(self._db):
             for job in jobs:
                 self._observe(job, now, open_rows=open_rows, here=here)
             for pod, seen in open_rows.items():
@@ -74,10 +74,6 @@ class Records:
                     # Gone without a word of when: up to when it was seen last.
                     self._end(pod, now if now - seen <= 2 * SEEN_SECONDS else seen)
             self._db.execute("DELETE FROM holdings WHERE end < ?", (now - KEPT_SECONDS,))
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
 
     def _observe(
         self, job: QueuedJob, now: float, *, open_rows: dict[str, float], here: set[str]

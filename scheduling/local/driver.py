@@ -568,6 +568,6 @@ def open_driver(policy: Policy, context: Context) -> LocalDriver:
 
     Raises:
         MissingExtra: NVML's bindings are not installed.
-        QueueUnusable: the queue's file is damaged, or of a newer gpuwarden.
+        StoreUnusable: the queue's file is damaged, or of a newer gpuwarden.
     """
     return LocalDriver(policy, context)

@@ -6,15 +6,12 @@ primary key is the card, so no card can be given twice, whatever the code above 
 
 from __future__ import annotations
 
-import os
 import sqlite3
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gpuwarden.errors import PermanentError
+from gpuwarden.scheduling import sqlite_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 MIGRATIONS = (
@@ -106,60 +103,17 @@ MIGRATIONS = (
 )
 
 
-class QueueUnusable(PermanentError):
-    """The queue's file cannot be used."""
-
-    exit_code = 3
-
-
 def opened(path: Path) -> sqlite3.Connection:
-    """A connection to the file, of today's version, made for its owner's eyes only.
+    """A connection to the queue's file; its rows are read by the names of their columns.
 
     Raises:
-        QueueUnusable: it is of a newer gpuwarden, or damaged.
+        StoreUnusable: it is of a newer gpuwarden, or damaged.
     """
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        db = sqlite3.connect(path, isolation_level=None, timeout=5, check_same_thread=False)
-    except (OSError, sqlite3.Error) as error:
-        raise QueueUnusable(f"{path} is not usable: {error}") from error
+    db = sqlite_files.opened(
+        path,
+        MIGRATIONS,
+        remedy="move it away, and submit again what waited; jobs that run go on, and their cards "
+        "are off limits until they end",
+    )
     db.row_factory = sqlite3.Row
-    try:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA foreign_keys = ON")
-        _migrate(db, path)
-    except sqlite3.Error as error:
-        db.close()
-        raise QueueUnusable(
-            f"{path} is damaged ({error}): move it away, and submit again what waited; jobs that "
-            "run go on, and their cards are off limits until they end"
-        ) from error
-    except QueueUnusable:
-        db.close()
-        raise
     return db
-
-
-def _migrate(db: sqlite3.Connection, path: Path) -> None:
-    version = int(db.execute("PRAGMA user_version").fetchone()[0])
-    if version > len(MIGRATIONS):
-        raise QueueUnusable(
-            f"{path} is of version {version}, and this gpuwarden knows {len(MIGRATIONS)}: start "
-            "the newer one again"
-        )
-    for number, script in enumerate(MIGRATIONS[version:], version + 1):
-        # One transaction each: an end in the middle leaves the version that was there.
-        db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """All of it or nothing, on disk at its end."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield db
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.errors import RefusedAction
 from gpuwarden.schedule_api import Outcome
 from gpuwarden.scheduling.local.processes import ProcessId
-from gpuwarden.scheduling.local.queue_files import opened, transaction
+from gpuwarden.scheduling.local.queue_files import opened
+from gpuwarden.scheduling.sqlite_files import transaction
 from gpuwarden.scheduling.tasks import Task
 
 if TYPE_CHECKING:

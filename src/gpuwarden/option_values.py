@@ -31,6 +31,23 @@ quiet_option: Callable[[Callable[..., None]], Callable[..., None]] = click.optio
     "-q", "--quiet", is_flag=True, help="Show only what is to be done."
 )
 
+log_level_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
+    "--log.level",
+    "log_level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Least severe lines that are written.",
+)
+log_format_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
+    "--log.format",
+    "log_format",
+    type=click.Choice(["auto", "json", "console"]),
+    default="auto",
+    show_default=True,
+    help="auto: console on a terminal, JSON elsewhere.",
+)
+
 
 def config_option(
     help_text: str, *, required: bool = False

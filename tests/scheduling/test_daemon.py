@@ -24,7 +24,8 @@ from gpuwarden.schedule_api import (
 )
 from gpuwarden.scheduling.daemon import Daemon, Settings
 from gpuwarden.scheduling.daemon_clients import DaemonClient
-from gpuwarden.scheduling.store_files import MIGRATIONS, StoreUnusable
+from gpuwarden.scheduling.sqlite_files import StoreUnusable
+from gpuwarden.scheduling.store_files import MIGRATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
