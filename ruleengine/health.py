@@ -12,8 +12,8 @@ from gpuwarden.ruleengine.ticks import FAILURES, OUTAGE_TICKS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from gpuwarden.metric_families import Row
     from gpuwarden.ruleengine.engine import Engine
-    from gpuwarden.ruleengine.metrics import Row
 
 
 def problems(engine: Engine) -> list[str]:

@@ -9,16 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gpuwarden import __version__
-from gpuwarden.catalogue import CATALOGUE, MetricType, Source
+from gpuwarden.catalogue import CATALOGUE, Source
+from gpuwarden.metric_families import families
 from gpuwarden.ruleengine import canaries, deadlines, health, prospects
 from gpuwarden.ruleengine.ledger_counters import WAIT_BOUNDS
 from gpuwarden.ruleengine.model import Action
@@ -32,14 +29,12 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from gpuwarden.metric_families import Row
     from gpuwarden.ruleengine.case_records import Case
     from gpuwarden.ruleengine.engine import Engine
 
 RECEIPT_SECONDS = 86400.0
 """Steps of a decision are shown for a day; the ledger keeps them."""
-
-Row = tuple[tuple[str, ...], float]
-"""Label values in the catalogue's order, and the value."""
 
 
 class EngineCollector(Collector):
@@ -55,14 +50,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every family of the catalogue that the engine exports."""
         rows = dict(self._rows())
-        for name, metric in CATALOGUE.items():
-            if metric.source is not Source.ENGINE or name not in rows:
-                continue
-            kind = CounterMetricFamily if metric.type is MetricType.COUNTER else GaugeMetricFamily
-            family = kind(name, metric.help, labels=metric.labels)
-            for labels, value in rows[name]:
-                family.add_metric(labels, value)
-            yield family
+        yield from families(Source.ENGINE, rows)
         yield self._waits()
 
     def _rows(self) -> Iterator[tuple[str, Iterable[Row]]]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from gpuwarden import __version__
-from gpuwarden.catalogue import CATALOGUE, MetricType, Source
+from gpuwarden.catalogue import CATALOGUE, Source
+from gpuwarden.metric_families import families
 from gpuwarden.schedule_api import STEPS, BookingState, EntryState, Outcome
 from gpuwarden.scheduling.drivers import LEAK, LOOP
 from gpuwarden.scheduling.foresight_stores import WAIT_BOUNDS
@@ -24,14 +21,12 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from gpuwarden.metric_families import Row
     from gpuwarden.scheduling.schedulers import Scheduler
 
 STEP_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 4 * 3600.0)
 _LIVE = (EntryState.DONE, EntryState.FAILED)
 _HELD = (EntryState.RUNNING, EntryState.LEAVING)
-
-Row = tuple[tuple[str, ...], float]
-"""Label values in the catalogue's order, and the value."""
 
 
 class SchedulerCollector(Collector):
@@ -47,14 +42,7 @@ class SchedulerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every family of the catalogue that the scheduler exports."""
         rows = {f"gpuwarden_scheduler_{name}": list(found) for name, found in self._rows()}
-        for name, metric in CATALOGUE.items():
-            if metric.source is not Source.SCHEDULER or name not in rows:
-                continue
-            kind = CounterMetricFamily if metric.type is MetricType.COUNTER else GaugeMetricFamily
-            family = kind(name, metric.help, labels=metric.labels)
-            for labels, value in rows[name]:
-                family.add_metric(labels, value)
-            yield family
+        yield from families(Source.SCHEDULER, rows)
         yield self._waits()
         yield self._steps()
 

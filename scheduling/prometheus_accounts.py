@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
 
-import httpx
-
-from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.exchanges import exchange
+from gpuwarden.scheduling.prometheus_queries import instant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpuwarden.exchanges import Answer
     from gpuwarden.periods import Span
+    from gpuwarden.scheduling.prometheus_queries import Rows
     from gpuwarden.scheduling.usages import By
 
 _LABELS: Mapping[str, tuple[str, ...]] = {
@@ -66,9 +61,8 @@ class PrometheusAccounts:
         chosen = f"{{team={_quoted(team)}}}" if team else ""
         hours = f"sum by ({', '.join(names)}) (sum_over_time({by}:gpu_hours:sum5m{chosen}{length}))"
         at = span.end + _LAG_SECONDS
-        async with httpx.AsyncClient(timeout=self._timeout, follow_redirects=False) as client:
-            rows = await self._ask(client, hours, at)
-            seen = await self._ask(client, f"count_over_time(fleet:gpus_seen:count5m{length})", at)
+        rows = await self._ask(hours, at)
+        seen = await self._ask(f"count_over_time(fleet:gpus_seen:count5m{length})", at)
         found: dict[tuple[str, str], float] = {}
         for labels, value in rows:
             key = (labels.get(names[0], ""), labels.get("team", "") if len(names) > 1 else "")
@@ -77,51 +71,15 @@ class PrometheusAccounts:
         covered = min(1.0, max((value for _labels, value in seen), default=0.0) / samples)
         return found, covered
 
-    async def _ask(
-        self, client: httpx.AsyncClient, query: str, at: float
-    ) -> list[tuple[Mapping[str, str], float]]:
-        # Partial answers of Thanos and VictoriaMetrics are errors; others know no such words.
-        form = {
-            "query": query,
-            "time": f"{at:.3f}",
-            "timeout": f"{self._timeout:g}s",
-            "partial_response": "false",
-            "dedup": "true",
-            "deny_partial_response": "1",
-        }
-        answer = await exchange(
-            client,
-            "POST",
-            f"{self._url}/api/v1/query",
-            seconds=2 * self._timeout,
-            content=urlencode(form).encode(),
-            headers={"Content-Type": "application/x-www-form-urlencoded"},
+    async def _ask(self, query: str, at: float) -> Rows:
+        return await instant(
+            self._url,
+            query,
+            at=at,
+            timeout=self._timeout,
+            whole=2 * self._timeout,
             limit=_LIMIT_BYTES,
         )
-        try:
-            return read_rows(answer)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ServiceUnavailable(f"{self._url} gives no whole answer: {error}") from error
-
-
-def read_rows(answer: Answer) -> list[tuple[Mapping[str, str], float]]:
-    """Labels and value of each row of an answer.
-
-    Raises:
-        ValueError: it is no whole answer; KeyError, TypeError, AttributeError likewise.
-    """
-    document = answer.json()
-    if answer.status != 200 or document["status"] != "success":
-        raise ValueError(answer.excerpt())
-    if document.get("warnings") or document.get("isPartial"):
-        raise ValueError("it is partial")
-    found: list[tuple[Mapping[str, str], float]] = []
-    for row in document["data"]["result"]:
-        value = float(row["value"][1])
-        if not math.isfinite(value):
-            raise ValueError("a value is none")
-        found.append(({str(key): str(text) for key, text in row["metric"].items()}, value))
-    return found
 
 
 def _quoted(text: str) -> str:

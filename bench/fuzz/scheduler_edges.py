@@ -15,7 +15,7 @@ from tests.scheduling.policy_files import NOW, TEXT
 from bench.fuzz.edges import JSON_WORDS, SPLIT, Attack, require
 from gpuwarden.exchanges import Answer
 from gpuwarden.scheduling.daemon import Daemon, Settings
-from gpuwarden.scheduling.prometheus_accounts import read_rows
+from gpuwarden.scheduling.prometheus_queries import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping

@@ -7,15 +7,12 @@ not known everything since the start counts as lost, and so it is where nobody c
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlencode
 
-import httpx
 import structlog
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.exchanges import exchange
 from gpuwarden.scheduling.kueue.views import Progress
-from gpuwarden.scheduling.prometheus_accounts import read_rows
+from gpuwarden.scheduling.prometheus_queries import instant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,21 +63,7 @@ class Progresses:
         return self._known
 
     async def _ask(self, now: float) -> dict[str, Progress]:
-        form = {"query": QUERY, "time": f"{now:.3f}", "partial_response": "false"}
-        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
-            answer = await exchange(
-                client,
-                "POST",
-                f"{self._url}/api/v1/query",
-                seconds=TIMEOUT_SECONDS,
-                content=urlencode(form).encode(),
-                headers={"Content-Type": "application/x-www-form-urlencoded"},
-                limit=MOST_BYTES,
-            )
-        try:
-            rows = read_rows(answer)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ServiceUnavailable(f"{self._url} gives no whole answer: {error}") from error
+        rows = await instant(self._url, QUERY, at=now, timeout=TIMEOUT_SECONDS, limit=MOST_BYTES)
         return {
             labels.get("job_id", ""): Progress(min(moment, now))
             for labels, moment in rows

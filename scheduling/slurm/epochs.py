@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import re
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlencode
 
-import httpx
 import structlog
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.exchanges import exchange
 from gpuwarden.platforms.slurm import parse_attempt_id
-from gpuwarden.scheduling.prometheus_accounts import read_rows
+from gpuwarden.scheduling.prometheus_queries import instant
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -66,22 +63,8 @@ class Epochs:
     async def _ask(self, cluster: str, numbers: Collection[str], now: float) -> dict[str, int]:
         jobs = f"slurm-{re.escape(cluster)}-({'|'.join(numbers)})-[0-9]+".replace("\\", "\\\\")
         query = f'max by (job_id) (last_over_time(yolo_epoch{{job_id=~"{jobs}"}}[{LOOK_BACK}]))'
-        form = {"query": query, "time": f"{now:.3f}", "partial_response": "false"}
-        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
-            answer = await exchange(
-                client,
-                "POST",
-                f"{self._url}/api/v1/query",
-                seconds=TIMEOUT_SECONDS,
-                content=urlencode(form).encode(),
-                headers={"Content-Type": "application/x-www-form-urlencoded"},
-                limit=MOST_BYTES,
-            )
+        rows = await instant(self._url, query, at=now, timeout=TIMEOUT_SECONDS, limit=MOST_BYTES)
         found: dict[str, int] = {}
-        try:
-            rows = read_rows(answer)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ServiceUnavailable(f"{self._url} gives no whole answer: {error}") from error
         for labels, epoch in rows:
             attempt = parse_attempt_id(labels.get("job_id", ""))
             if attempt is not None and attempt.cluster == cluster:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlencode
 
-import httpx
 import structlog
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.exchanges import exchange
 from gpuwarden.platforms.slurm import attempt_id
-from gpuwarden.scheduling.prometheus_accounts import read_rows
+from gpuwarden.scheduling.prometheus_queries import instant
 from gpuwarden.scheduling.slurm.receipts import Signs
 
 if TYPE_CHECKING:
@@ -69,18 +66,5 @@ class SavedStates:
             f'label_replace(max(last_over_time({name}{where})), "which", "{name}", "", "")'
             for name in (_TAKEN, _DURABLE)
         )
-        form = {"query": query, "partial_response": "false"}
-        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
-            answer = await exchange(
-                client,
-                "POST",
-                f"{self._url}/api/v1/query",
-                seconds=TIMEOUT_SECONDS,
-                content=urlencode(form).encode(),
-                headers={"Content-Type": "application/x-www-form-urlencoded"},
-                limit=MOST_BYTES,
-            )
-        try:
-            return {labels["which"]: value for labels, value in read_rows(answer)}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ServiceUnavailable(f"{self._url} gives no whole answer: {error}") from error
+        rows = await instant(self._url, query, timeout=TIMEOUT_SECONDS, limit=MOST_BYTES)
+        return {labels.get("which", ""): value for labels, value in rows}
