@@ -106,9 +106,11 @@ def _become(orders: dict[str, Any], gate: int, failure: int) -> None:
             os._exit(0)
         os.close(gate)
         os.setsid()
-        # What is ignored, here or by whoever started the daemon, stays so in another program.
+        # What is ignored or blocked, here or by whoever started the daemon, stays so in another
+        # program.
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         uid, gid = orders["uid"], orders["gid"]
         if os.geteuid() == 0 and uid != 0:
             os.initgroups(orders["user"], gid)
