@@ -148,10 +148,10 @@ class Code(StrEnum):
 
     FITS = "fits"
     COMING = "coming"
-    TOO_LARGE = "too-large"
+    TOO_LARGE = "too_large"
     QUOTA = "quota"
-    NO_VICTIM = "no-victim"
-    NOT_YET = "not-yet"
+    NO_VICTIM = "no_victim"
+    NOT_YET = "not_yet"
     OVERDUE = "overdue"
 
 

@@ -60,7 +60,7 @@ def advance(view: View) -> Verdict:
 
 def _mended(job: QueuedJob) -> Verdict:
     words = f"{job.id} has a note {'and is not active ' if not job.active else ''}that cannot be "
-    fault = Fault("garbled-note", job.id, f"{words}read: it is taken away, and the job may run")
+    fault = Fault("garbled_note", job.id, f"{words}read: it is taken away, and the job may run")
     return Verdict((Mend(job),), faults=(fault,))
 
 
@@ -125,7 +125,7 @@ def _due(job: QueuedJob, leaving: Leaving, view: View) -> Verdict:
     faults = []
     if "saved" not in leaving.steps and not _has_left(job) and view.now >= leaving.deadline:
         words = f"{job.id} did not leave by its deadline: it gets the signal that ends it now"
-        faults.append(Fault("victim-overdue", job.id, words))
+        faults.append(Fault("victim_overdue", job.id, words))
     if leaving.cause is Cause.BUDGET and job.check == "Ready" and leaving.until is not None:
         # The check's own way; whether it has worked is seen below.
         retry = min(MOST_RETRY_SECONDS, max(1, int(leaving.until - view.now)))
@@ -168,7 +168,7 @@ def _ended_while_parked(job: QueuedJob, leaving: Leaving) -> Verdict:
             f"{job.id} ended with status 0 after it was told to leave, so it counts as done: if it "
             "was not, its program has to leave with 75 (gpuwarden train does)"
         )
-        faults = (Fault("exit-0-after-leave", job.id, words),)
+        faults = (Fault("exit_0_after_leave", job.id, words),)
     outcome = Outcome.ENDED if job.finished == "Succeeded" else Outcome.FAILED
     found = _close(job, leaving, outcome, f"It ended ({job.finished}).")
     return Verdict(found.acts, faults=faults)
@@ -182,13 +182,13 @@ def _still_here(job: QueuedJob, leaving: Leaving, view: View) -> Verdict:
             f"node {', '.join(lost)} does not report: whether {job.id} has left it is not known, "
             "and its cards are not counted as free"
         )
-        faults.append(Fault("node-unknown", job.id, words))
+        faults.append(Fault("node_unknown", job.id, words))
     elif view.now > leaving.patience(job.grace) + STUCK_SECONDS:
         words = (
             f"a pod of {job.id} is still there {job.grace:.0f} s after its signal and more: look "
             f"with kubectl -n {job.namespace} describe pod; somebody else is asked meanwhile"
         )
-        faults.append(Fault("victim-stuck", job.id, words))
+        faults.append(Fault("victim_stuck", job.id, words))
     acts = (Note(job, leaving),) if leaving != job.leaving else ()
     return Verdict(acts, faults=tuple(faults))
 

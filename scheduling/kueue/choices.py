@@ -294,13 +294,13 @@ def _open(job: QueuedJob) -> Open:
 def _never(job: QueuedJob) -> Wait:
     if not job.priority:
         return Wait(
-            "no-priority",
+            "no_priority",
             "It has no priority of the policy: submit it with `gpuwarden submit`, or give it the "
             f"label {names.PRIORITY_LABEL}.",
         )
     kinds = " or ".join(job.cards) or "any kind of cards of the policy"
     return Wait(
-        "too-large",
+        "too_large",
         f"It wants {job.gpus} of {kinds}, and team {job.team} never has as many at once.",
     )
 
@@ -308,7 +308,7 @@ def _never(job: QueuedJob) -> Wait:
 def _not_theirs(job: QueuedJob) -> Wait:
     """Whoever writes a Job can name any priority; only those of its team make others leave."""
     return Wait(
-        "priority-not-allowed",
+        "priority_not_allowed",
         f"Team {job.team} may not choose the priority {job.priority}: nobody is asked to leave for "
         "it. Submit it anew with one of the team's.",
     )
@@ -316,7 +316,7 @@ def _not_theirs(job: QueuedJob) -> Wait:
 
 def _overdue(victim: QueuedJob, job: QueuedJob) -> Fault:
     words = f"{victim.id} was to leave for {job.id} and is still there past its deadline and grace"
-    return Fault("victim-overdue", victim.id, words)
+    return Fault("victim_overdue", victim.id, words)
 
 
 # -- bookings
@@ -366,7 +366,7 @@ def _for_bookings(view: View, terms: Terms) -> tuple[Verdict, frozenset[str]]:
         taken |= {*choice.coming, *(victim.id for victim in choice.victims)}
         if not choice.victims and choice.code not in (None, Code.FITS, Code.COMING):
             words = f"booking {slot.id} of {slot.team} does not get its cards: {choice.words}"
-            faults.append(Fault("booking-short", slot.id, words))
+            faults.append(Fault("booking_short", slot.id, words))
     return Verdict(tuple(acts), faults=tuple(faults)), frozenset(taken)
 
 

@@ -279,7 +279,7 @@ class Controller:
             f"the engine cannot be asked about leaves ({self._engine_problem}): whoever must leave "
             "is ended at its deadline, with the grace of its pods"
         )
-        return [Fault("engine-unreachable", "engine", words)]
+        return [Fault("engine_unreachable", "engine", words)]
 
     async def _keep(self, now: float) -> list[Fault]:
         """Our check and the quotas of bookings."""

@@ -104,11 +104,11 @@ def _plain_wait(job: QueuedJob) -> Wait:
     if job.parked and job.leaving is not None:
         return Wait("parked", job.leaving.words)
     if not job.active and job.expired:
-        return Wait("time-limit", "Its time limit is over: submit it anew with a longer --time.")
+        return Wait("time_limit", "Its time limit is over: submit it anew with a longer --time.")
     if not job.active:
         return Wait("inactive", "Somebody has taken it out of the queue (spec.active is false).")
     if job.check in ("Pending", "Retry") and not job.here:
-        return Wait("budget-check", "Whether its team's budget has room is being looked at.")
+        return Wait("budget_check", "Whether its team's budget has room is being looked at.")
     if job.reserved is not None or job.here:
         return Wait("starting", "It has its cards, and its pods are being started.")
     words = _WAITS.get(job.waits_for, "")

@@ -71,7 +71,7 @@ def _hour(job: QueuedJob, window: Window | None, view: View) -> Verdict:
     zone, now = view.policy.timezone, view.now
     if job.window and window is None:
         words = f"It waits for the window {job.window}, which the policy no longer has."
-        return Verdict(waits={job.id: Wait("no-window", words)})
+        return Verdict(waits={job.id: Wait("no_window", words)})
     is_open = window is None or window.is_open(zone, now)
     early = job.not_before is not None and now < job.not_before
     gated = names.WINDOW_GATE in (*job.gates, *job.waits)
@@ -130,10 +130,10 @@ def _order(view: View) -> Verdict:
         missing = [name for name, each in before.items() if each is None]
         if failed:
             words = f"{', '.join(failed)} has failed, and this was to run after it: submit it anew."
-            waits[job.id] = Wait("broken-dependency", words)
+            waits[job.id] = Wait("broken_dependency", words)
         elif missing:
             words = f"{', '.join(missing)} is not there (any more), and this was to run after it."
-            waits[job.id] = Wait("unknown-dependency", words)
+            waits[job.id] = Wait("unknown_dependency", words)
         elif all(each is not None and each.finished for each in before.values()):
             acts.append(Open(job, (names.AFTER_GATE,)))
         else:
@@ -208,7 +208,7 @@ def _budgets(view: View) -> Verdict:
                 f"Kueue kept the quota of {job.id} after the budget's check had said Retry (kueue "
                 "#6035): it is taken out of the queue until the budget has room"
             )
-            faults.append(Fault("retry-kept-quota", job.id, words))
+            faults.append(Fault("retry_kept_quota", job.id, words))
             until = spent.until if spent is not None else view.now
             said = spent.words if spent is not None else "The budget has room again."
             leave = _leave(job, view, Cause.BUDGET, _budget(job), words=said, until=until)
@@ -290,13 +290,13 @@ def _loops(view: View) -> Verdict:
                 f"{job.id} had to leave {len(recent)} times within a day: it is not asked again as "
                 "often as preemption.at_most says; give it a higher priority, or a booking"
             )
-            faults.append(Fault("preemption-loop", job.id, words))
+            faults.append(Fault("preemption_loop", job.id, words))
         elif not job.finished and job.preempted >= LOOP_TIMES:
             words = (
                 f"Kueue itself has ended {job.id} {job.preempted} times for higher priorities, "
                 "without a notice: see kueue.own_preemption"
             )
-            faults.append(Fault("kueue-preemption-loop", job.id, words))
+            faults.append(Fault("kueue_preemption_loop", job.id, words))
         returns = _vain_returns(job, view)
         if not job.finished and job.leaving is None and returns >= VAIN_TIMES:
             words = (

@@ -111,13 +111,13 @@ class Lease:
         """What is wrong with it."""
         if self.other:
             words = f"{self.other} is the controller of this cluster: this one only looks on"
-            return [Fault("another-controller", self.other, words)]
+            return [Fault("another_controller", self.other, words)]
         if self.skew is not None and abs(self.skew) > SKEW_SECONDS:
             words = (
                 f"this clock and the API server's are {abs(self.skew):.0f} s apart: nobody is "
                 "asked to leave or ended before they agree (is there an NTP client?)"
             )
-            return [Fault("clock-skew", "clock", words)]
+            return [Fault("clock_skew", "clock", words)]
         return []
 
 
@@ -201,7 +201,7 @@ async def keep_quotas(
         found = there.get((body["kind"], name))
         if found is None or not _is_ours(policy, found):
             words = f"{body['kind']} {name} is not there, or not gpuwarden's: run policy apply"
-            faults.append(Fault("quota-object-missing", name, words))
+            faults.append(Fault("quota_object_missing", name, words))
             continue
         notes = shifts.annotations_of(wanted, base, body, until=until) if wanted else {}
         annotations = part_at(found, "metadata.annotations")

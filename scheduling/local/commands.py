@@ -60,7 +60,7 @@ class Commands:
             RefusedAction: with what to change.
         """
         if not isinstance(task, Task):
-            raise RefusedAction("no-task", "this is no task")
+            raise RefusedAction("no_task", "this is no task")
         # A token is its user's: said by another it is another submission.
         token = f"{uid}:{token}" if token else ""
         if token and (known := self._queue.by_token(token)) is not None:
@@ -68,10 +68,10 @@ class Commands:
         try:
             user = User.of(uid)
         except LaunchFailed as error:
-            raise RefusedAction("no-user", str(error)) from error
+            raise RefusedAction("no_user", str(error)) from error
         if os.geteuid() not in (0, uid):
             raise RefusedAction(
-                "other-user",
+                "other_user",
                 f"this daemon runs as user {os.geteuid()} and can start jobs of that user alone: "
                 "run it as root for everybody's",
             )
@@ -81,13 +81,13 @@ class Commands:
         known_jobs = self._queue.states_of(task.after)
         for entry in task.after:
             if entry not in known_jobs:
-                raise RefusedAction("no-job", f"--after {entry}: there is no such job here")
+                raise RefusedAction("no_job", f"--after {entry}: there is no such job here")
         waiting = [
             job for job in self._queue.jobs(ended_since=now) if job.uid == uid and job.ended is None
         ]
         if len(waiting) >= MAX_JOBS:
             raise RefusedAction(
-                "too-many", f"{len(waiting)} jobs of yours wait or run: {MAX_JOBS} at most"
+                "too_many", f"{len(waiting)} jobs of yours wait or run: {MAX_JOBS} at most"
             )
         entry = self._queue.add(task, user=user.name, uid=uid, gid=gid, token=token, now=now)
         self._wake()
@@ -133,7 +133,7 @@ class Commands:
             if state == "failed"
         ]
         if not (job.held or failed or job.then_what == "hold"):
-            raise RefusedAction("not-held", f"job {entry} is not held")
+            raise RefusedAction("not_held", f"job {entry} is not held")
         after = tuple(each for each in job.task.after if each not in failed)
         task = dataclasses.replace(job.task, after=after)
         self._queue.change_job(
@@ -157,7 +157,7 @@ class Commands:
         job = self._queue.job(entry)
         if job is None:
             raise RefusedAction(
-                "no-job", f"there is no job {entry} here: gpuwarden queue lists them"
+                "no_job", f"there is no job {entry} here: gpuwarden queue lists them"
             )
         return job
 
@@ -170,17 +170,17 @@ def _refusals(task: Task, policy: Policy) -> list[tuple[str, str]]:
     """Why a task is not taken on; whether its user is of the team was checked by the caller."""
     team, found = policy.team(task.team), []
     if team is None:
-        found.append(("no-team", f"there is no team {task.team} in the policy"))
+        found.append(("no_team", f"there is no team {task.team} in the policy"))
     elif not team.may_choose(task.priority):
         found.append(("priority", f"team {team.name} may not choose priority {task.priority}"))
     if policy.priority(task.priority) is None:
         names = ", ".join(each.name for each in policy.priorities)
-        found.append(("no-priority", f"there is no priority {task.priority}: {names} are"))
+        found.append(("no_priority", f"there is no priority {task.priority}: {names} are"))
     if task.gpu_type is not None and policy.card(task.gpu_type) is None:
         names = ", ".join(each.name for each in policy.cards)
-        found.append(("no-card", f"there are no cards {task.gpu_type}: {names} are"))
+        found.append(("no_card", f"there are no cards {task.gpu_type}: {names} are"))
     if task.window is not None and policy.window(task.window) is None:
-        found.append(("no-window", f"there is no window {task.window} in the policy"))
+        found.append(("no_window", f"there is no window {task.window} in the policy"))
     if task.image is not None:
         found.append(("image", "this engine starts no containers: leave --image out"))
     if not found and team is not None:
@@ -195,7 +195,7 @@ def _too_large(task: Task, policy: Policy) -> list[tuple[str, str]]:
         (min(card.count, 0 if team is None else team.most(card.name)) for card in kinds), default=0
     )
     if task.gpus > most:
-        return [("too-large", f"team {task.team} may use {most} cards of a kind at most")]
+        return [("too_large", f"team {task.team} may use {most} cards of a kind at most")]
     fitting = [
         card for card in kinds if task.memory_bytes is None or card.memory >= task.memory_bytes
     ]

@@ -111,7 +111,7 @@ class LocalDriver:
         """
         if policy.local.jobs != self._policy.local.jobs:
             raise RefusedAction(
-                "jobs-folder", "local.jobs cannot change while the daemon runs: restart it"
+                "jobs_folder", "local.jobs cannot change while the daemon runs: restart it"
             )
         self._policy = policy
 
@@ -127,7 +127,7 @@ class LocalDriver:
         if self._files_problem:
             self._files_problem = prepared(self._root)
         if self._files_problem:
-            problems.append(("job-files", self._files_problem))
+            problems.append(("job_files", self._files_problem))
         table = ProcessTable.read()
         for attempt in self._queue.attempts("running"):
             self._look_at(attempt, table, now)
@@ -136,7 +136,7 @@ class LocalDriver:
         try:
             uses = self._look_at_cards(table, now)
         except DriverUnavailable as error:
-            problems.append(("cards-unseen", str(error)))
+            problems.append(("cards_unseen", str(error)))
             self._tell_problems(problems, now)
             raise TemporaryError(str(error)) from error
         problems += views.card_problems(uses)
@@ -211,7 +211,7 @@ class LocalDriver:
         """Take a job on; see `Commands.submit`."""
         if isinstance(task, Task) and RunFiles(self._root, task.run_id, uid).others():
             raise RefusedAction(
-                "run-taken", f"run {task.run_id} is of another user here: say another --name"
+                "run_taken", f"run {task.run_id} is of another user here: say another --name"
             )
         return self._commands.submit(task, self._policy, uid=uid, gid=gid, token=token, now=now)
 
@@ -233,7 +233,7 @@ class LocalDriver:
         if files.others():
             self._queue.change_job(job.id, then_what="")
             words = f"its run {job.run_id} is also of another user, who would leave: cancel it"
-            raise RefusedAction("run-of-others", words)
+            raise RefusedAction("run_of_others", words)
         if files.request() is not None:
             return  # it is leaving already, and is held then
         try:
@@ -242,7 +242,7 @@ class LocalDriver:
             )
         except OSError as error:
             self._queue.change_job(job.id, then_what="")
-            raise RefusedAction("job-files", f"it cannot be asked to leave: {error}") from error
+            raise RefusedAction("job_files", f"it cannot be asked to leave: {error}") from error
 
     def release(self, entry: str, *, by: str, now: float) -> None:
         """Let a held job go on waiting for its turn."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _OURS = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """How a job ends that was signalled and said nothing of its own."""
-NOT_STARTED = "not-started"
+NOT_STARTED = "not_started"
 """Code of a job that is held because it could not be started."""
 
 

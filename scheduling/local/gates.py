@@ -32,7 +32,7 @@ def _persons(job: Waiting) -> Wait | None:
     if job.broken:
         failed = listed(job.broken)
         return Wait(
-            "after-failed",
+            "after_failed",
             f"It was to run after {failed}, which failed: release it to run all the same, or "
             "cancel it.",
             held=True,
@@ -66,7 +66,7 @@ def _names(job: Waiting, policy: Policy) -> Wait | None:
 def _times(job: Waiting, scene: Scene, policy: Policy, now: float) -> Wait | None:
     if job.not_before is not None and now < job.not_before:
         return Wait(
-            "not-before",
+            "not_before",
             f"It does not start before {_clock(job.not_before, policy)}.",
             again=job.not_before,
         )

@@ -267,7 +267,7 @@ class Queue:
                 ).fetchone()
         except sqlite3.IntegrityError as error:
             raise RefusedAction(
-                "run-taken",
+                "run_taken",
                 f"a job of the run {task.run_id} is in the queue already: give this one another "
                 "--name, or cancel that one",
             ) from error

@@ -6,7 +6,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.schedule_api import Cause, EntryState, Outcome, Preemption, QueueEntry
+from gpuwarden.schedule_api import Cause, EntryState, Outcome, Preemption, QueueEntry, plain_code
 from gpuwarden.scheduling.drivers import LOOP
 from gpuwarden.scheduling.holdings import Holding
 from gpuwarden.scheduling.local.endings import NOT_STARTED
@@ -238,11 +238,11 @@ def slot_use(slot: Slot, holdings: Sequence[Holding], plan: Plan, now: float) ->
 def card_problems(uses: CardUses) -> list[tuple[str, str]]:
     """What is wrong with cards."""
     found = [
-        ("card-off-limits", f"Card {uuid} is off limits: {why}.")
+        ("card_off_limits", f"Card {uuid} is off limits: {why}.")
         for uuid, why in sorted(uses.refused.items())
     ]
     found += [
-        ("cards-missing", f"The policy counts {count} more cards of {kind} than this host has.")
+        ("cards_missing", f"The policy counts {count} more cards of {kind} than this host has.")
         for kind, count in sorted(uses.missing.items())
     ]
     return found
@@ -258,7 +258,7 @@ def run_of_others(job: Job) -> tuple[str, str]:
         f"Job {job.entry} of {job.user} goes by the run {job.run_id}, which is another user's: it "
         "cannot be asked to leave, only ended."
     )
-    return "run-of-others", words
+    return "run_of_others", words
 
 
 def queue_problems(
@@ -270,22 +270,22 @@ def queue_problems(
         if note.left is None and note.notified is not None and now >= note.deadline:
             found.append(
                 (
-                    "victim-overdue",
+                    "victim_overdue",
                     f"Job {note.job} is past its deadline and still there: {note.words}.",
                 )
             )
         if note.left is not None and note.freed is None and now >= note.left + patience:
             found.append(
-                ("memory-not-back", f"Job {note.job} has left, and its cards' memory is not back.")
+                ("memory_not_back", f"Job {note.job} has left, and its cards' memory is not back.")
             )
     found += [
-        ("requeue-loop", f"Job {job.entry} of {job.user} is held: {job.held}")
+        ("requeue_loop", f"Job {job.entry} of {job.user} is held: {job.held}")
         for job in jobs
         if job.code == LOOP
     ]
     found += [
         (NOT_STARTED, f"Job {job.entry} of {job.user} is held: {job.held}")
         for job in jobs
-        if job.held and job.code == NOT_STARTED
+        if job.held and plain_code(job.code) == NOT_STARTED
     ]
     return found

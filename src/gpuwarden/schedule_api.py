@@ -4,6 +4,8 @@
 commands read it. A reader ignores fields that it does not know, and refuses another major version.
 
 What is not known is absent (None), never 0: a time that was not seen, a start that nobody can tell.
+Codes (`why`, `code` of a problem) are words with `_` between them. Schedulers before this rule
+wrote `-` in some: a reader takes both for the same, and gives the one with `_`.
 Times are Unix time in seconds; GPU-hours and GPU-seconds are those of whole cards.
 This module does no I/O and needs nothing but the standard library.
 """
@@ -353,8 +355,14 @@ class ScheduleDocument:
 
 _LISTS = ("entries", "preemptions", "bookings", "budgets", "problems", "cards")
 _LONG = frozenset({"words"})
+_CODES = frozenset({"why", "code"})
 _ANY = TypeVar("_ANY")
 _WORD = TypeVar("_WORD", bound=StrEnum)
+
+
+def plain_code(text: str) -> str:
+    """A code in the one way in which it is written: `victim-overdue` is `victim_overdue`."""
+    return text.replace("-", "_")
 
 
 def _cut(row: dict[str, Any]) -> dict[str, Any]:
@@ -363,7 +371,8 @@ def _cut(row: dict[str, Any]) -> dict[str, Any]:
     for name, value in row.items():
         if isinstance(value, str):
             limit = MAX_WORDS if name in _LONG else MAX_NAME
-            found[name] = value.encode("utf-8", "replace").decode()[:limit]
+            cut = value.encode("utf-8", "replace").decode()[:limit]
+            found[name] = plain_code(cut) if name in _CODES else cut
         elif name == "must_end":
             found[name] = [str(each)[:MAX_NAME] for each in value[:MAX_IDS]]
         else:
@@ -487,7 +496,7 @@ def _entry(row: _Row) -> QueueEntry:
         started=row.optional("started"),
         position=None if position is None else row.integer("position"),
         start=row.interval("start"),
-        why=row.name("why"),
+        why=plain_code(row.name("why")),
         words=row.text("words", MAX_WORDS, default=""),
         must_end=tuple(_Row({"must_end": each}, row.place).name("must_end") for each in ids),
         requeues=row.integer("requeues", default=0),
@@ -551,7 +560,8 @@ def _budget(row: _Row) -> BudgetEntry:
 
 
 def _problem(row: _Row) -> Problem:
-    return Problem(row.name("code"), row.text("words", MAX_WORDS, default=""), row.number("since"))
+    code = plain_code(row.name("code"))
+    return Problem(code, row.text("words", MAX_WORDS, default=""), row.number("since"))
 
 
 def _card(row: _Row) -> Card:

@@ -213,3 +213,21 @@ def test_the_first_document_of_this_version_stays_readable() -> None:
     """What a scheduler of v1 once wrote is understood by each field for as long as v1 lasts."""
     recorded = Path(__file__).with_name("schedule_v1.json").read_bytes()
     assert ScheduleDocument.decode(recorded) == DOCUMENT
+
+
+def test_codes_of_older_schedulers_are_read_in_the_one_way_of_today() -> None:
+    """They wrote `-` in some; what is written now has `_` alone, whoever made the code."""
+    old = dataclasses.replace(
+        DOCUMENT,
+        entries=(dataclasses.replace(ENTRY, why="after-failed"),),
+        problems=(Problem("victim-overdue", "Job a-1 is late.", NOW),),
+    )
+    data = json.loads(old.encode())
+    assert (data["entries"][0]["why"], data["problems"][0]["code"]) == (
+        "after_failed",
+        "victim_overdue",
+    )
+    data["entries"][0]["why"], data["problems"][0]["code"] = "after-failed", "victim-overdue"
+    found = ScheduleDocument.decode(json.dumps(data).encode())
+    assert (found.entries[0].why, found.problems[0].code) == ("after_failed", "victim_overdue")
+    assert found.problems[0].words == "Job a-1 is late."

@@ -280,7 +280,7 @@ def test_one_after_another(tmp_path: Path) -> None:
         found.tick(2)
         assert found.running() == {first}
         assert found.entry(second).must_end == (first,)
-        assert found.entry(lost).why == "unknown-dependency"
+        assert found.entry(lost).why == "unknown_dependency"
         found.end(first, 0)
         found.tick(2)
         assert found.running() == {second}
@@ -288,7 +288,7 @@ def test_one_after_another(tmp_path: Path) -> None:
         third = found.submit("third", after=(second,))
         found.end(second, 1)
         found.tick(2)
-        assert found.entry(third).why == "broken-dependency"
+        assert found.entry(third).why == "broken_dependency"
         assert found.running() == set()
 
 

@@ -122,7 +122,7 @@ def test_nobody_is_told_unless_the_whole_request_then_fits(tmp_path: Path) -> No
         high = found.submit("high", "high", gpus=2)
         found.tick(4, seconds=5.0)
         assert found.engine.orders == []
-        assert found.entry(high).why == "no-victim"
+        assert found.entry(high).why == "no_victim"
 
 
 def test_a_minimum_run(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_minimum_run(tmp_path: Path) -> None:
         full(found)
         high = found.submit("high", "high")
         found.tick(3, seconds=5.0)
-        assert found.entry(high).why == "not-yet"
+        assert found.entry(high).why == "not_yet"
         assert found.engine.orders == []
         found.tick(4, seconds=900.0)
         assert len(found.engine.leaves) == 1
@@ -146,7 +146,7 @@ def test_two_that_wait_do_not_count_one_card_twice(tmp_path: Path) -> None:
         found.tick(4, seconds=5.0)
         told = {job: found.leaving(job) for job in (one, two)}
         assert {each.successor for each in told.values() if each} == {*waiting[:2]}
-        assert found.entry(waiting[2]).why == "no-victim"
+        assert found.entry(waiting[2]).why == "no_victim"
 
 
 def test_the_deadline(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_the_deadline(tmp_path: Path) -> None:
         assert found.active(two)
         found.tick(seconds=120.0)
         assert not found.active(two)
-        assert "victim-overdue" in found.codes()
+        assert "victim_overdue" in found.codes()
         found.let_go()
         found.tick(2)
         found.start_pods()
@@ -182,7 +182,7 @@ def test_a_pod_that_stays_does_not_block_the_queue(tmp_path: Path) -> None:
         assert not found.active(two)
         found.tick(3, seconds=100.0)
         assert found.leaving(one) is not None
-        assert "victim-stuck" in found.codes()
+        assert "victim_stuck" in found.codes()
         found.tick(3)
         asked = [f"pod-{found.pods(job)[0]['metadata']['uid']}" for job in (two, one)]
         assert found.engine.asked == asked
@@ -326,8 +326,8 @@ def test_no_more_often_than_the_policy_says(tmp_path: Path) -> None:
         last = found.submit("last", "high")
         found.tick(5, seconds=5.0)
         assert found.running() == {low}
-        assert found.entry(last).why == "no-victim"
-        assert "preemption-loop" in found.codes()
+        assert found.entry(last).why == "no_victim"
+        assert "preemption_loop" in found.codes()
 
 
 def test_borrowed_cards_go_back_to_their_owners(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_a_priority_that_is_not_the_teams(tmp_path: Path) -> None:
         high = found.submit("high", "high")
         found.tick(4, seconds=5.0)
         assert found.engine.orders == []
-        assert found.entry(high).why == "priority-not-allowed"
+        assert found.entry(high).why == "priority_not_allowed"
 
 
 def test_a_time_that_is_over(tmp_path: Path) -> None:
@@ -400,5 +400,5 @@ def test_a_time_that_is_over(tmp_path: Path) -> None:
         )
         found.let_go()
         found.tick(2)
-        assert found.entry(one).why == "time-limit"
+        assert found.entry(one).why == "time_limit"
         assert found.entry(one).requeues == 1

@@ -109,8 +109,8 @@ def test_a_job_that_cannot_be_started_says_why(lab: LabBox) -> None:
     lab.work.rename(lab.folder / "elsewhere")
     lab.until(lambda: lab.state_of(first) == "held")
     assert "It could not be started: [Errno 2] No such file" in lab.entry(first).words
-    assert lab.entry(first).why == "not-started"
-    assert "not-started" in {each.code for each in lab.driver.problems()}
+    assert lab.entry(first).why == "not_started"
+    assert "not_started" in {each.code for each in lab.driver.problems()}
     lab.work.mkdir()
     lab.program().unlink()
     lab.program()
@@ -146,7 +146,7 @@ def test_a_job_that_comes_back_without_a_new_epoch_is_held(lab: LabBox) -> None:
     assert lab.entry(entry).why == LOOP
     assert "It came back 3 times without a new epoch" in lab.entry(entry).words
     assert len(attempts(lab)) == 3
-    assert [each.code for each in lab.driver.problems()] == ["requeue-loop"]
+    assert [each.code for each in lab.driver.problems()] == ["requeue_loop"]
     lab.driver.release(entry, by="ana", now=lab.clock.wall())
     lab.until(lambda: len(attempts(lab)) == 4)
 
@@ -327,7 +327,7 @@ def test_cards_are_handed_on_when_their_memory_is_back_and_not_before(lab: LabBo
     assert "freed" not in lab.notice(low).steps
     assert lab.notice(low).outcome == "open"
     lab.tick(FREE_SECONDS + 1)
-    assert "memory-not-back" in {each.code for each in lab.driver.problems()}
+    assert "memory_not_back" in {each.code for each in lab.driver.problems()}
     lab.cards.used = {}
     lab.until(lambda: lab.state_of(high) == "running")
     assert lab.notice(low).steps["freed"] >= lab.notice(low).steps["left"] + FREE_SECONDS
@@ -346,7 +346,7 @@ def test_while_the_driver_is_gone_nothing_starts_and_ends_are_seen(lab: LabBox) 
             lab.tick()
         assert time.monotonic() < deadline
     assert lab.state_of(other) == "pending"
-    assert [each.code for each in lab.driver.problems()] == ["cards-unseen"]
+    assert [each.code for each in lab.driver.problems()] == ["cards_unseen"]
     lab.cards.gone = False
     lab.until(lambda: lab.state_of(other) == "done")
 
@@ -381,7 +381,7 @@ def test_a_job_that_does_not_leave_is_ended_after_its_deadline_and_not_before(
     lab.tick(2)
     assert lab.driver._queue.attempts("running")[0].term_at is not None
     assert lab.notice(stuck).outcome == "overdue"
-    assert "victim-overdue" in {each.code for each in lab.driver.problems()}
+    assert "victim_overdue" in {each.code for each in lab.driver.problems()}
     lab.tick(KILL_SECONDS - 5)
     assert lab.state_of(stuck) == "leaving"
     lab.tick(6)
@@ -449,7 +449,7 @@ def test_a_job_has_to_leave_so_often_and_is_then_left_alone(
     for _ in range(5):
         lab.tick()
     assert lab.state_of(low) == "running"
-    assert (lab.state_of(third), lab.entry(third).why) == ("pending", "no-victim")
+    assert (lab.state_of(third), lab.entry(third).why) == ("pending", "no_victim")
     assert lab.entry(third).must_end == (low,)
     assert "the 2nd time within 1d" in lab.driver._queue.notes(closed_since=0.0)[-1].words
 

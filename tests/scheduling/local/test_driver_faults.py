@@ -64,7 +64,7 @@ def test_a_job_that_borrows_the_name_of_anothers_run_has_nobody_else_leave(lab: 
     os.chown(theirs, 65534, 65534)
     lab.tick()
     assert lab.request("low") is None
-    assert "run-of-others" in {each.code for each in lab.driver.problems()}
+    assert "run_of_others" in {each.code for each in lab.driver.problems()}
     with pytest.raises(RefusedAction, match="another user"):
         lab.driver.hold(low, by="ana", now=lab.clock.wall())
     lab.tick()

@@ -84,7 +84,7 @@ def test_the_higher_class_starts_first_and_then_whoever_came_first() -> None:
     )
     assert started(found) == ["first", "late"]
     assert found.order == ("early",)
-    assert found.waits["early"].code == "no-victim"
+    assert found.waits["early"].code == "no_victim"
 
 
 def test_in_a_class_the_team_that_has_less_for_its_share_goes_first() -> None:
@@ -128,7 +128,7 @@ def test_owners_get_lent_cards_back() -> None:
 def test_a_job_that_can_never_start_is_told_so() -> None:
     """No box has five cards, and no card is of this kind."""
     found = planned(wants("huge", 5), wants("odd", kind="h100"))
-    assert found.waits["huge"].code == "too-large"
+    assert found.waits["huge"].code == "too_large"
     assert found.waits["odd"].held
     assert "no kind of cards h100" in found.waits["odd"].words
 
@@ -159,7 +159,7 @@ def test_while_nobody_may_be_asked_yet_fresh_jobs_do_not_take_what_is_free() -> 
     young = works("young", 3, ran=60)
     found = planned(young, wants("small"), wants("h", 4, priority="high"))
     assert (started(found), told(found)) == ([], [])
-    assert found.waits["h"].code == "not-yet"
+    assert found.waits["h"].code == "not_yet"
     assert found.again == NOW - 60 + 600
 
 
@@ -244,8 +244,8 @@ def test_a_job_waits_for_others_people_and_times() -> None:
     assert {name: (wait.code, wait.held) for name, wait in found.waits.items()} == {
         "held": ("held", True),
         "after": ("after", False),
-        "broken": ("after-failed", True),
-        "later": ("not-before", False),
+        "broken": ("after_failed", True),
+        "later": ("not_before", False),
         "nobody": ("policy", True),
     }
     assert found.waits["after"].words == "It runs after 7."
