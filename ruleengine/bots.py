@@ -110,7 +110,9 @@ class BotChannel(ABC):
             raise Undelivered(f"{kind} does not answer: {error}", permanent=False) from error
         if reply.status != 200:
             permanent = 400 <= reply.status < 500 and reply.status not in (408, 425, 429)
-            raise Undelivered(f"{kind}: HTTP {reply.status}", permanent=permanent)
+            wait = None if permanent else reply.retry_after(self._clock.wall())
+            text = f"{kind}: HTTP {reply.status}"
+            raise Undelivered(text, permanent=permanent, retry_after=wait)
         try:
             answer = reply.json()
         except ValueError as error:

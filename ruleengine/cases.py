@@ -376,8 +376,8 @@ def kept(case: Case, rule: Rule, seconds: float) -> tuple[Case, list[Event]]:
 
 
 def _unasked(case: Case) -> Case:
-    """The case as if it had not asked the job to leave, for as long as that stands."""
-    if not case.leaving:
+    """The case as if nothing had been decided, for as long as that could be taken back."""
+    if case.state not in OPEN_DECISION:
         return case
     return settled(case, case.decision_id or "", ActState.WITHDRAWN)
 

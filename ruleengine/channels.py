@@ -49,11 +49,13 @@ class Undelivered(GpuwardenError):
 
     Attributes:
         permanent: the same message to the same address will be refused again.
+        retry_after: seconds for which the server asks to be left alone, or None.
     """
 
-    def __init__(self, message: str, *, permanent: bool) -> None:
+    def __init__(self, message: str, *, permanent: bool, retry_after: float | None = None) -> None:
         super().__init__(keepable(message))
         self.permanent = permanent
+        self.retry_after = retry_after
 
 
 def keepable(words: str) -> str:
@@ -88,9 +90,11 @@ class SlackChannel:
     Args:
         settings: the address and time limit.
         token: the bot's.
+        clock: for answers that name a date.
     """
 
-    def __init__(self, settings: SlackSettings, token: str) -> None:
+    def __init__(self, settings: SlackSettings, token: str, *, clock: Clock) -> None:
+        self._clock = clock
         self._url = f"{settings.url}/chat.postMessage"
         self._timeout = settings.timeout
         # Slack is outside: the environment's proxy may be the only way there.
@@ -125,8 +129,12 @@ class SlackChannel:
             )
         except ServiceUnavailable as error:
             raise Undelivered(f"Slack does not answer: {error}", permanent=False) from error
+        # https://docs.slack.dev/apis/web-api/rate-limits: a 429 says when the method may be called
+        # again; whoever goes on before that is put off for longer.
+        wait = reply.retry_after(self._clock.wall())
         if reply.status != 200:
-            raise Undelivered(f"Slack: HTTP {reply.status}", permanent=False)
+            text = f"Slack: HTTP {reply.status}"
+            raise Undelivered(text, permanent=False, retry_after=wait)
         try:
             answer = reply.json()
         except ValueError as error:
@@ -135,7 +143,10 @@ class SlackChannel:
             raise Undelivered("Slack's answer is not an object", permanent=False)
         if answer.get("ok") is not True:
             word = str(answer.get("error", "no reason"))
-            raise Undelivered(f"Slack: {word[:100]}", permanent=word not in _SLACK_TEMPORARY)
+            passes = word in _SLACK_TEMPORARY
+            raise Undelivered(
+                f"Slack: {word[:100]}", permanent=not passes, retry_after=wait if passes else None
+            )
         stamp = answer.get("ts")
         if not isinstance(stamp, str) or not stamp:
             raise Undelivered("Slack said ok without the message's ts", permanent=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,8 @@ class LastHop:
         self._directory = directory
         self._clock = clock
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._spared: dict[str, float] = {}
+        """Channel -> monotonic time until which its server asks to be left alone."""
         self._in_flight: dict[DeliveryKey, asyncio.Future[Undelivered | None]] = {}
 
     @property
@@ -343,9 +346,16 @@ class LastHop:
         proof = self._ledger.delivered(key)
         if proof is not None:
             return None
+        wait = self._spared.get(key.channel, -math.inf) - self._clock.monotonic()
+        if wait > 0:
+            # Alertmanager comes again; to ask meanwhile would only put everybody off for longer.
+            text = f"its server asks to be left alone for another {math.ceil(wait)} s"
+            return Undelivered(text, permanent=False)
         try:
             proof = await self._channels[key.channel].send(key.recipient, item.message)
         except Undelivered as error:
+            if error.retry_after:
+                self._spared[key.channel] = self._clock.monotonic() + error.retry_after
             self._ledger.record_failure(
                 key, case_id=item.case_id, stage=item.stage, error=str(error), time=wall()
             )

@@ -12,7 +12,7 @@ import asyncio
 import dataclasses
 import json
 import sqlite3
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -23,16 +23,17 @@ from gpuwarden.ruleengine.acts import ActState
 from gpuwarden.ruleengine.cases import Event
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.model import Action
+from gpuwarden.ruleengine.reclaim import outcomes
 from gpuwarden.ruleengine.reclaim.drafts import Desk
 from gpuwarden.ruleengine.reclaim.ladders import PROOF_SECONDS, Interrupted, Ladder, Tools
 from gpuwarden.ruleengine.reclaim.node import SignedRequest
 from gpuwarden.ruleengine.reclaim.questions import STALE_EPOCH, Questions, another_engine
-from gpuwarden.ruleengine.reclaim.reaches import Reacher
+from gpuwarden.ruleengine.reclaim.reaches import REACH_SECONDS, Reacher
 from gpuwarden.ruleengine.records import Change
 from gpuwarden.ruleengine.returns import Returns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
     from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.cases import Case
@@ -43,12 +44,15 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.reclaim.ports import Platform
     from gpuwarden.ruleengine.reclaim.reaches import Reach
     from gpuwarden.ruleengine.records import Decision, PlatformAct, StoredCase
+    from gpuwarden.ruleengine.revocations import Revocations
     from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
 
 SEND_TRIES = 3
 POLL_SECONDS = 1.0
 LAPSE_MARGIN_SECONDS = 5.0
 """After its expiry a request that the agent does not know of can no longer be in flight."""
+STOPPABLE = frozenset({"watching", "asking", "waiting"})
+"""Steps of a decision in which nothing has been done that cannot be undone."""
 MAX_WHY = 500
 """Characters of a withdrawal's reason that are kept."""
 
@@ -130,8 +134,11 @@ class Reclaimer:
         clock: for expiries and the record.
         epoch: of this life of the engine.
         platforms: adapters of what owns jobs.
-        withheld: why nothing may be ended now (kill switch, pause), or an empty string.
+        revocations: what has come to speak against a decision since it was made, or None: nothing
+            ever does.
         saved_at: Unix time of the newest saved state of a job, or None where that is not known.
+        reach_seconds: for which everybody that an act on one job needs may take to answer; all
+            jobs are asked about at once, and the tick waits for it.
         comeback: work that is started again within this after it was ended came back; seconds.
         poll: seconds between two questions to an agent or a platform.
         leaves: what a scheduler has asked jobs for, or None: there is no scheduler.
@@ -151,9 +158,10 @@ class Reclaimer:
         clock: Clock,
         epoch: int,
         platforms: Sequence[Platform] = (),
-        withheld: Callable[[], str] = lambda: "",
+        revocations: Revocations | None = None,
         saved_at: Callable[[str], float | None] = lambda _job_id: None,
         comeback: float = 600.0,
+        reach_seconds: float = REACH_SECONDS,
         poll: float = POLL_SECONDS,
         leaves: Leaves | None = None,
     ) -> None:
@@ -162,9 +170,11 @@ class Reclaimer:
         self._agents = agents
         self._reacher = Reacher(agents, signer, platforms)
         self._returns = Returns(ledger, comeback)
+        self._reach_seconds = reach_seconds
         self._clock = clock
         self._poll = poll
         self._leaves = leaves
+        self._revocations = revocations
         self._questions: Questions | None = None
         self._desk: Desk | None = None
         self._tools: Tools | None = None
@@ -177,7 +187,8 @@ class Reclaimer:
                 platforms={platform.name: platform for platform in platforms},
                 clock=clock,
                 poll=poll,
-                withheld=withheld,
+                withheld=self._withheld,
+                revoked=lambda d: "" if revocations is None else revocations.revoked(d),
                 saved_at=saved_at,
                 note=self._note,
             )
@@ -203,7 +214,7 @@ class Reclaimer:
             offenders: ids of all jobs to which the same stage of the same rule may be done now:
                 what ends together must be among them.
         """
-        found = await self._reacher.reach(job, do, offenders=offenders)
+        found = await self._reacher.reach(job, do, offenders=offenders, seconds=self._reach_seconds)
         if isinstance(found, Blocked) or not Action(do).ends:
             return found
         now = self._clock.wall()
@@ -233,7 +244,7 @@ class Reclaimer:
         verdict: Verdict,
         reach: Reach,
     ) -> Blocked | None:
-        """Write the decision down, send it, and follow it in the background.
+        """Write the decision down; it is sent and followed in the background.
 
         Every guard has been asked, on these facts, right before.
 
@@ -308,9 +319,15 @@ class Reclaimer:
             nodes=[node.host for node in reach.nodes],
         )
         if draft.act is None:
-            await self._send(decision)
+            # A node that does not answer holds up nobody else's decision, nor anybody's notice.
+            self._begin(decision, self._hand_over(decision))
         self.follow()
         return None
+
+    def stoppable(self, decision_id: str | None) -> bool:
+        """Whether a decision to end a job waits for its grace, and could still be taken back."""
+        act = None if decision_id is None else self._ledger.platform_act(decision_id)
+        return act is not None and bool(act.platform) and act.step in STOPPABLE
 
     async def withdraw(self, decision: Decision, why: str) -> None:
         """Take back a request to save or leave that has lost its reason; safe to repeat.
@@ -340,28 +357,32 @@ class Reclaimer:
         self._note(decision, act, "withdrawing", {"why": why})
         self.follow()
 
+    def _withheld(self, decision: Decision) -> str:
+        """Why nothing may be done for a decision that cannot be undone now, or an empty string."""
+        return "" if self._revocations is None else self._revocations.withheld(decision)
+
+    async def _hand_over(self, decision: Decision) -> None:
+        """Send a decision that one agent carries out, and follow it."""
+        await self._send(decision)
+        current = self._ledger.decision(decision.id)
+        if current is not None and current.finished_at is None:
+            await self._follow(current)
+
     async def _send(self, decision: Decision) -> None:
-        """Hand a decision over: the same bytes each time, and never after their expiry."""
-        if self._agents is None:
-            return
+        """The same bytes each time, and never after their expiry, nor against a later word."""
         signed, unclear = SignedRequest(decision.body, decision.signature), False
         for attempt in range(SEND_TRIES):
             if attempt:
                 await asyncio.sleep(self._poll)
-            if self._clock.wall() >= decision.expires:
+            why = self._withheld(decision)
+            if why and not unclear:
+                self._settle(decision, ActState.REFUSED, reason=f"withheld: {why}")
+            if why or self._agents is None or self._clock.wall() >= decision.expires:
                 return
             try:
                 report = await self._agents.send(decision.host, signed)
             except RefusedAction as error:
-                reason = f"{error.reason}: {error}"
-                if error.reason == STALE_EPOCH:
-                    self.superseded = another_engine(decision.host, error)
-                    log.warning("another engine", node=decision.host, error=str(error))
-                if unclear:
-                    # An earlier try may have been taken on: only a report can tell.
-                    log.warning("agent refuses a repeat", decision=decision.id, error=reason)
-                else:
-                    self._settle(decision, ActState.REFUSED, reason=reason)
+                self._refused(decision, error, unclear=unclear)
                 return
             except ServiceUnavailable as error:
                 log.warning("agent did not take a decision", decision=decision.id, error=str(error))
@@ -370,6 +391,18 @@ class Reclaimer:
             self.superseded = ""
             self._take(decision, report)
             return
+
+    def _refused(self, decision: Decision, error: RefusedAction, *, unclear: bool) -> None:
+        """An agent's refusal, after tries of which nobody knows what became of them, or not."""
+        reason = f"{error.reason}: {error}"
+        if error.reason == STALE_EPOCH:
+            self.superseded = another_engine(decision.host, error)
+            log.warning("another engine", node=decision.host, error=str(error))
+        if unclear:
+            # An earlier try may have been taken on: only a report can tell.
+            log.warning("agent refuses a repeat", decision=decision.id, error=reason)
+        else:
+            self._settle(decision, ActState.REFUSED, reason=reason)
 
     # -- following
 
@@ -385,9 +418,10 @@ class Reclaimer:
             if decision.id not in self._tasks:
                 act = self._ledger.platform_act(decision.id)
                 follow = self._follow(decision) if act is None else self._climb(decision, act)
-                self._tasks[decision.id] = asyncio.create_task(
-                    follow, name=f"decision {decision.id}"
-                )
+                self._begin(decision, follow)
+
+    def _begin(self, decision: Decision, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks[decision.id] = asyncio.create_task(work, name=f"decision {decision.id}")
 
     async def _climb(self, decision: Decision, act: PlatformAct) -> None:
         """Go on with what takes several steps."""
@@ -454,7 +488,10 @@ class Reclaimer:
         reason = report.reason or report.message
         if report.decision_id != decision.id:
             reason = f"already ended by decision {report.decision_id}. {reason}".strip()
-        self._settle(decision, _RESULTS[report.outcome], reason=reason, report=text)
+        state, lacks = _RESULTS[report.outcome], outcomes.lacking_proof(report)
+        if state is ActState.VERIFIED and lacks:
+            state, reason = ActState.INCOMPLETE, f"{lacks}. {reason}".strip()
+        self._settle(decision, state, reason=reason, report=text)
         return True
 
     def _settle(

@@ -31,8 +31,10 @@ from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.loss_records import LossRecords
 from gpuwarden.ruleengine.model import Mode
 from gpuwarden.ruleengine.pauses import Pauses, switched_on
+from gpuwarden.ruleengine.reclaim.reaches import REACH_SECONDS
 from gpuwarden.ruleengine.records import Change, Keep
 from gpuwarden.ruleengine.replicas import Replica, Servers
+from gpuwarden.ruleengine.revocations import Revocations
 from gpuwarden.ruleengine.telling import Teller
 from gpuwarden.ruleengine.ticks import BUDGET_SHARE, OUTAGE_TICKS, Breaker, TickCounts
 from gpuwarden.ruleengine.trainer_requests import TrainerRequests
@@ -117,13 +119,16 @@ class Engine:
         self.superseded = ""
         self.epoch = ledger.next_epoch(clock.wall())
         self.cases = CaseTable(ledger)
+        self.trials = Trials(ledger, rulebook, clock)
+        self.pauses = Pauses(ledger, clock)
+        self._revocations = Revocations(self)
         self.leaves = LeaveDesk(
             settings.leaves,
             ledger,
             rulebook,
             sight=Sight(
                 lambda: (self.view.facts, self.superseded),
-                *(self._gather, self._situation, self._withheld),
+                *(self._gather, self._situation, self._revocations.standing),
             ),
             agents=agents,
             signer=signer,
@@ -139,7 +144,8 @@ class Engine:
             clock=clock,
             epoch=self.epoch,
             platforms=platforms,
-            withheld=self._withheld,
+            revocations=self._revocations,
+            reach_seconds=max(settings.tick, REACH_SECONDS),
             saved_at=self._saved_at,
             comeback=settings.comeback,
             poll=poll,
@@ -158,7 +164,6 @@ class Engine:
         )
         self.usage = Usage(OUTAGE_TICKS * settings.tick)
         self.budgets = BudgetDesk(rulebook, ledger, clock)
-        self.trials = Trials(ledger, rulebook, clock)
         self.drills = DrillDesk(
             settings.drill, ledger, rulebook, clock=clock, keep=settings.retention.audit
         )
@@ -172,7 +177,6 @@ class Engine:
             clock=clock,
             ticket_key=ticket_key,
         )
-        self.pauses = Pauses(ledger, clock)
         self.losses = LossRecords(ledger, clock, settings.prices)
         self._holds = Holds(ledger)
         self._unproven = UnprovenCards(ledger, clock)
@@ -391,12 +395,6 @@ class Engine:
         """Write down what held due ends back, and since when."""
         blocks = {stored.id: self.view.blocks.get(pair_of(stored), ()) for stored in self._due()}
         self._holds.seen(blocks, time=self.clock.wall())
-
-    def _withheld(self) -> str:
-        """Why nothing may be ended at this very moment, whatever was decided before; read again."""
-        killed = switched_on(self.kill_switch)
-        blocks = guards.standing_blocks(killed=killed, paused=self.pauses.sentence, bad_files="")
-        return "; ".join(block.sentence for block in blocks)
 
     def _saved_at(self, job_id: str) -> float | None:
         return self.view.saved_at(job_id)

@@ -42,7 +42,7 @@ class KeepDesk:
             raise Refusal(404, "no_case", f"{job_id} does not break the rule {rule_id} now")
         if not rule.takes:
             raise Refusal(409, "no_deadline", f"the rule {rule_id} takes no job's cards")
-        if stored.case.over:
+        if stored.case.over and not self._engine.reclaimer.stoppable(stored.case.decision_id):
             raise Refusal(409, "too_late", f"{job_id} is already being ended")
         return stored, rule
 

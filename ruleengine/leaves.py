@@ -121,7 +121,9 @@ class LeaveDesk:
                 platforms={},
                 clock=clock,
                 poll=poll,
-                withheld=sight.withheld,
+                # It saves and goes by itself, or stays: nobody is ended here.
+                withheld=lambda _decision: sight.withheld(),
+                revoked=lambda _decision: "",
                 saved_at=lambda _job_id: None,
                 note=self._note,
             )

@@ -39,6 +39,7 @@ class RuleBook:
         self._seen = self._fingerprint()
         self.rules, self.directory, self.budgets = self._read()
         self.hash = rule_set_hash(self.rules)
+        self._ahead = (self._seen, self.rules)
         self.problem = ""
         """Why the files on disk are not those in force, or an empty string."""
 
@@ -74,6 +75,23 @@ class RuleBook:
         if changed:
             log.info("rules reloaded", hash=self.hash, rules=len(rules.rules))
         return changed
+
+    def on_disk(self) -> RuleSet | None:
+        """The rules as their files read now, whether they are in force yet or not.
+
+        Returns:
+            None while a file is not usable. What is in force stays as it is, also while a tick
+            that judges by it is on its way.
+        """
+        try:
+            seen = self._fingerprint()
+            if seen == self._seen:
+                return self.rules
+            if seen != self._ahead[0]:
+                self._ahead = (seen, self._read()[0])
+        except InvalidInput:
+            return None
+        return self._ahead[1]
 
     def _paths(self) -> tuple[Path, ...]:
         named = (self._settings.values.directory, self._settings.values.budgets)

@@ -168,7 +168,7 @@ def open_channels(settings: Settings, secrets: Secrets, clock: Clock) -> dict[st
             clock=clock,
         )
     if slack is not None and secrets.slack_token is not None:
-        found["slack"] = SlackChannel(slack, secrets.slack_token)
+        found["slack"] = SlackChannel(slack, secrets.slack_token, clock=clock)
     for name, bot in settings.values.bots.items():
         known = secrets.bots[name]
         found[name] = KINDS[bot.kind](bot, known.key, secret=known.secret, clock=clock)

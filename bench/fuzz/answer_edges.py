@@ -161,7 +161,7 @@ def _slack(_folder: Path, stack: ExitStack) -> Callable[[bytes], None]:
         settings = SlackSettings.model_validate(
             {"url": f"http://127.0.0.1:{port}/api", "token_file": "t", "timeout": "2s"}
         )
-        channel = SlackChannel(settings, "xoxb-1")
+        channel = SlackChannel(settings, "xoxb-1", clock=SystemClock())
         clients.push_async_callback(channel.aclose)
 
         async def ask() -> None:

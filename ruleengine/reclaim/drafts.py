@@ -18,6 +18,7 @@ from gpuwarden.ruleengine.reclaim.ladders import END_SECONDS, PROOF_SECONDS
 from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS
 from gpuwarden.ruleengine.reclaim.questions import MAX_CARDS, run_of, seen
 from gpuwarden.ruleengine.records import Decision, Part, PlatformAct
+from gpuwarden.ruleengine.revocations import Kept
 
 if TYPE_CHECKING:
     from gpuwarden.ruleengine.model import Rule
@@ -110,7 +111,8 @@ class Desk:
         )
         if do is Do.TERMINATE and reach.claim is None:
             return self._for_one_agent(decision, job, reach, reason)
-        return self._in_steps(decision, do, job, reach, reason=reason)
+        kept = Kept.about(job, () if reach.claim is None else reach.claim.company)
+        return self._in_steps(decision, do, job, reach, reason=reason, kept=kept)
 
     def _for_one_agent(self, decision: Decision, job: JobFacts, reach: Reach, reason: str) -> Draft:
         info = reach.nodes[0].info
@@ -133,7 +135,14 @@ class Desk:
         return Draft(_with(decision, signed.body, signed.signature))
 
     def _in_steps(
-        self, decision: Decision, do: Do, job: JobFacts, reach: Reach, *, reason: str
+        self,
+        decision: Decision,
+        do: Do,
+        job: JobFacts,
+        reach: Reach,
+        *,
+        reason: str,
+        kept: Kept,
     ) -> Draft:
         claim, grace = reach.claim, decision.grace
         platform = grace if claim is None or claim.grace is None else claim.grace
@@ -179,7 +188,8 @@ class Desk:
             changed_at=decision.created_at,
             asked_at=None if do.takes else decision.created_at,
         )
-        order = json.dumps({"reason": reason, "claim": recognised}, sort_keys=True)
+        record = {"reason": reason, "claim": recognised, "kept": kept.record()}
+        order = json.dumps(record, sort_keys=True)
         return Draft(_with(decision, order.encode(), ""), tuple(parts), act)
 
 

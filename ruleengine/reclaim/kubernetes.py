@@ -407,8 +407,9 @@ class Kubernetes:
 
 def _claim(claim: PodClaim, pod: Pod, others: Sequence[Pod]) -> Claim:
     controlled = claim.act is not Act.EVICT
-    also = ""
+    also, company = "", tuple[str, ...]()
     if claim.target is not None and controlled and others:
+        company = tuple(sorted(f"{Kubernetes.prefix}{item.uid}" for item in others))
         also = f"{len(others)} more of {claim.target.title}: {_named(others)}"
     return Claim(
         platform=Kubernetes.name,
@@ -418,6 +419,7 @@ def _claim(claim: PodClaim, pod: Pod, others: Sequence[Pod]) -> Claim:
         grace=float(pod.grace) if controlled else None,
         also=also,
         returns=pod.owner is not None or pod.restarts,
+        company=company,
     )
 
 

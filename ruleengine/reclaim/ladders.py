@@ -5,7 +5,8 @@
     watching   every node's agent holds the job's processes; without one of them it stops here
     asking     the trainer's request, and the notice that the job itself asked its platform for
     waiting    until the job has left, or its grace is over
-    ending     the platform's own tool; kill switch and pauses are read again before each try
+    ending     the platform's own tool; what may have come to speak against it is read again
+               before each try: kill switch, pauses, rule, whitelist, keeps
     proving    its platform says that it is over, and every node that its processes have let go
 
 Each step is on disk before it begins, so that an engine that was killed goes on where it was: what
@@ -93,7 +94,9 @@ class Tools:
         platforms: adapters by their name.
         clock: wall and monotonic time.
         poll: seconds between two questions.
-        withheld: why nothing may be ended now (kill switch, pause), or an empty string.
+        withheld: why nothing that cannot be undone may be done for a decision now (kill switch,
+            pause, its rule, the whitelist, a keep, or that one of them cannot be read), or "".
+        revoked: why a decision is to be taken back at once, since somebody has said so, or "".
         saved_at: Unix time of the newest saved state of a job, or None where that is not known.
         note: writes a step down, with a line in the audit of the decision's case.
     """
@@ -103,7 +106,8 @@ class Tools:
     platforms: Mapping[str, Platform]
     clock: Clock
     poll: float
-    withheld: Callable[[], str]
+    withheld: Callable[[Decision], str]
+    revoked: Callable[[Decision], str]
     saved_at: Callable[[str], float | None]
     note: Callable[[Decision, PlatformAct, str, Mapping[str, object]], None]
 
@@ -192,7 +196,7 @@ class Ladder:
                 slow = ", ".join(p.host for p in parts if p.state in ("pending", "accepted"))
                 return Result("refused", f"not watched: the agent of {slow} did not begin in time")
             await self._pause()
-        why = self._tools.withheld()
+        why = self._tools.withheld(self._decision)
         if why:
             return Result("refused", f"withheld: {why}")
         processes = sum(len(report.processes) for report in outcomes.reports(parts))
@@ -202,10 +206,9 @@ class Ladder:
 
     async def _asking(self) -> Result | None:
         """Tell the trainer, and have the platform tell the job where that asked for it."""
-        late = self._late(self._act.asked_at)
-        if late:
-            await self._withdrawn_requests()
-            return Result("refused", f"withheld: {late}")
+        why = self._late(self._act.asked_at) or self._tools.withheld(self._decision)
+        if why:
+            return await self._taken_back(why)
         parts = await self._asked_trainer()
         delivered = [part for part in parts if part.state == "done"]
         soft = self._order is None
@@ -273,6 +276,11 @@ class Ladder:
             heeded = None if self._order is not None else await self._heeded(watches)
             if heeded is not None:
                 return heeded
+            why = "" if self._order is None else self._tools.revoked(self._decision)
+            if why:
+                # It need not go at all any more, and hears of that while it still may stay.
+                self._keep(waited=before + self._clock.monotonic() - begun)
+                return await self._taken_back(why)
             waited = before + self._clock.monotonic() - begun
             if waited >= self._decision.grace:
                 break
@@ -288,10 +296,9 @@ class Ladder:
                 "unheeded", f"{what} when its time was over", self._report(Outcome.INCOMPLETE)
             )
         due = (self._act.asked_at or 0.0) + self._decision.grace
-        why = self._tools.withheld() or self._late(due)
+        why = self._tools.withheld(self._decision) or self._late(due)
         if why:
-            await self._withdrawn_requests()
-            return Result("refused", f"withheld: {why}")
+            return await self._taken_back(why)
         await self._renewed_watches(watches)
         self._step("ending", "ending", {"grace": self._grace}, ended_at=self._clock.wall())
         return None
@@ -363,7 +370,7 @@ class Ladder:
 
     def _why_not(self, deadline: float, *, unknown: bool) -> str:
         """Why the platform is not told, or not again, or an empty string."""
-        why = self._tools.withheld() or self._late(self._act.ended_at)
+        why = self._tools.withheld(self._decision) or self._late(self._act.ended_at)
         if why:
             return f"withheld: {why}"
         over = self._act.tries >= END_TRIES or self._clock.monotonic() >= deadline
@@ -443,7 +450,12 @@ class Ladder:
 
     def _may_hold(self) -> bool:
         """Whether the platform may be told once more, so that what has come back does not start."""
-        return not self._refused and self._act.tries < END_TRIES and not self._tools.withheld()
+        if self._refused or self._act.tries >= END_TRIES:
+            return False
+        # What comes back long after its end was perhaps started by its owner.
+        since = self._act.changed_at if self._act.ended_at is None else self._act.ended_at
+        late = self._late(since + self._grace + PROOF_SECONDS)
+        return not (late or self._tools.withheld(self._decision))
 
     async def _withdrawing(self) -> Result | None:
         """Take back what was asked for, for as long as it would hold."""
@@ -503,6 +515,11 @@ class Ladder:
             self._tools.ledger.save_part(again)
         if survived:
             await self._tools.questions.put(self._parts(Action.WATCH))
+
+    async def _taken_back(self, why: str) -> Result:
+        """The result where nothing may be done any more, once its requests are taken back."""
+        await self._withdrawn_requests()
+        return Result("refused", f"withheld: {why}")
 
     async def _withdrawn_requests(self) -> bool:
         """Take back the requests that trainers may have; whether none can be left."""

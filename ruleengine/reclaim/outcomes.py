@@ -78,12 +78,30 @@ def _of_platform(act: PlatformAct, state: State | None, deed: Deed) -> list[str]
     return []
 
 
-def _of_nodes(parts: Iterable[Part]) -> list[str]:
+def _of_nodes(parts: Sequence[Part]) -> list[str]:
     return [
         f"{part.host}: {part.reason or f'its watch is {part.state}'}"
         for part in parts
         if part.action == Action.WATCH and part.state != "reclaimed"
+    ] + [
+        f"{part.host}: {lacks}"
+        for part in parts
+        if part.action == Action.WATCH and part.state == "reclaimed"
+        for report in reports([part])
+        if (lacks := lacking_proof(report))
     ]
+
+
+def lacking_proof(report: ActionReport) -> str:
+    """What is missing from a report of an end that an agent calls a success, or an empty string.
+
+    Reclaimed is what NVML shows, and not what an agent says of it.
+    """
+    if report.outcome is not Outcome.RECLAIMED:
+        return "unproven: its agent does not say that the memory came back"
+    if report.proof is None or not report.proof.gone:
+        return "unproven: its agent shows no proof that the processes have let go"
+    return ""
 
 
 def merged(

@@ -53,6 +53,7 @@ class Claim:
         grace: seconds that the platform itself waits between its SIGTERM and SIGKILL, or None
             where the adapter can set it.
         also: what else would end with it, in words; empty if nothing.
+        company: the same as job ids, as far as what ends is a job of its own.
         returns: whether the platform would start it again by itself if its processes just ended.
     """
 
@@ -62,6 +63,7 @@ class Claim:
     grace: float | None = None
     also: str = ""
     returns: bool = False
+    company: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

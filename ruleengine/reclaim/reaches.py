@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.reclaim.ports import Claim, Platform
     from gpuwarden.ruleengine.verdicts import JobFacts
 
+REACH_SECONDS = 15.0
+"""For the answers of everybody that one act needs; a tick waits for them, of all jobs at once."""
 NODE_JOB_PREFIX = "proc-"
 """Jobs that no platform owns, so that the node's agent may end them."""
 _OWNERS = {"slurm-": "Slurm", "pod-": "Kubernetes"}
@@ -72,7 +74,12 @@ class Reacher:
         self._platforms = platforms
 
     async def reach(
-        self, job: JobFacts, do: str, *, offenders: Collection[str] = ()
+        self,
+        job: JobFacts,
+        do: str,
+        *,
+        offenders: Collection[str] = (),
+        seconds: float = REACH_SECONDS,
     ) -> Reach | Blocked:
         """Everybody that an act on a job needs, or why it cannot be done.
 
@@ -80,12 +87,22 @@ class Reacher:
             job: by the tick's facts.
             do: the stage's: checkpoint, yield, requeue or terminate.
             offenders: ids of all jobs that are due by the same rule now.
+            seconds: for all answers together.
         """
         if do not in ("checkpoint", "yield", "requeue", "terminate"):
             raise ValueError(f"nothing does {do}")
         blocked = _unfit(job, do)
         if blocked is not None:
             return blocked
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._answers(job, do, offenders)
+        except TimeoutError:
+            text = f"not everybody who would act on it has answered within {seconds:g} s"
+            return Blocked("agent_unreachable", text)
+
+    async def _answers(self, job: JobFacts, do: str, offenders: Collection[str]) -> Reach | Blocked:
+        """What agents and platform say."""
         if do in ("checkpoint", "yield") or job.job_id.startswith(NODE_JOB_PREFIX):
             return await self._nodes(job)
         platform = next((p for p in self._platforms if job.job_id.startswith(p.prefix)), None)

@@ -147,7 +147,8 @@ class Slurm:
         number = str(leader.job.job_id) if len(records) > 1 else attempt.number
         if deed is Deed.REQUEUE and not await self._requeueable(leader, number):
             return Blocked("not_requeueable", f"Slurm does not requeue job {number}")
-        others = [str(r.job.job_id) for r in records if r is not own]
+        beside = [r.job for r in records if r is not own]
+        others = [str(item.job_id) for item in beside]
         return Claim(
             NAME,
             identity={
@@ -163,6 +164,7 @@ class Slurm:
             grace=config.kill_wait,
             also="" if not others else f"components {', '.join(others)} of the same job",
             returns=config.requeues_by_exit,
+            company=tuple(sorted(attempt_id(item, config.name) for item in beside)),
         )
 
     async def _config(self) -> ClusterConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_ANSWER_BYTES = 1024 * 1024
+MAX_RETRY_SECONDS = 3600.0
+"""No server keeps anybody away for longer with one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,22 @@ class Answer:
             return json.loads(self.body)
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
+
+    def retry_after(self, now: float) -> float | None:
+        """Seconds for which the server asks to be left alone (Retry-After), or None.
+
+        Args:
+            now: Unix time, for a server that names a date (RFC 9110, 10.2.3).
+        """
+        text = self.headers.get("retry-after", "").strip()
+        if text.isascii() and text.isdecimal():
+            # Of many digits, float() would make infinity, and int() would refuse.
+            return MAX_RETRY_SECONDS if len(text) > 6 else min(float(text), MAX_RETRY_SECONDS)
+        try:
+            moment = parsedate_to_datetime(text).timestamp()
+        except (ValueError, TypeError, OverflowError):
+            return None
+        return min(max(0.0, moment - now), MAX_RETRY_SECONDS)
 
     def excerpt(self) -> str:
         """The beginning of the body in one line, for a message."""

@@ -209,7 +209,8 @@ def _build(world: World) -> None:
         platforms=world.platforms,
         poll=0.01,
     )
-    channel = SlackChannel(SlackSettings(url=world.slack.url, token_file="t"), "xoxb-test")
+    settings_of_slack = SlackSettings(url=world.slack.url, token_file="t")
+    channel = SlackChannel(settings_of_slack, "xoxb-test", clock=world.clock)
     world.hop = LastHop(
         ledger, {"slack": channel}, directory=lambda: book.directory, clock=world.clock
     )

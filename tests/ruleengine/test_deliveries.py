@@ -8,12 +8,13 @@ import dataclasses
 import email
 import email.policy
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiosmtpd.controller import Controller
 from tests.ruleengine.test_ledger import add
-from tests.ruleengine.worlds import Sink, slack, webhook
+from tests.ruleengine.worlds import OwnedClock, Sink, slack, webhook
 from tests.servers import free_port
 
 from gpuwarden.clock import SystemClock
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from gpuwarden.clock import Clock
     from gpuwarden.ruleengine.layouts import Message
 
 STAGE = "moderate-notify:enforce"
@@ -134,14 +136,20 @@ def mail() -> Iterator[tuple[int, Mailbox]]:
 
 @contextlib.asynccontextmanager
 async def post(
-    folder: Path, port: int, mailbox: Mailbox, user: str = "alice", *, patience: str = "20s"
+    folder: Path,
+    port: int,
+    mailbox: Mailbox,
+    user: str = "alice",
+    *,
+    patience: str = "20s",
+    clock: Clock | None = None,
 ) -> AsyncIterator[Post]:
     """A last hop with both channels, whose mail server has so much time for a message."""
     with Ledger(folder / "l") as ledger, slack() as (sink, reply):
         stored = add(ledger)
         owned = dataclasses.replace(stored.case, user=user)
         ledger.save([Change(stored.id, owned, "enforce")], time=2.0)
-        clock = SystemClock()
+        clock = clock or SystemClock()
         smtp = SmtpSettings.model_validate(
             {
                 "host": "127.0.0.1",
@@ -153,7 +161,9 @@ async def post(
         )
         channels = {
             "email": EmailChannel(smtp, password=None, ca_file=None, clock=clock),
-            "slack": SlackChannel(SlackSettings(url=sink.url, token_file="t"), "xoxb-1"),
+            "slack": SlackChannel(
+                SlackSettings(url=sink.url, token_file="t"), "xoxb-1", clock=clock
+            ),
         }
         hop = LastHop(ledger, channels, directory=lambda: DIRECTORY, clock=clock)
         try:
@@ -161,6 +171,33 @@ async def post(
         finally:
             for channel in channels.values():
                 await channel.aclose()
+
+
+@pytest.mark.parametrize("word", ["30", "date"])
+def test_a_server_that_asks_to_be_left_alone_is(
+    tmp_path: Path, mail: tuple[int, Mailbox], word: str
+) -> None:
+    """Slack's 429 says for how long; the mail goes out meanwhile, and nobody is lost."""
+    clock = OwnedClock()
+    said = word if word == "30" else formatdate(clock.wall() + 30, usegmt=True)
+
+    async def story() -> None:
+        async with post(tmp_path, *mail, clock=clock) as office:
+            office.slack.headers, good = {"Retry-After": said}, dict(office.reply)
+            office.reply.update(status=429, body={"ok": False, "error": "ratelimited"})
+            assert (await office.send("slack", "email")).retry
+            office.reply.update(good)
+            clock.pass_(29)
+            receipt = await office.send("slack", "email")
+            assert receipt.retry
+            assert "left alone for another 1 s" in receipt.failed[0]
+            assert len(office.slack.received) == 1
+            assert office.states() == {"email": "proven", "slack": "failed"}
+            clock.pass_(1)
+            assert not (await office.send("slack", "email")).failed
+            assert office.states() == {"email": "proven", "slack": "proven"}
+
+    asyncio.run(story())
 
 
 def test_both_servers_answers_are_the_proof(tmp_path: Path, mail: tuple[int, Mailbox]) -> None:

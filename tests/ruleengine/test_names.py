@@ -378,7 +378,8 @@ def test_a_channel_names_the_people_of_the_team_whose_own_it_is(
             (servers.folder / "directory.yaml").write_text(CHANNELS)
             await world.tick()
             names = Names(world.engine, KEY, identified=True)
-            slack = SlackChannel(SlackSettings(url=world.slack.url, token_file="t"), "xoxb-test")
+            settings = SlackSettings(url=world.slack.url, token_file="t")
+            slack = SlackChannel(settings, "xoxb-test", clock=world.clock)
             hop = LastHop(
                 world.engine.ledger,
                 {"slack": slack},

@@ -252,6 +252,7 @@ class Sink:
         self, answer: Callable[[str, Received], Answer], clock: OwnedClock | None = None
     ) -> None:
         self.received: list[Received] = []
+        self.headers: dict[str, str] = {}
         self._answer = answer
         sink = self
 
@@ -271,6 +272,8 @@ class Sink:
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
+                for name, text in sink.headers.items():
+                    self.send_header(name, text)
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -350,6 +353,8 @@ class Agent:
     outcome: Outcome = Outcome.RECLAIMED
     reason: str = ""
     finish: bool = True
+    proves: bool = True
+    """Whether NVML shows what it says."""
     refuse: tuple[int, str] | None = None
     refuse_repeats: bool = False
     on_node: Callable[[], None] | None = None
@@ -428,7 +433,9 @@ class Agent:
             outcome=self.outcome,
             reason=self.reason,
             steps={"sigterm": self._taken(report), "proven": self._taken(report) + 1.0},
-            proof=Proof(gone=self.outcome is Outcome.RECLAIMED, memory_freed=int(30 * GIB)),
+            proof=Proof(
+                gone=self.proves and self.outcome is Outcome.RECLAIMED, memory_freed=int(30 * GIB)
+            ),
         )
 
 
