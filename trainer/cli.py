@@ -17,6 +17,7 @@ from gpuwarden.errors import GpuwardenError, InvalidInput, MissingExtra
 from gpuwarden.trainer import (
     agreement,
     comparisons,
+    endings,
     faults,
     follow_cli,
     launching,
@@ -274,6 +275,7 @@ def train(
     if options.pop("with_parent"):
         ranks.die_with_parent(signal.SIGTERM)
     settings = TrainSettings.from_options(**options)
+    ending = endings.Ending()
     _log_to_stderr()
     offline.choose(online=settings.online)
     if not ranks.is_launched() and (devices := launching.devices_of(words, nproc)):
@@ -311,6 +313,7 @@ def train(
         logging.shutdown()
         sys.stdout.flush()
         os._exit(code)  # a communicator waits for good for ranks that are gone
+    ending.settle(code)
     return code
 
 

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CLOSE_SECONDS = 3.0
-"""How long loader workers have to end."""
+PATIENCE = 3.0
+"""Seconds that loader workers have to end."""
+HURRY = 0.5
+"""The same where the card is waited for: what a worker still makes is of no use to anybody."""
 
 
 class TrainLoader:
@@ -174,11 +176,12 @@ class _Resume:
         self.state, self.closing, self.ready = state, closing, ready
 
 
-def close(trainer: Any) -> None:
+def close(trainer: Any, *, patience: float = PATIENCE) -> None:
     """End a trainer's loaders and their workers, also those that hang.
 
     Args:
         trainer: None if there is none yet.
+        patience: seconds until the workers of a loader are killed.
     """
     for name in ("train_loader", "test_loader"):
         loader = getattr(trainer, name, None)
@@ -186,7 +189,7 @@ def close(trainer: Any) -> None:
             continue
         # One that hangs would ignore torch's SIGTERM, and the interpreter wait for it for good.
         workers = getattr(getattr(loader, "iterator", None), "_workers", ())
-        timer = threading.Timer(_CLOSE_SECONDS, _kill, [list(workers)])
+        timer = threading.Timer(patience, _kill, [list(workers)])
         timer.start()
         try:
             loader.close()

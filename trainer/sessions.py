@@ -228,7 +228,8 @@ class Session:
             self.board.finish(code, f"{type(error).__name__}: {error}")
             raise
         finally:
-            loaders.close(self.trainer)
+            hurry = self.watch.must_leave()
+            loaders.close(self.trainer, patience=loaders.HURRY if hurry else loaders.PATIENCE)
         self.saver.collect(wait=True)
         self.note(finished=self.clock.wall())
         self._backup.finish()
