@@ -1,4 +1,4 @@
-"""Accounts and calibration over HTTP."""
+"""Accounts, calibration, and what trainings took before, over HTTP."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from starlette.responses import JSONResponse, Response
 from gpuwarden.errors import ServiceUnavailable, TemporaryError
 from gpuwarden.periods import Span
 from gpuwarden.refusals import Refusal
+from gpuwarden.scheduling import expectations
 from gpuwarden.scheduling.booking_terms import prices_of
 from gpuwarden.scheduling.calibrations import calibrate
 from gpuwarden.scheduling.documents import idle_hours
 from gpuwarden.scheduling.moments import MomentUnclear, read_moment, show_moment
+from gpuwarden.scheduling.predictions import LEAST_RUNS
 from gpuwarden.scheduling.usages import By, account, beside
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ STALE_SECONDS = 300.0
 """An account that was read longer ago is told to be old."""
 ENGINE_SECONDS = 50.0
 """How long the engine's own account is waited for."""
+CALIBRATED_SECONDS = 90 * 86400.0
+"""Of which foretold ends say whether history can be gone by."""
+_ALIKE = ("model", "imgsz", "data", "pacing")
 
 
 class AccountRoutes:
@@ -65,6 +70,7 @@ class AccountRoutes:
         """Method, path and handler of each."""
         yield "GET", "/v1/usage", self._usage
         yield "GET", "/v1/calibration", self._calibration
+        yield "GET", "/v1/runs", self._runs
 
     async def _usage(self, request: Request) -> Response:
         caller = self._caller(request)
@@ -159,6 +165,36 @@ class AccountRoutes:
                     }
                     for each in calibrate(settled)
                 ],
+            }
+        )
+
+    async def _runs(self, request: Request) -> Response:
+        """What trainings of a model with some data took; whoever asks has to know their names."""
+        self._caller(request)
+        of = {name: request.query_params.get(name, "") for name in _ALIKE}
+        if not (of["model"] and of["data"]):
+            raise Refusal(400, "malformed", "say model and data, as the trainings call them")
+        foresights, now = self._scheduler.foresights, self._scheduler.clock.wall()
+        runs = await asyncio.to_thread(lambda: foresights.runs_of(**of))
+        ends, late = await asyncio.to_thread(
+            foresights.ends_foretold, now - CALIBRATED_SECONDS, samples=LEAST_RUNS
+        )
+        return JSONResponse(
+            {
+                "schema": expectations.SCHEMA,
+                "of": of,
+                "runs": [
+                    {
+                        "batch": run.features.batch,
+                        "card": run.features.card,
+                        "gpus": run.features.gpus,
+                        "epochs": run.epochs,
+                        "seconds": run.seconds,
+                        "ended": run.ended,
+                    }
+                    for run in runs
+                ],
+                "ends": {"count": ends, "late": late},
             }
         )
 

@@ -118,8 +118,7 @@ class CardEstimate:
         """After which an attempt is taken to be stuck; None where the time is not known."""
         if isinstance(self.training_seconds, Unknown):
             return None
-        seconds = self.training_seconds.high * MARGIN + START_SECONDS
-        return math.ceil(seconds / _ROUNDED_TO) * _ROUNDED_TO
+        return rounded_limit(self.training_seconds.high * MARGIN + START_SECONDS)
 
     def as_document(self, gpus: int) -> dict[str, Any]:
         """For machines: bytes, seconds; what is not known is absent, and `unknown` says why."""
@@ -157,6 +156,11 @@ class CardEstimate:
         """Why something is not known; each reason once."""
         values = (self.memory, self.images, self.epoch_seconds, self.training_seconds)
         return list(dict.fromkeys(str(value) for value in values if isinstance(value, Unknown)))
+
+
+def rounded_limit(seconds: float) -> float:
+    """A time limit, rounded up as people would write it."""
+    return math.ceil(seconds / _ROUNDED_TO) * _ROUNDED_TO
 
 
 def estimate(

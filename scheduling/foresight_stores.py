@@ -97,6 +97,46 @@ class ForesightStore:
         )
         return tuple(Run(features, row["epochs"], row["seconds"], row["ended"]) for row in rows)
 
+    def runs_of(self, model: str, imgsz: str, data: str, pacing: str) -> tuple[Run, ...]:
+        """Trainings of a model with these data on any cards, with any batch, the newest thousand.
+
+        Args:
+            model: as in `Features`, and so the others.
+            imgsz: likewise.
+            data: likewise.
+            pacing: likewise.
+        """
+        rows = self._store.rows(
+            "SELECT features, epochs, seconds, ended FROM runs WHERE epochs > 0 "
+            "AND json_extract(features, '$[0]') = ? AND json_extract(features, '$[1]') = ? "
+            "AND json_extract(features, '$[5]') = ? "
+            "AND coalesce(json_extract(features, '$[6]'), '') = ? ORDER BY ended DESC LIMIT 1000",
+            model,
+            imgsz,
+            data,
+            pacing,
+        )
+        return tuple(
+            Run(_features(row["features"]), row["epochs"], row["seconds"], row["ended"])
+            for row in rows
+        )
+
+    def ends_foretold(self, since: float, *, samples: int) -> tuple[int, int]:
+        """How many foretold ends came to pass since a moment, and how many of these came late.
+
+        Args:
+            since: Unix time at which they were foretold at the earliest.
+            samples: past cases that they rested on at least.
+        """
+        (row,) = self._store.rows(
+            "SELECT count(*) AS ends, coalesce(sum(actual > latest + 1), 0) AS late "
+            "FROM predictions WHERE kind = 'finish' AND actual IS NOT NULL AND made >= ? "
+            "AND samples >= ?",
+            since,
+            samples,
+        )
+        return row["ends"], row["late"]
+
     def epoch_seconds(self) -> tuple[float, ...]:
         """How long an epoch took in each of the newest thousand runs, on its average."""
         rows = self._store.rows(
@@ -184,4 +224,9 @@ def _text(features: Features) -> str:
         features.gpus,
         features.data,
     ]
-    return json.dumps(found)
+    # As it was written before there was anything unusual to tell apart.
+    return json.dumps([*found, features.pacing] if features.pacing else found)
+
+
+def _features(text: str) -> Features:
+    return Features(*json.loads(text))

@@ -14,7 +14,7 @@ from gpuwarden.scheduling.predictions import Prediction, Run, predict
 from gpuwarden.scheduling.usages import held_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpuwarden.schedule_api import QueueEntry
     from gpuwarden.scheduling.foresight_stores import ForesightStore
@@ -80,7 +80,12 @@ class Foresight:
         held: Mapping[str, Sequence[Holding]],
         now: float,
     ) -> None:
-        """Take the trainings that ended by themselves."""
+        """Take the trainings that ended by themselves, and were whole ones.
+
+        A run that was submitted again under its name goes on where it was, or has nothing left to
+        do: neither says what a training takes.
+        """
+        several = _several_jobs(entries, held)
         for item in entries:
             training, attempts = trainings.get(item.id), held.get(item.id, [])
             if (
@@ -90,6 +95,7 @@ class Foresight:
                 or not training.features.known
                 or not attempts
                 or any(each.end is None for each in attempts)
+                or (item.run_id is not None and item.run_id in several)
                 or self._memory.knows_run(item.id)
             ):
                 continue
@@ -153,3 +159,17 @@ class Foresight:
                 self._memory.settle(name, "finish", attempt, actual=end)
             else:
                 self._memory.settle(name, "finish", attempt, actual=None, void="left before")
+
+
+def _several_jobs(
+    entries: Iterable[QueueEntry], held: Mapping[str, Sequence[Holding]]
+) -> frozenset[str]:
+    """Runs by which more than one job of the queue or the account went."""
+    jobs: dict[str, str] = {}
+    several = set[str]()
+    seen = [(item.run_id, item.id) for item in entries]
+    seen += [(each.run_id, each.entry) for attempts in held.values() for each in attempts]
+    for run, job in seen:
+        if run is not None and jobs.setdefault(run, job) != job:
+            several.add(run)
+    return frozenset(several)

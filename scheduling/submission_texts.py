@@ -7,7 +7,9 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuwarden.estimates import GIB, Range, Unknown
+from gpuwarden.scheduling import expectations
 from gpuwarden.scheduling.estimations import Fit
+from gpuwarden.scheduling.predictions import Unforeseen
 from gpuwarden.scheduling.recommendations import span
 
 if TYPE_CHECKING:
@@ -33,12 +35,20 @@ _HEAD = (
 _ROOM = {Fit.YES: "yes", Fit.TIGHT: "may not", Fit.NO: "no", Fit.UNKNOWN: "UNKNOWN"}
 
 
-def as_text(plan: Plan, *, ends_at_limit: bool = True) -> str:
+_AT_LIMIT = {
+    "slurm": "at most for an attempt; told before it, it saves, leaves, and goes on in the next",
+    "kueue": "at most for all attempts together; then Kueue has it save and leave, and it does not "
+    "come back by itself",
+    "local": "foretold at most; it may take longer",
+}
+
+
+def as_text(plan: Plan, *, engine: str = "slurm") -> str:
     """For people: all that can be said without the engine.
 
     Args:
         plan: of the task.
-        ends_at_limit: whether the engine ends an attempt at its time limit.
+        engine: that it goes to, by which its time limit means this or that.
     """
     task, gpus = plan.task, plan.task.gpus
     cards = f"{gpus} cards" if gpus > 1 else "1 card"
@@ -62,10 +72,11 @@ def as_text(plan: Plan, *, ends_at_limit: bool = True) -> str:
         "",
         f"card     {plan.chosen.kind.name}: {plan.why_card}",
         f"rests on {_basis(plan.chosen)}",
+        *_history(plan),
     ]
     if task.time_limit_seconds is not None:
-        what = "at most for an attempt" if ends_at_limit else "foretold at most; it may take longer"
-        lines.append(f"time     {span(task.time_limit_seconds)} {what}")
+        lines.append(f"time     {span(task.time_limit_seconds)} {_AT_LIMIT[engine]}")
+        lines += [f"         by {plan.limit_words}"] if plan.limit_words else []
     if plan.image is not None:
         lines.append(f"image    {plan.image.name} ({plan.image.image})")
     if plan.sizes:
@@ -104,6 +115,12 @@ def as_document(
         "advice": list(plan.advice),
         "warnings": list(plan.warnings),
     }
+    if plan.limit_words:
+        found["time_limit_rests_on"] = plan.limit_words
+    if plan.history:
+        found["history"] = {
+            card: expectations.as_document(each) for card, each in plan.history.items()
+        }
     if job is not None:
         found["job"] = dataclasses.asdict(job) | {"warnings": list(job.warnings)}
     if rendered is not None:
@@ -151,6 +168,18 @@ def _basis(chosen: CardEstimate) -> str:
     formula = "the formula of docs/estimates.md"
     words = {"profile": "a profile of this training here", "formula": formula}
     return " and ".join(words[part] for part in chosen.basis.split(", "))
+
+
+def _history(plan: Plan) -> list[str]:
+    """What trainings like it took, where somebody was asked."""
+    found = plan.foretold
+    if found is None:
+        return []
+    if isinstance(found, Unforeseen):
+        return [f"history  {found.words}"]
+    between = f"{span(found.middle)} ({span(found.shortest)} to {span(found.longest)})"
+    share = f"{100 * found.claim:.0f} % should lie between"
+    return [f"history  {between}, from {found.runs} trainings like it here; {share}"]
 
 
 def start_line(foreseen: Foreseen, zone: dt.tzinfo) -> str:

@@ -8,24 +8,28 @@ the card and the time have to be said.
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.budget_terms import GPU_HOURS, quantity
 from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import InvalidInput, RefusedAction
 from gpuwarden.estimates import GIB, ModelCosts, Range, Unknown
-from gpuwarden.scheduling import images, recommendations
+from gpuwarden.scheduling import expectations, images, recommendations
 from gpuwarden.scheduling.estimations import CardEstimate, Fit, Kind, estimate, save_seconds
+from gpuwarden.scheduling.expectations import Limit
+from gpuwarden.scheduling.predictions import Prediction, Unforeseen
 from gpuwarden.scheduling.recommendations import span
 from gpuwarden.scheduling.tasks import Task, option_problem, run_id_of, word_problem
 from gpuwarden.scheduling.trainings import read_training
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpuwarden.schedule_api import BudgetEntry
+    from gpuwarden.scheduling.expectations import Past
     from gpuwarden.scheduling.policies import Image, Policy, Priority, Team, Window
     from gpuwarden.scheduling.trainings import Training
     from gpuwarden.training_profiles import Profile
@@ -90,6 +94,9 @@ class Plan:
         warnings: what may go wrong.
         advice: what could be chosen otherwise.
         sizes: smaller models of the family on the chosen card.
+        history: kind of cards -> what trainings like it took there, or why nothing is foretold;
+            empty where nobody was asked.
+        limit_words: what the time limit rests on; empty where it was said, or there is none.
     """
 
     task: Task
@@ -101,10 +108,30 @@ class Plan:
     warnings: tuple[str, ...]
     advice: tuple[str, ...]
     sizes: tuple[tuple[str, CardEstimate], ...]
+    history: Mapping[str, Prediction | Unforeseen] = field(default_factory=dict)
+    limit_words: str = ""
+
+    @property
+    def foretold(self) -> Prediction | Unforeseen | None:
+        """What history says of it on its card; None where nobody was asked."""
+        return self.history.get(self.chosen.kind.name)
+
+    @property
+    def gpu_hours(self) -> Range | None:
+        """What it costs, by history, or else by the estimate; None where neither tells."""
+        if isinstance(self.foretold, Prediction):
+            return expectations.gpu_hours(self.foretold, self.task.gpus)
+        return self.chosen.gpu_hours(self.task.gpus)
 
 
 def plan(
-    asked: Asked, training: Training, policy: Policy, *, profiles: Sequence[Profile], now: float
+    asked: Asked,
+    training: Training,
+    policy: Policy,
+    *,
+    profiles: Sequence[Profile],
+    now: float,
+    past: Past | None = None,
 ) -> Plan:
     """Make a task of what was asked for.
 
@@ -114,6 +141,7 @@ def plan(
         policy: of this cluster.
         profiles: of what is trained here.
         now: Unix time.
+        past: what the daemon remembers of such trainings; None where it was not asked.
 
     Raises:
         InvalidInput: what was said cannot be meant; every problem, one a line.
@@ -136,13 +164,28 @@ def plan(
         for card in policy.cards
     ]
     everywhere = estimate(training, kinds, gpus=asked.gpus, profiles=profiles)
-    chosen, why = _card(asked, training, everywhere, team=team, profiles=profiles, now=now)
+    history = expectations.expected(
+        everywhere,
+        past,
+        {each.kind.name: _words(asked.words, training, each) for each in everywhere},
+        gpus=asked.gpus,
+        directory=asked.directory,
+    )
+    # What ended on a card has room there, whatever a formula says.
+    everywhere = tuple(
+        replace(each, fit=Fit.YES) if isinstance(history.get(each.kind.name), Prediction) else each
+        for each in everywhere
+    )
+    chosen, why = _card(
+        asked, training, everywhere, team=team, profiles=profiles, history=history, now=now
+    )
+    foretold = history.get(chosen.kind.name)
     picked = images.Chosen(None)
     if asked.image is not None or runs_images(policy, asked.engine or policy.engine):
         picked = images.choose(
             policy.images, training.model_name, wanted=asked.image, gpu=chosen.gpu
         )
-    limit = _limit(asked, training, chosen)
+    limit = _limit(asked, training, chosen, policy=policy, foretold=foretold, past=past)
     name = asked.name if asked.name is not None else usual_name(training, now)
     task = Task(
         name=name,
@@ -154,15 +197,16 @@ def plan(
         priority=priority.name,
         gpus=asked.gpus,
         gpu_type=chosen.kind.name,
-        memory_bytes=chosen.memory.high if isinstance(chosen.memory, Range) else None,
+        memory_bytes=_memory(chosen),
         image=None if picked.image is None else picked.image.image,
         window=None if window is None else window.name,
         after=asked.after,
         deadline=asked.deadline,
-        time_limit_seconds=limit,
-        epoch_seconds=_high(chosen.epoch_seconds),
+        time_limit_seconds=limit.seconds,
+        epoch_seconds=_epoch(chosen, foretold),
         save_seconds=save_seconds(training.model),
-        estimate=chosen.as_document(asked.gpus),
+        estimate=chosen.as_document(asked.gpus)
+        | ({} if foretold is None else {"history": expectations.as_document(foretold)}),
         directory=asked.directory,
         program=asked.program,
     )
@@ -173,11 +217,16 @@ def plan(
         chosen=chosen,
         why_card=why,
         image=picked.image,
-        warnings=(*_doubts(asked, training, chosen, limit), *picked.warnings),
+        warnings=(
+            *_doubts(asked, training, chosen, limit=limit.seconds, foretold=foretold),
+            *picked.warnings,
+        ),
         advice=recommendations.recommendations(
             training, chosen, everywhere, gpus=asked.gpus, profiles=profiles
         ),
         sizes=recommendations.sizes(training, chosen, gpus=asked.gpus, profiles=profiles),
+        history=history,
+        limit_words=limit.words,
     )
 
 
@@ -318,6 +367,7 @@ def _card(
     *,
     team: Team,
     profiles: Sequence[Profile],
+    history: Mapping[str, Prediction | Unforeseen],
     now: float,
 ) -> tuple[CardEstimate, str]:
     """The card that it takes: the one that was said, or the cheapest that will do."""
@@ -341,9 +391,14 @@ def _card(
     roomy = roomy or [each for each in allowed if each.fit is Fit.TIGHT]
     if not roomy:
         raise RefusedAction("memory", _no_room(training, allowed, everywhere, asked, profiles))
-    timely = [each for each in roomy if _in_time(each, asked.deadline, now)]
+    longest = {each.kind.name: _longest(each, history.get(each.kind.name)) for each in roomy}
+    timely = [
+        each
+        for each in roomy
+        if asked.deadline is None or now + (longest[each.kind.name] or math.inf) <= asked.deadline
+    ]
     if not timely:
-        raise RefusedAction("deadline", _too_late(roomy, asked.deadline or now, now))
+        raise RefusedAction("deadline", _too_late(longest, asked.deadline or now, now))
     chosen = timely[0]
     return chosen, _why(allowed[: allowed.index(chosen)])
 
@@ -360,10 +415,9 @@ def _forbidden(each: CardEstimate, gpus: int, team: Team) -> str | None:
     return None
 
 
-def _in_time(each: CardEstimate, deadline: float | None, now: float) -> bool:
-    if deadline is None:
-        return True
-    return isinstance(each.training_seconds, Range) and now + each.training_seconds.high <= deadline
+def _longest(each: CardEstimate, foretold: Prediction | Unforeseen | None) -> float | None:
+    """Upper end of what it takes on a card, by history or else by the estimate."""
+    return foretold.longest if isinstance(foretold, Prediction) else _high(each.training_seconds)
 
 
 def _why(passed: Iterable[CardEstimate]) -> str:
@@ -422,12 +476,12 @@ def _unknown_card(allowed: Sequence[CardEstimate]) -> str:
     )
 
 
-def _too_late(roomy: Sequence[CardEstimate], deadline: float, now: float) -> str:
+def _too_late(longest: Mapping[str, float | None], deadline: float, now: float) -> str:
     left = span(max(1.0, deadline - now))
     lines = [f"it cannot be done within {left}, by the upper end of what is expected:"]
-    for each in roomy:
-        high = _high(each.training_seconds)
-        lines.append(f"  {each.kind.name}: {'UNKNOWN' if high is None else span(high)}")
+    for card, high in longest.items():
+        lines.append(f"  {card}: {'UNKNOWN' if high is None else span(high)}")
+    lines.append("Say a later --deadline, fewer epochs=, or more --gpus")
     return "\n".join(lines)
 
 
@@ -435,19 +489,33 @@ def _too_late(roomy: Sequence[CardEstimate], deadline: float, now: float) -> str
 # Time, words, doubts
 
 
-def _limit(asked: Asked, training: Training, chosen: CardEstimate) -> float | None:
+def _limit(
+    asked: Asked,
+    training: Training,
+    chosen: CardEstimate,
+    *,
+    policy: Policy,
+    foretold: Prediction | Unforeseen | None,
+    past: Past | None,
+) -> Limit:
     if asked.time_limit is not None:
-        return asked.time_limit
+        return Limit(asked.time_limit, "")
     limit = chosen.time_limit_seconds
+    if isinstance(foretold, Prediction) and past is not None:
+        # Only Slurm fills gaps by it.
+        tight = (asked.engine or policy.engine) == "slurm"
+        return expectations.time_limit(foretold, limit, past, tight=tight)
     if limit is None:
         reasons = "; ".join(chosen.reasons()).removesuffix("?")
+        if isinstance(foretold, Unforeseen):
+            reasons = f"{reasons}; {foretold.words}"
         raise RefusedAction(
             "unknown",
             f"UNKNOWN: how long {training.model_name} takes on {chosen.kind.name}: {reasons}. "
             "Nothing is guessed: say --time"
             + (" and --card" if isinstance(training.model, Unknown) and not asked.card else ""),
         )
-    return limit
+    return Limit(limit, "the upper end of the estimate, and a margin")
 
 
 def _options(options: tuple[str, ...], policy: Policy) -> tuple[str, ...]:
@@ -469,19 +537,27 @@ def _words(words: tuple[str, ...], training: Training, chosen: CardEstimate) -> 
 
 
 def _doubts(
-    asked: Asked, training: Training, chosen: CardEstimate, limit: float | None
+    asked: Asked,
+    training: Training,
+    chosen: CardEstimate,
+    *,
+    limit: float,
+    foretold: Prediction | Unforeseen | None,
 ) -> Iterable[str]:
+    known = isinstance(foretold, Prediction)
     if chosen.fit is Fit.UNKNOWN:
         yield "UNKNOWN whether it has room: " + "; ".join(chosen.reasons())
-    elif isinstance(chosen.training_seconds, Unknown):
+    elif isinstance(chosen.training_seconds, Unknown) and not known:
         yield f"UNKNOWN how long it takes: {chosen.training_seconds}"
     if isinstance(chosen.memory, Range) and chosen.fit is Fit.TIGHT:
         yield (
             f"it may have no room: up to {chosen.memory.high / GIB:.1f} GiB of "
             f"{chosen.offered / GIB:.1f}"
         )
-    expected = chosen.training_seconds
-    if isinstance(expected, Range) and limit is not None and limit < expected.high:
+    expected: Range | Unknown = chosen.training_seconds
+    if isinstance(foretold, Prediction):
+        expected = Range(foretold.shortest, foretold.middle, foretold.slowest)
+    if asked.time_limit is not None and isinstance(expected, Range) and limit < expected.high:
         yield (
             f"--time {span(limit)} is less than what it may take ({span(expected.low)} to "
             f"{span(expected.high)}): the engine ends an attempt there; the next continues it"
@@ -506,6 +582,20 @@ def _doubts(
         return
     if run_id_of(asked.name) != asked.name:
         yield f"its run is called {run_id_of(asked.name)}"
+
+
+def _memory(chosen: CardEstimate) -> float | None:
+    """Upper end on each card; where such trainings ended on it, no more than it has."""
+    if not isinstance(chosen.memory, Range):
+        return None
+    return min(chosen.memory.high, chosen.offered) if chosen.fit is Fit.YES else chosen.memory.high
+
+
+def _epoch(chosen: CardEstimate, foretold: Prediction | Unforeseen | None) -> float | None:
+    """Upper end of an epoch, by the estimate, or else by history."""
+    if isinstance(chosen.epoch_seconds, Unknown) and isinstance(foretold, Prediction):
+        return foretold.slowest / foretold.epochs
+    return _high(chosen.epoch_seconds)
 
 
 def _high(value: Range | Unknown) -> float | None:

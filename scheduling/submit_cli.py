@@ -22,7 +22,9 @@ from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.option_values import output_option
 from gpuwarden.scheduling import submission_texts
 from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
+from gpuwarden.scheduling.expectations import Past, read_past
 from gpuwarden.scheduling.policy_checks import load_policy
+from gpuwarden.scheduling.predictions import training_of_words
 from gpuwarden.scheduling.submissions import Asked, budget_doubts, plan, read
 from gpuwarden.scheduling.tasks import Foreseen
 from gpuwarden.scheduling.yolo_words import spelt_out
@@ -153,12 +155,14 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
     # Words name files from there on; whoever calls this from Python stays where it is.
     with contextlib.chdir(said["chdir"] or "."):
         asked = _asked(words, said, policy, now)
-        found = plan(asked, read(asked), policy, profiles=profiles, now=now)
         client = DaemonClient(said["socket"], said["url"], token_file=said["token_file"])
+        training = read(asked)
+        past = _past(asked, client)
+        found = plan(asked, training, policy, profiles=profiles, now=now, past=past)
         found = _with_budgets(found, client)
         engine = asked.engine or policy.engine
         if said["output"] != "json":  # before the engine is asked, which may say no, or nothing
-            click.echo(submission_texts.as_text(found, ends_at_limit=engine != "local"))
+            click.echo(submission_texts.as_text(found, engine=engine))
         submitter = open_submitter(engine, policy, client)
         with contextlib.closing(submitter):
             _hand_over(submitter, found, policy, said)
@@ -168,8 +172,12 @@ def _hand_over(submitter: Submitter, found: Plan, policy: Policy, said: dict[str
     """Ask the engine when it would start, and submit it, unless it is only to be shown."""
     as_json = said["output"] == "json"
     foreseen = _foreseen(submitter, found)
+    doubts = _doubts(submitter, found)
+    found = dataclasses.replace(found, warnings=(*found.warnings, *doubts))
     if not as_json:
         click.echo(submission_texts.start_line(foreseen, policy.zone))
+        for each in doubts:
+            click.echo(f"warning  {each}")
     if said["dry_run"]:
         rendered = submitter.render(found.task)
         if as_json:
@@ -204,14 +212,28 @@ def open_submitter(engine: str, policy: Policy, client: DaemonClient) -> Submitt
     return submitter
 
 
+def _past(asked: Asked, client: DaemonClient) -> Past | None:
+    """What the daemon remembers of such trainings; None where it cannot be asked."""
+    features = training_of_words(
+        asked.words, card="", gpus=asked.gpus, directory=asked.directory
+    ).features
+    if not (features.model and features.data):
+        return Past()
+    names = ("model", "imgsz", "data", "pacing")
+    parameters = {name: getattr(features, name) for name in names}
+    try:
+        return read_past(client.ask("GET", "/v1/runs", parameters=parameters))
+    except (ServiceUnavailable, RefusedAction, InvalidInput):
+        return None
+
+
 def _with_budgets(found: Plan, client: DaemonClient) -> Plan:
     """With what the daemon says of the team's budgets; without a daemon nobody can tell."""
     try:
         budgets = client.schedule().budgets
     except (ServiceUnavailable, RefusedAction):
         return found
-    hours = found.chosen.gpu_hours(found.task.gpus)
-    doubts = budget_doubts(budgets, team=found.task.team, hours=hours)
+    doubts = budget_doubts(budgets, team=found.task.team, hours=found.gpu_hours)
     return dataclasses.replace(found, warnings=(*found.warnings, *doubts))
 
 
@@ -266,6 +288,14 @@ def _foreseen(submitter: Submitter, found: Plan) -> Foreseen:
         return submitter.foresee(found.task)
     except ServiceUnavailable as error:
         return Foreseen(words=f"UNKNOWN when it starts: {error}")
+
+
+def _doubts(submitter: Submitter, found: Plan) -> tuple[str, ...]:
+    """What may keep it from coming back; an engine that does not answer says so elsewhere."""
+    try:
+        return submitter.doubts(found.task)
+    except ServiceUnavailable:
+        return ()
 
 
 def _show(document: dict[str, Any]) -> None:

@@ -246,6 +246,13 @@ class Submitter(Protocol):
             RefusedAction: it would not take the task; its words, and the remedy.
         """
 
+    def doubts(self, task: Task) -> tuple[str, ...]:
+        """What may keep a task that left from coming back and going on, each with what to do.
+
+        Raises:
+            ServiceUnavailable: the engine does not answer.
+        """
+
     def render(self, task: Task) -> str:
         """What would be sent: a batch script, a manifest, a request; for `--dry-run`."""
 

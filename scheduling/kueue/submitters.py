@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -16,6 +17,7 @@ from gpuwarden.scheduling.kueue.manifests import fitting_cards, gates_of, job_of
 from gpuwarden.scheduling.kueue.quotas import Ledger, shares_of
 from gpuwarden.scheduling.kueue.renderings import GATED, version_numbers
 from gpuwarden.scheduling.kueue.shapes import part_at
+from gpuwarden.scheduling.storages import is_uploaded, states_folder
 from gpuwarden.scheduling.tasks import Foreseen, SubmittedJob
 
 if TYPE_CHECKING:
@@ -61,6 +63,27 @@ class KueueSubmitter:
             RefusedAction: the queue is not there, or the task never fits it.
         """
         return self._with_client(lambda client: self._foresee(client, task))
+
+    def doubts(self, task: Task) -> tuple[str, ...]:
+        """Whether its next pod finds its states: they have to lie on the volume."""
+        folder, volume = states_folder(task), self._policy.kueue.volume
+        if is_uploaded(task):
+            return ()
+        if volume is None:
+            words = (
+                "the policy gives jobs no volume (kueue.volume): what a pod has written is gone "
+                "when it leaves, and the run begins anew; keep states with -- --upload=URL, or "
+                "ask an operator for a volume"
+            )
+            return (words,)
+        if not PurePosixPath(folder).is_relative_to(volume.mount):
+            words = (
+                f"its states would lie in {folder}, which is not on the volume ({volume.mount}): "
+                "they are gone when its pod leaves, and the run begins anew; say "
+                f"project={PurePosixPath(volume.mount) / task.name}, or --upload behind --"
+            )
+            return (words,)
+        return ()
 
     def render(self, task: Task) -> str:
         """The Job that would be sent, as YAML."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.job_files import DEFAULT_DIRECTORY
 from gpuwarden.schedule_api import EntryState
+from gpuwarden.scheduling.storages import mounts_here, storage_doubt
 from gpuwarden.scheduling.tasks import Foreseen, SubmittedJob
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ class LocalSubmitter:
             )
         jobs = "1 job waits" if waiting == 1 else f"{waiting} jobs wait"
         return Foreseen(words=f"UNKNOWN: {jobs}, {held} of {cards} cards are in use")
+
+    def doubts(self, task: Task) -> tuple[str, ...]:
+        """Whether its states outlast a reboot: its next attempt runs on this machine."""
+        lost = storage_doubt(task, mounts_here(), several_nodes=False)
+        return () if lost is None else (lost,)
 
     def render(self, task: Task) -> str:
         """The request's body, without the token that each submission has of its own."""

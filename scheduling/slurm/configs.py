@@ -129,6 +129,24 @@ def no_return(settings: Mapping[str, str]) -> str | None:
     )
 
 
+def no_return_of_left(settings: Mapping[str, str]) -> str | None:
+    """Why a job that `gpuwarden submit` makes would not come back when it left; None: it will.
+
+    It asks to be queued again itself (`--requeue`), whatever `JobRequeue` is for others.
+
+    Args:
+        settings: of `decode_settings`.
+    """
+    (wanted,) = (term for term in _requeue_terms() if term.key == "RequeueExit")
+    if wanted.satisfied(settings.get(wanted.key)):
+        return None
+    return (
+        "this Slurm does not queue a job again that saved and left (its slurm.conf lacks "
+        f"RequeueExit={wanted.value}): it ends as failed. Ask an operator for that; until then "
+        "`scontrol requeue JOB` has it go on, or submit it again under the same --name"
+    )
+
+
 def _requeue_terms() -> Iterator[ConfigTerm]:
     yield ConfigTerm("JobRequeue", "1", "Jobs that left come back")
     yield ConfigTerm(

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.platforms.slurm_texts import decode_rows, rows_format
+from gpuwarden.scheduling.slurm.configs import no_return_of_left
 from gpuwarden.scheduling.slurm.refusals import is_down, refusal_of_job
 from gpuwarden.scheduling.slurm.scripts import TOKEN, Comment, read_comment, script
+from gpuwarden.scheduling.storages import mounts_here, storage_doubt
 from gpuwarden.scheduling.tasks import Foreseen, SubmittedJob
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ FORESEEABLE_SECONDS: Final = 180 * 86_400.0
 """A job without a time limit counts as one of a year, or of thousands: that is no answer."""
 
 _ID = re.compile(r"(?P<job>[0-9]{1,10})(?:;\S+)?")
+_NODES = re.compile(r"\bTotalNodes=([0-9]{1,9})\b")
 _PLAN = re.compile(r"to start at (?P<time>[0-9]{1,18}) using")
 _LOOK_FIELDS: Final = ("JobID", "State", "NodeList", "Comment")
 
@@ -100,6 +103,17 @@ class SlurmSubmitter:
             latest=planned,
             words="in it every job runs up to its time limit, and no better one comes",
         )
+
+    def doubts(self, task: Task) -> tuple[str, ...]:
+        """Whether Slurm queues it again when it has left, and another node finds its states.
+
+        Raises:
+            ServiceUnavailable: it does not answer.
+        """
+        back = no_return_of_left(self._cluster.settings)
+        nodes = most_nodes(self._cluster.output("scontrol", "show", "partition", "--oneliner"))
+        lost = storage_doubt(task, mounts_here(), several_nodes=nodes != 1)
+        return tuple(each for each in (back, lost) if each is not None)
 
     def submit(self, task: Task, *, token: str) -> SubmittedJob:
         """Hand a task over, once.
@@ -202,6 +216,11 @@ class SlurmSubmitter:
             f"waits, and {task.directory}/{task.name}-{number}.log what it says",
             warnings=warnings,
         )
+
+
+def most_nodes(partitions: str) -> int | None:
+    """Nodes of the largest partition, by `scontrol show partition`; None: it does not tell."""
+    return max((int(each) for each in _NODES.findall(partitions)), default=None)
 
 
 def _said(complaint: str) -> tuple[str, ...]:

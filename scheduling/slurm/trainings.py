@@ -6,6 +6,7 @@ one that cannot be had, or that is none of ours, nothing is known, and nothing i
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MOST_ASKED: Final = 5
 """Scripts that are asked for in one tick."""
 MOST_KNOWN: Final = 20_000
+_DIRECTORY: Final = re.compile(r'^#SBATCH --chdir="(/(?:[^"\\]|\\")*)"$', re.MULTILINE)
 _LONGEST: Final = 64 * 1024
 """Characters of a script that are looked at."""
 
@@ -37,6 +39,12 @@ def words_of(script: str) -> tuple[str, ...]:
         return ()
 
 
+def directory_of(script: str) -> str:
+    """Where a script of ours starts; empty of another one."""
+    found = _DIRECTORY.search(script[:_LONGEST])
+    return "" if found is None else found[1].replace('\\"', '"')
+
+
 class Trainings:
     """Remembers what was read.
 
@@ -46,7 +54,7 @@ class Trainings:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._words: dict[tuple[str, float], tuple[str, ...]] = {}
+        self._words: dict[tuple[str, float], tuple[tuple[str, ...], str]] = {}
 
     def look(self, jobs: Iterable[ListedJob]) -> None:
         """Read the scripts of jobs that run and were not read yet."""
@@ -64,14 +72,17 @@ class Trainings:
                 )
             except ServiceUnavailable:
                 return  # the next tick tries again
-            self._words[key] = () if answer.status else words_of(answer.output)
+            text = "" if answer.status else answer.output
+            self._words[key] = words_of(text), directory_of(text)
             while len(self._words) > MOST_KNOWN:
                 del self._words[next(iter(self._words))]
 
     def known(self, entries: Sequence[QueueEntry]) -> Mapping[str, Training]:
         """Id of an entry -> what it trains; of those where it is known."""
         return {
-            entry.id: training_of_words(words, card=entry.gpu_type, gpus=entry.gpus)
+            entry.id: training_of_words(
+                told[0], card=entry.gpu_type, gpus=entry.gpus, directory=told[1]
+            )
             for entry in entries
-            if (words := self._words.get((entry.id, entry.submitted)))
+            if (told := self._words.get((entry.id, entry.submitted))) and told[0]
         }

@@ -10,7 +10,7 @@ from tests.scheduling.daemon_scenes import HOUR, POLICY, WAITS
 from tests.scheduling.daemons import free_port, running
 from tests.scheduling.policy_files import NOW
 
-from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.errors import InvalidInput, ServiceUnavailable
 from gpuwarden.schedule_api import (
     Cause,
     EntryState,
@@ -19,6 +19,7 @@ from gpuwarden.schedule_api import (
     Preemption,
 )
 from gpuwarden.scheduling.daemon_clients import DaemonClient
+from gpuwarden.scheduling.expectations import Past, read_past
 from gpuwarden.scheduling.holdings import Holding
 from gpuwarden.scheduling.predictions import Features, Training
 
@@ -164,6 +165,38 @@ def test_an_end_is_foretold_from_five_on_and_settled_afterwards(here: Running) -
     (row,) = found["bins"]
     assert (row["kind"], row["least"], row["count"], row["inside"]) == ("finish", 5, 1, 1)
     assert row["low"] == pytest.approx(0.2065, abs=1e-4)
+
+
+def test_what_trainings_took_is_told_to_whoever_names_them(here: Running) -> None:
+    """On any cards; a run that was submitted twice under its name is not learnt from."""
+    features = Features("yolov8m", "640", "64", "a100-40", 2, "coco.yaml")
+    other = dataclasses.replace(features, pacing="fraction=0.1")
+    done = [
+        dataclasses.replace(
+            WAITS, id=str(n), run_id=run, state=EntryState.DONE, started=NOW, start=None
+        )
+        for n, run in enumerate(("a", "b", "c", "c", "d"))
+    ]
+    here.driver.known = {str(n): Training(features, 100) for n in range(4)}
+    here.driver.known = {**here.driver.known, "4": Training(other, 100)}
+    here.driver.rows = tuple(done)
+    here.driver.held = tuple(
+        Holding("slurm", str(n), "ana", "vision", 2, NOW, NOW + 1000 + n, "a100-40", item.run_id)
+        for n, item in enumerate(done)
+    )
+    here.tick(2000)
+    named = {"model": "yolov8m", "imgsz": "640", "data": "coco.yaml"}
+    past = read_past(here.client.ask("GET", "/v1/runs", parameters=named))
+    assert {(run.features, run.seconds) for run in past.runs} == {
+        (features, 1000.0),
+        (features, 1001.0),
+    }
+    tenth = here.client.ask("GET", "/v1/runs", parameters=named | {"pacing": "fraction=0.1"})
+    assert [run.features for run in read_past(tenth).runs] == [other]
+    unknown = here.client.ask("GET", "/v1/runs", parameters=named | {"data": "x' OR 1=1"})
+    assert (read_past(unknown), unknown["ends"]["count"]) == (Past(), 0)
+    with pytest.raises(InvalidInput, match="say model and data"):
+        here.client.ask("GET", "/v1/runs")
 
 
 def test_starts_that_did_not_come_are_void_and_not_wrong(here: Running) -> None:

@@ -81,6 +81,40 @@ def test_the_newest_runs_count() -> None:
     assert foretold(runs(*[1000] * 30, *[10] * 50)).longest == 1000
 
 
+def test_since_a_jump_only_what_came_after_it_counts() -> None:
+    """Five runs that take twice as long as the ten before them: the data have grown."""
+    grown = foretold(runs(*[10, 11, 12, 11, 10] * 2, *[22, 23, 21, 22, 24]))
+    assert (grown.shortest, grown.longest, grown.runs) == (2100, 2400, 5)
+    outlier = foretold(runs(*[10, 11, 12, 11, 10] * 2, *[22, 23, 21, 22, 11]))
+    assert (outlier.runs, outlier.shortest) == (15, 1000)
+    drift = foretold(runs(*[10 + n / 10 for n in range(20)]))
+    assert drift.runs == 20
+
+
+def test_runs_of_a_few_epochs_say_nothing_of_one_of_hundreds() -> None:
+    """To begin, to cache and to validate at the end is most of what a trial takes."""
+    trials = runs(*[200] * 20, epochs=1)
+    found = predict([*trials, *runs(10, 11, 12, 13)], ALIKE, 100)
+    assert isinstance(found, Unforeseen)
+    assert found.runs == 4
+    assert foretold([*trials, *runs(10, 11, 12, 13, 14)]).longest == 1400
+
+
+def test_runs_that_always_take_the_same_have_an_interval_without_length() -> None:
+    """And one that took a hundred times as long widens it, while there are too few to leave it."""
+    same = foretold(runs(*[10.0] * 6))
+    assert same.shortest == same.middle == same.longest == same.slowest == 1000
+    one = foretold(runs(*[10.0] * 6, 1000.0))
+    assert (one.middle, one.longest, one.slowest) == (1000, 100_000, 100_000)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -5.0, float("inf"), float("nan")])
+def test_a_run_that_is_none_is_not_learnt_from(seconds: float) -> None:
+    """A clock that jumped leaves such."""
+    broken = Run(ALIKE, 100, seconds, 99.0)
+    assert foretold([*runs(10, 11, 12, 13, 14), broken]).runs == 5
+
+
 def test_an_end_is_never_foretold_for_the_past() -> None:
     """What should have ended and runs on ends from now on at the earliest."""
     found = foretold(runs(10, 11, 12, 13, 14))
@@ -172,3 +206,33 @@ def test_words_are_those_behind_train() -> None:
     assert trained_words(command) == ("model=a", "epochs=3")
     assert trained_words(("python", "train.py", "model=a")) == ()
     assert trained_words(()) == ()
+
+
+def test_files_that_everybody_calls_the_same_are_told_apart_by_their_folder() -> None:
+    """`data.yaml` and `best.pt` are something else for each; `coco.yaml` is the same everywhere."""
+    words = ("model=runs/a/weights/best.pt", "data=data.yaml")
+    found = training_of_words(words, card="a100", gpus=1, directory="/home/ana/cats")
+    assert found.features.model == "/home/ana/cats/runs/a/weights/best"
+    assert found.features.data == "/home/ana/cats/data.yaml"
+    assert not training_of_words(words, card="a100", gpus=1).features.known
+    usual = ("model=/weights/yolov8m.pt", "data=/data/coco.yaml")
+    assert training_of_words(usual, card="a100", gpus=1).features.data == "coco.yaml"
+
+
+def test_words_that_change_the_pace_make_another_training() -> None:
+    """But not those that say the usual."""
+    plain, same, other = (
+        training_of_words(("model=m", "data=d", *more), card="a", gpus=1).features
+        for more in ((), ("amp=True", "fraction=1.0"), ("amp=False", "cache=ram"))
+    )
+    assert plain == same
+    assert other.pacing == "amp=False cache=ram"
+
+
+@pytest.mark.parametrize("epochs", ["-5", "0", "1e3", "9" * 400, "\u0663", "100.0", ""])
+def test_epochs_that_are_no_number_of_them_are_not_known(epochs: str) -> None:
+    """Nor is anything foretold then."""
+    words = ("model=m", "data=d", f"epochs={epochs}")
+    assert training_of_words(words, card="a", gpus=1).epochs is None
+    timed = ("model=m", "data=d", "epochs=10", "time=2")
+    assert training_of_words(timed, card="a", gpus=1).epochs is None

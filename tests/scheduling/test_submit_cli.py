@@ -93,6 +93,8 @@ def test_a_task_goes_to_the_daemon_of_this_machine(
         dry = CliRunner().invoke(submit, [*words, "--dry-run"])
         assert dry.exit_code == 0
         assert "nobody waits, and 40 of 40 cards are free" in dry.output
+        assert "history  0 trainings like it (yolov8m.yaml, imgsz 640" in dry.output
+        assert "warning  its states would lie in" in dry.output
         assert '"schema": "gpuwarden.task/v1"' in dry.output
         assert here.driver.taken == []
         done = CliRunner().invoke(submit, [*words, "-o", "json"])

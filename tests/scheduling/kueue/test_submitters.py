@@ -54,6 +54,20 @@ def rendered(found: Task, policy: Any = None, **more: Any) -> Json:
     return job_of(policy or kueue_policy(), found, **said)
 
 
+def test_a_run_whose_states_are_not_on_the_volume_is_doubted() -> None:
+    """What a pod has written beside it is gone; states that are uploaded come back."""
+    volume = {"volume": {"claim": "training", "mount": "/work"}, "job_files": None}
+    mounted = KueueSubmitter(a_policy(engine="kueue", kueue=volume))
+    assert mounted.doubts(task()) == ()
+    (beside,) = mounted.doubts(task(words=("model=yolov8m", "project=/root/runs")))
+    assert "not on the volume (/work)" in beside
+    assert "project=/work/cats.v2" in beside
+    bare = KueueSubmitter(a_policy(engine="kueue", kueue={"job_files": None}))
+    (none,) = bare.doubts(task())
+    assert "kueue.volume" in none
+    assert bare.doubts(task(options=("--upload=s3://bucket/cats",))) == ()
+
+
 @pytest.mark.parametrize(
     "version",
     [

@@ -17,9 +17,10 @@ from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.platforms.slurm_attempts import AskedSignal, asked_signal
 from gpuwarden.scheduling.policy_texts import policy_yaml
 from gpuwarden.scheduling.slurm.clusters import Cluster
+from gpuwarden.scheduling.slurm.configs import no_return_of_left
 from gpuwarden.scheduling.slurm.refusals import refusal_of_job, refusal_of_reservation
 from gpuwarden.scheduling.slurm.scripts import Comment, notice_seconds, read_comment, script
-from gpuwarden.scheduling.slurm.submissions import SlurmSubmitter
+from gpuwarden.scheduling.slurm.submissions import SlurmSubmitter, most_nodes
 from gpuwarden.scheduling.submit_cli import submit
 from gpuwarden.slurm_commands import Answer, SlurmCommands
 
@@ -306,6 +307,37 @@ def test_a_refusal_says_what_to_do(
     assert raised.value.reason == reason
     with pytest.raises(RefusedAction):
         submitter.foresee(a_task(**changes))
+
+
+def test_a_slurm_that_brings_nothing_back_is_told_of() -> None:
+    """Whatever JobRequeue is for others: the script asks to be queued again itself."""
+    assert no_return_of_left({"RequeueExit": "75", "JobRequeue": "0"}) is None
+    assert no_return_of_left({"RequeueExit": "1,70-80"}) is None
+    for settings in ({}, {"RequeueExit": "(null)"}, {"RequeueExit": "76"}):
+        doubt = no_return_of_left(settings)
+        assert doubt is not None
+        assert "RequeueExit=75" in doubt
+        assert "scontrol requeue" in doubt
+
+
+def test_states_that_another_node_does_not_see_are_doubted(submitter: SlurmSubmitter) -> None:
+    """By what this machine mounts, and how many nodes the largest partition has."""
+    passing = a_task(words=("model=yolov8n", "project=/run/ana"))
+    (doubt,) = submitter.doubts(passing)
+    assert "/run/ana" in doubt
+    assert submitter.doubts(a_task(options=("--upload=s3://bucket/ana",))) == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "nodes"),
+    [
+        ("PartitionName=a TotalCPUs=4 TotalNodes=2 x\nPartitionName=b TotalNodes=11", 11),
+        ("No partitions in the system", None),
+    ],
+)
+def test_the_largest_partition_says_how_many_nodes_there_are(said: str, nodes: int | None) -> None:
+    """One line each."""
+    assert most_nodes(said) == nodes
 
 
 def test_more_than_the_team_may_ever_have_is_refused_at_once(

@@ -11,7 +11,7 @@ from gpuwarden.scheduling.predictions import Features
 from gpuwarden.scheduling.slurm.observations import Reader
 from gpuwarden.scheduling.slurm.queues import entries_of
 from gpuwarden.scheduling.slurm.scripts import Comment, script
-from gpuwarden.scheduling.slurm.trainings import Trainings, words_of
+from gpuwarden.scheduling.slurm.trainings import Trainings, directory_of, words_of
 from gpuwarden.scheduling.tasks import Task
 
 if TYPE_CHECKING:
@@ -25,6 +25,13 @@ def test_the_words_are_those_of_the_task() -> None:
     task = a_task(words=("model=my model's.pt", "data=a b.yaml", "epochs=3"))
     assert isinstance(task, Task)
     assert words_of(script(task, box_policy(), 0.0).text)[-3:] == task.words
+
+
+def test_the_folder_is_that_in_which_it_starts() -> None:
+    """By it files that everybody calls the same are told apart; of other scripts there is none."""
+    task = a_task(directory='/home/ana/my "cats"')
+    assert directory_of(script(task, box_policy(), 0.0).text) == '/home/ana/my "cats"'
+    assert directory_of("#!/bin/sh\n#SBATCH --chdir=relative\nexec gpuwarden train") == ""
 
 
 @pytest.mark.parametrize(
