@@ -156,11 +156,30 @@ class Described(Protocol):
 
 
 @runtime_checkable
-class Commanded(Protocol):
-    """A driver that owns its queue (local): it takes jobs, and commands for them.
+class Holdable(Protocol):
+    """A driver whose jobs can be held and released.
 
     Who may command which job was checked by the caller; what the engine cannot do is refused.
     """
+
+    def hold(self, entry: str, *, by: str, now: float) -> None:
+        """Have a job wait until it is released.
+
+        Raises:
+            RefusedAction: with a reason.
+        """
+
+    def release(self, entry: str, *, by: str, now: float) -> None:
+        """Let a held job go on waiting for its turn.
+
+        Raises:
+            RefusedAction: with a reason.
+        """
+
+
+@runtime_checkable
+class Commanded(Holdable, Protocol):
+    """A driver that owns its queue (local): it takes jobs, and commands for them."""
 
     def submit(self, task: Task, *, uid: int, gid: int, now: float, token: str = "") -> str:
         """Take a job on: on disk when this returns.
@@ -181,20 +200,6 @@ class Commanded(Protocol):
 
     def cancel(self, entry: str, *, by: str, now: float) -> None:
         """Take a job out of the queue, or have it leave for good.
-
-        Raises:
-            RefusedAction: with a reason.
-        """
-
-    def hold(self, entry: str, *, by: str, now: float) -> None:
-        """Have a job wait until it is released.
-
-        Raises:
-            RefusedAction: with a reason.
-        """
-
-    def release(self, entry: str, *, by: str, now: float) -> None:
-        """Let a held job go on waiting for its turn.
 
         Raises:
             RefusedAction: with a reason.

@@ -145,6 +145,9 @@ class KueueTerms(Strict):
     Secret `<cohort>-engine-token`, key `token`."""
     volume: KueueVolume | None = None
     """Where data and checkpoints are: a job without a volume begins anew after every leave."""
+    requeues: AtMost | None = None
+    """A job that left with 75 by itself more often than this, each time within five minutes of its
+    start, is held, and told of; by default it is only told of."""
     job_files: FilePath | None = "/run/gpuwarden"
     """The exporter's folder on the nodes, which jobs mount so that they can be asked to leave;
     null where pods may mount none of a node's: they then only get the signal that ends them."""

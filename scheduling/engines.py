@@ -107,12 +107,15 @@ class FoundObject:
         name: likewise.
         values: by field; fields that no wanted object has are left out of comparisons.
         marked: whether it carries gpuwarden's mark.
+        held_for: of somebody else's object that gpuwarden holds: the key of the wanted object for
+            whose sake it does. Without that one it is given back, and never deleted.
     """
 
     kind: str
     name: str
     values: Mapping[str, str]
     marked: bool
+    held_for: tuple[str, str] | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -129,6 +132,8 @@ class Act(StrEnum):
     CREATE = "create"
     CHANGE = "change"
     DELETE = "delete"
+    RELEASE = "release"
+    """Give back what is somebody else's, and held by gpuwarden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,13 +281,20 @@ def plan(wanted: Rendering, found: Sequence[FoundObject]) -> Plan:
         and not there[each.key].marked
         and there[each.key] not in in_the_way
     ]
-    gone = [_deletion(each) for each in reversed(found) if each.marked and each.key not in keys]
+    gone = [
+        _farewell(each)
+        for each in reversed(found)
+        if each.marked and (each.held_for or each.key) not in keys
+    ]
     return Plan((*steps, *gone), tuple(in_the_way), tuple(by_hand))
 
 
 def undoing(found: Iterable[FoundObject]) -> Plan:
-    """What takes everything away that carries gpuwarden's mark, the last made first."""
-    return Plan(tuple(_deletion(each) for each in reversed(list(found)) if each.marked))
+    """What takes everything away that carries gpuwarden's mark, the last made first.
+
+    What is somebody else's and held is given back.
+    """
+    return Plan(tuple(_farewell(each) for each in reversed(list(found)) if each.marked))
 
 
 def _step(wanted: EngineObject, found: FoundObject | None) -> Step | None:
@@ -298,9 +310,10 @@ def _step(wanted: EngineObject, found: FoundObject | None) -> Step | None:
     return Step(act, wanted.kind, wanted.name, wanted, changes)
 
 
-def _deletion(found: FoundObject) -> Step:
+def _farewell(found: FoundObject) -> Step:
     changes = tuple(FieldChange(name, value, None) for name, value in found.values.items())
-    return Step(Act.DELETE, found.kind, found.name, None, changes)
+    act = Act.DELETE if found.held_for is None else Act.RELEASE
+    return Step(act, found.kind, found.name, None, changes)
 
 
 # -- doing

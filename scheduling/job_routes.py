@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from gpuwarden.errors import RefusedAction
 from gpuwarden.refusals import Refusal
 from gpuwarden.scheduling.bodies import read_fields, text
-from gpuwarden.scheduling.drivers import Commanded, Logged
+from gpuwarden.scheduling.drivers import Commanded, Holdable, Logged
 from gpuwarden.scheduling.tasks import Task
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _ELSEWHERE = {
     "slurm": "Slurm has its own queue: gpuwarden submit hands jobs to sbatch, and scancel, "
     "scontrol hold and scontrol release command them",
-    "kueue": "Kueue has its own queue: gpuwarden submit makes a Job, and kubectl commands it",
+    "kueue": "Kueue has its own queue: gpuwarden submit makes a Job, and kubectl delete job NAME "
+    "ends it",
 }
 _OUTPUT = {
     "slurm": "Slurm writes its jobs' output itself: NAME-ID.log where it was submitted, else see "
@@ -57,15 +58,25 @@ class JobRoutes:
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
         """Method, path and handler of each."""
         yield "POST", "/v1/jobs", self._submit
-        yield "GET", "/v1/jobs/{entry}/log", self._log
+        yield "GET", "/v1/jobs/{entry:path}/log", self._log
         for verb in ("cancel", "hold", "release"):
-            yield "POST", f"/v1/jobs/{{entry}}/{verb}", self._commanding(verb)
+            yield "POST", f"/v1/jobs/{{entry:path}}/{verb}", self._commanding(verb)
 
     def _queue(self) -> Commanded:
         driver = self._scheduler.driver
         if not isinstance(driver, Commanded):
-            raise RefusedAction("no_queue", _ELSEWHERE.get(driver.engine, "it has its own queue"))
+            raise self._not_here()
         return driver
+
+    def _holding(self) -> Holdable:
+        driver = self._scheduler.driver
+        if not isinstance(driver, Holdable):
+            raise self._not_here()
+        return driver
+
+    def _not_here(self) -> RefusedAction:
+        words = _ELSEWHERE.get(self._scheduler.driver.engine, "it has its own queue")
+        return RefusedAction("no_queue", words)
 
     async def _submit(self, request: Request) -> Response:
         caller, queue = self._caller(request), self._queue()
@@ -101,7 +112,8 @@ class JobRoutes:
 
     def _commanding(self, verb: str) -> Handler:
         async def command(request: Request) -> Response:
-            caller, queue = self._caller(request), self._queue()
+            caller = self._caller(request)
+            queue = self._queue() if verb == "cancel" else self._holding()
             caller.must_change()
             name = request.path_params["entry"]
             now = self._scheduler.clock.wall()

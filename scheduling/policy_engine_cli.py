@@ -51,6 +51,7 @@ Signs:
   +  made
   ~  changed
   -  taken away: gpuwarden's, and the policy wants it no more
+  <  given back: somebody's job that gpuwarden keeps out of its queue
   !  in the way, and not gpuwarden's: never touched
   *  to be done by hand
   ?  not to be had on this engine"""
@@ -259,6 +260,8 @@ def _drift_lines(found: Plan) -> list[str]:
             lines.append(f"{step.kind} {step.name} is gone")
         elif step.act is Act.DELETE:
             lines.append(f"{step.kind} {step.name} carries gpuwarden's mark, and was not applied")
+        elif step.act is Act.RELEASE:
+            lines.append(f"{step.kind} {step.name} is kept out of its queue, and was not applied")
         else:
             lines += [
                 f"{step.kind} {step.name}: {change.field} is {change.found or 'nothing'}, "

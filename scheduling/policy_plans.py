@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 RENDERING_SCHEMA = "gpuwarden.policy-rendering/v1"
 PLAN_SCHEMA = "gpuwarden.policy-plan/v1"
-_SIGNS = {Act.CREATE: "+", Act.CHANGE: "~", Act.DELETE: "-"}
+_SIGNS = {Act.CREATE: "+", Act.CHANGE: "~", Act.DELETE: "-", Act.RELEASE: "<"}
 _MOST_FIELDS = 40
 
 

@@ -311,5 +311,5 @@ def _command(verb: str, text: str) -> None:
 
 
 _command("cancel", "Take jobs of the local queue out; one that runs is asked to leave for good.")
-_command("hold", "Have jobs of the local queue wait until they are released.")
-_command("release", "Let held jobs of the local queue wait for their turn again.")
+_command("hold", "Have jobs of the local queue, or Kueue's, wait until they are released.")
+_command("release", "Let held jobs of the local queue, or Kueue's, wait for their turn again.")

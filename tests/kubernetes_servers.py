@@ -39,7 +39,9 @@ _PATH = re.compile(
     r"(?:/namespaces/(?P<namespace>[^/]+))?(?:/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+)"
     r"(?:/(?P<part>[a-z]+))?)?)?"
 )
-_SELECTOR = re.compile(r"(?P<name>[^ =!]+)(?:(?P<not>!)?==?(?P<value>.*)| in \((?P<values>.*)\))")
+_SELECTOR = re.compile(
+    r"(?P<lacks>!)?(?P<name>[^ =!]+)(?:(?P<not>!)?==?(?P<value>.*)| in \((?P<values>.*)\))?"
+)
 PAGE = 500
 
 
@@ -503,6 +505,8 @@ def _required(values: dict[str, str], requirement: str) -> bool:
     if match is None:
         raise Refusal(400, "BadRequest", f"unable to parse requirement: {requirement}")
     value = values.get(match["name"])
+    if match["value"] is None and match["values"] is None:
+        return (value is None) == (match["lacks"] is not None)
     if match["values"] is not None:
         return value in match["values"].split(",")
     return (value == match["value"]) == (match["not"] is None)

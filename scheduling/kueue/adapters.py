@@ -18,7 +18,7 @@ from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.kubernetes_clients import Kind, KubernetesClient
 from gpuwarden.platforms.kubernetes import UnexpectedObject, reference_of
 from gpuwarden.scheduling.engines import Act
-from gpuwarden.scheduling.kueue import names, renderings, shifts
+from gpuwarden.scheduling.kueue import held_jobs, names, renderings, shifts
 from gpuwarden.scheduling.kueue.objects import found_object, leftovers, place_of, title
 from gpuwarden.scheduling.kueue.shapes import rows_at
 
@@ -164,7 +164,13 @@ class KueueAdapter:
                 there = await client.get(names.KINDS[one.kind], *place_of(one.name))
                 if there is not None:
                     found[one.key] = found_object(there, one.kind, policy=policy)
+        for item in await client.list(names.WORKLOADS, None, labels=held_jobs.selector(policy)):
+            each = held_jobs.held_object(policy, item)
+            found[each.key] = each
         order = {kind: place for place, kind in enumerate(names.KINDS)}
+        # What is made last goes first: jobs are given back once the controller is gone that could
+        # take them again, and before their queues go.
+        order[held_jobs.KIND] = order["ServiceAccount"]
         return tuple(sorted(found.values(), key=lambda one: (order[one.kind], one.name)))
 
     async def carry_out(self, step: Step) -> None:
@@ -174,6 +180,9 @@ class KueueAdapter:
             ServiceUnavailable: the server does not answer; it may or may not have been done.
             RefusedAction: the server refuses it, or what is to be changed is not gpuwarden's.
         """
+        if step.act is Act.RELEASE:
+            await self._release(*place_of(step.name))
+            return
         client, kind = self._connected(), names.KINDS[step.kind]
         space, name = place_of(step.name)
         there = await client.get(kind, space, name)
@@ -204,6 +213,24 @@ class KueueAdapter:
             metadata = {key: now["metadata"][key] for key in ("uid", "resourceVersion")}
             metadata |= {"annotations": notes} if notes else {}
             await client.patch(kind, space, name, body={"metadata": metadata, **more})
+
+    async def _release(self, space: str | None, name: str) -> None:
+        """Give a Workload back; Kueue writes on them often, and another look is had then."""
+        client = self._connected()
+        for last in (False, False, True):
+            there = await client.get(names.WORKLOADS, space, name)
+            body = None if there is None else held_jobs.release_of(there)
+            if body is None:
+                return
+            try:
+                await client.patch(names.WORKLOADS, space, name, body=body)
+            except RefusedAction as error:
+                if error.reason == "gone":
+                    return
+                if error.reason != "conflict" or last:
+                    raise
+            else:
+                return
 
     async def _delete(
         self, client: KubernetesClient, kind: Kind, space: str | None, there: Json, *, step: Step

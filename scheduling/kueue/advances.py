@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.kueue.views import View
     from gpuwarden.scheduling.kueue.workloads import QueuedJob
 
-DEAF_SECONDS: Final = 900.0
+SILENT_SECONDS: Final = 900.0
 """Whoever may not be asked now is looked at again after that."""
 SLOT_SECONDS: Final = 30.0
 """After a slot's start its quotas are in force."""
@@ -87,13 +87,14 @@ def _told(job: QueuedJob, leaving: Leaving, _successor: QueuedJob | None, view: 
     receipt = view.receipts.get(leaving.id)
     if receipt is not None and receipt.state in (LeaveState.REFUSED, LeaveState.WITHDRAWN):
         words = f"It was not asked to leave: {receipt.why or receipt.state}."
-        return _close(job, leaving, Outcome.WITHDRAWN, words, deaf_seconds=DEAF_SECONDS)
+        return _close(job, leaving, Outcome.WITHDRAWN, words, silent_seconds=SILENT_SECONDS)
     unheard = not view.asks or leaving.leave == CANNOT
     if view.asks and not leaving.leave and view.now >= leaving.deadline:
         # Nobody has asked it yet, for we were away: it has its time from now on.
         later = view.now + max(0.0, leaving.deadline - leaving.begun)
         return Verdict((Ask(job, dataclasses.replace(leaving, begun=view.now, deadline=later)),))
-    if "saved" in leaving.steps or _has_left(job) or unheard or view.now >= leaving.deadline:
+    saved = "saved" in leaving.steps or _has_left(job, leaving)
+    if saved or unheard or view.now >= leaving.deadline:
         return _due(job, leaving, view)
     acts: list[Act] = []
     if view.asks and leaving.leave in ("", TRYING):
@@ -115,15 +116,22 @@ def _left_otherwise(job: QueuedJob, leaving: Leaving, view: View) -> Verdict:
     return Verdict((Note(job, changed),))
 
 
-def _has_left(job: QueuedJob) -> bool:
-    """Whether its training has ended as one does that was asked to leave."""
-    return any(pod.exit_code == EXIT_REQUEUE for pod in job.pods)
+def _has_left(job: QueuedJob, leaving: Leaving) -> bool:
+    """Whether its training has ended as one does that was asked to leave.
+
+    Pods of earlier attempts are there as well, for the Job controller keeps them.
+    """
+    return any(
+        pod.exit_code == EXIT_REQUEUE and (pod.ended is None or pod.ended >= leaving.begun)
+        for pod in job.pods
+    )
 
 
 def _due(job: QueuedJob, leaving: Leaving, view: View) -> Verdict:
     """It has saved, has left, had its time, or cannot be asked: then its grace is its notice."""
     faults = []
-    if "saved" not in leaving.steps and not _has_left(job) and view.now >= leaving.deadline:
+    saved = "saved" in leaving.steps or _has_left(job, leaving)
+    if not saved and view.now >= leaving.deadline:
         words = f"{job.id} did not leave by its deadline: it gets the signal that ends it now"
         faults.append(Fault("victim_overdue", job.id, words))
     if leaving.cause is Cause.BUDGET and job.check == "Ready" and leaving.until is not None:
@@ -262,7 +270,7 @@ def _close(
     *,
     counts: bool = False,
     withdraw: bool = False,
-    deaf_seconds: float = 0.0,
+    silent_seconds: float = 0.0,
 ) -> Verdict:
     ended = dataclasses.replace(leaving, words=words)
     act = Close(
@@ -271,6 +279,6 @@ def _close(
         outcome,
         counts=counts,
         withdraw=withdraw and bool(leaving.request),
-        deaf_seconds=deaf_seconds,
+        silent_seconds=silent_seconds,
     )
     return Verdict((act,))

@@ -10,11 +10,11 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from gpuwarden.schedule_api import Cause, Outcome
-from gpuwarden.scheduling.fitted_preemptions import choose_fitting
 from gpuwarden.scheduling.kueue import names
 from gpuwarden.scheduling.kueue.leavings import Phase
 from gpuwarden.scheduling.kueue.quotas import Ledger, Use
-from gpuwarden.scheduling.kueue.renderings import gates_notices
+from gpuwarden.scheduling.kueue.renderings import falls_back, gates_notices
+from gpuwarden.scheduling.kueue.silences import choose_askable, unasked
 from gpuwarden.scheduling.kueue.views import (
     SETTLE_SECONDS,
     STUCK_SECONDS,
@@ -161,19 +161,21 @@ class _Round:
             spread=True,
             reclaims=reclaims,
         )
-        choice = choose_fitting(
+        choice, unheard = choose_askable(
             request,
             self._running,
             self._history,
             terms=self._terms,
             fits=_fits(self._ledger, job.team, job.cards, job.gpus),
-            now=view.now,
+            view=view,
+            hard=falls_back(view.policy),
         )
         gated = names.NOTICE_GATE in job.gates
         if gated or view.now >= job.created + SETTLE_SECONDS:
             for victim in choice.victims:
                 own = self._by_id[victim.id]
-                self._acts.append(Tell(own, _told(own, view, job.id, victim=victim)))
+                told = unasked(_told(own, view, job.id, victim=victim), view.silence(own))
+                self._acts.append(Tell(own, told))
         if gated and _may_open(choice, self._by_id):
             self._acts.append(_open(job))
         overdue = [self._by_id[name] for name in choice.overdue if name in self._by_id]
@@ -182,7 +184,7 @@ class _Round:
         if choice.code is not Code.FITS:
             ends = tuple(sorted({*gone, *choice.overdue}))
             code = choice.code.value if choice.code is not None else "preempting"
-            self._waits[job.id] = Wait(code, choice.words, ends)
+            self._waits[job.id] = unheard or Wait(code, choice.words, ends)
         if choice.code in (Code.FITS, Code.COMING) or choice.victims:
             self._take((job,), without=gone)
 
@@ -232,7 +234,7 @@ def _running(job: QueuedJob, view: View, ledger: Ledger) -> Running:
         told=told,
         booked=_is_booked(job, view),
         borrowed=ledger.borrows(job.team, card),
-        deaf=view.now < view.deaf.get(job.uid, 0.0) or bool(job.finished) or not job.active,
+        deaf=view.silence(job) is not None or bool(job.finished) or not job.active,
     )
 
 
@@ -351,21 +353,24 @@ def _for_bookings(view: View, terms: Terms) -> tuple[Verdict, frozenset[str]]:
             and slot.card in (job.card, *job.cards[:1])
         ]
         request = Request(id=slot.id, gpus=need, kinds=frozenset({slot.card}), team=slot.team)
-        choice = choose_fitting(
+        choice, unheard = choose_askable(
             request,
             running,
             history,
             terms=terms,
             fits=_fits(ledger, slot.team, (slot.card,), need),
-            now=view.now,
+            view=view,
+            hard=falls_back(view.policy),
         )
         deadline = slot.start if slot.start > view.now else view.now + terms.deadline
         for victim in choice.victims:
             job = by_id[victim.id]
-            acts.append(Tell(job, _for_slot(job, view, slot, terms=terms, deadline=deadline)))
+            told = _for_slot(job, view, slot, terms=terms, deadline=deadline)
+            acts.append(Tell(job, unasked(told, view.silence(job))))
         taken |= {*choice.coming, *(victim.id for victim in choice.victims)}
         if not choice.victims and choice.code not in (None, Code.FITS, Code.COMING):
-            words = f"booking {slot.id} of {slot.team} does not get its cards: {choice.words}"
+            why = choice.words if unheard is None else unheard.words
+            words = f"booking {slot.id} of {slot.team} does not get its cards: {why}"
             faults.append(Fault("booking_short", slot.id, words))
     return Verdict(tuple(acts), faults=tuple(faults)), frozenset(taken)
 

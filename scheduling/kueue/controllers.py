@@ -21,6 +21,8 @@ from gpuwarden.scheduling.kueue import mirrors, names
 from gpuwarden.scheduling.kueue.advances import advance
 from gpuwarden.scheduling.kueue.choices import choose_all, withdraw_useless
 from gpuwarden.scheduling.kueue.hands import Hands
+from gpuwarden.scheduling.kueue.held_jobs import orphans
+from gpuwarden.scheduling.kueue.holds import Hold
 from gpuwarden.scheduling.kueue.limits import limit_all, spent_of
 from gpuwarden.scheduling.kueue.mirrors import Mirror
 from gpuwarden.scheduling.kueue.renderings import checked_teams
@@ -30,9 +32,11 @@ from gpuwarden.scheduling.kueue.upkeep import SKEW_SECONDS, Lease, keep_check, k
 from gpuwarden.scheduling.kueue.views import (
     Ask,
     Fault,
+    HoldBack,
     Open,
     Park,
     Tell,
+    Unhold,
     Verdict,
     View,
 )
@@ -105,7 +109,7 @@ class Controller:
         self._leaves = leaves
         self._progress = progress
         self._lease = Lease(client, policy, holder)
-        self._hands = Hands(client, names.check_name(policy), leaves)
+        self._hands = Hands(client, names.check_name(policy), policy.kueue.cohort, leaves)
         self._receipts: dict[str, tuple[float, Leave]] = {}
         self._engine_problem = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -198,9 +202,8 @@ class Controller:
         await self._follow(jobs, now)
         progress = await self._progress(now) if self._progress is not None else {}
         view = self._look(jobs, now, progress)
-        verdict = Verdict.of(
-            [withdraw_useless(view), advance(view), limit_all(view), choose_all(view)]
-        )
+        own_parts = [withdraw_useless(view), advance(view), limit_all(view), choose_all(view)]
+        verdict = Verdict.of([self._orphans(), *own_parts])
         self.view, self.verdict = view, verdict
         own = [*self._lease.faults(), *self._own_faults()]
         self.faults = (*verdict.faults, *own)
@@ -226,6 +229,10 @@ class Controller:
             )
         )
 
+    def _orphans(self) -> Verdict:
+        objects = [*self._mirrors["queues"].objects(), *self._mirrors["cohorts"].objects()]
+        return orphans(self.policy, self._mirrors["workloads"].objects(), objects)
+
     def _look(
         self, jobs: tuple[QueuedJob, ...], now: float, progress: Mapping[str, Progress]
     ) -> View:
@@ -235,7 +242,7 @@ class Controller:
             jobs=jobs,
             receipts={name: found for name, (_at, found) in self._receipts.items()},
             asks=self._leaves is not None,
-            deaf=dict(self._hands.deaf),
+            silent=dict(self._hands.silent),
             progress=progress,
             spent=self._spent(now),
             slots=self.slots,
@@ -314,7 +321,7 @@ class Controller:
         skewed = skew is not None and abs(skew) > SKEW_SECONDS
         written: set[str] = set()
         for act in verdict.acts[:MOST_ACTS]:
-            if skewed and isinstance(act, Tell | Park):
+            if skewed and isinstance(act, Tell | Park | HoldBack):
                 continue  # a clock that has leapt makes deadlines pass that have not
             if self._engine_problem and isinstance(act, Ask):
                 continue  # one that does not answer is waited for once in a round
@@ -347,10 +354,60 @@ class Controller:
 
     def _forget(self, now: float) -> None:
         hands = self._hands
-        hands.deaf = {uid: until for uid, until in hands.deaf.items() if now < until}
+        hands.silent = {uid: each for uid, each in hands.silent.items() if now < each.until}
         hands.ended = {
             name: (at, told) for name, (at, told) in hands.ended.items() if now - at < ENDED_SECONDS
         }
+
+    # -- commands of people
+
+    async def hold(self, entry: str, *, by: str, now: float) -> None:
+        """Have a job that waits wait until it is released.
+
+        Raises:
+            RefusedAction: it runs, leaves, is over or held already; or the API server forbids it.
+            ServiceUnavailable: not known whether it was done.
+        """
+        job = self._commanded(entry)
+        if job.finished:
+            raise RefusedAction("over", f"job {entry} is over")
+        if job.here or job.leaving is not None:
+            raise RefusedAction(
+                "runs",
+                f"job {entry} has begun, and only what waits is held: kubectl -n "
+                f"{job.namespace} delete job {job.job} ends it",
+            )
+        if not (job.active and job.workload):
+            raise RefusedAction("held", f"job {entry} is out of its queue already")
+        words = f"{by} holds it: gpuwarden queue release {entry} lets it go on."
+        await self._hands.do(HoldBack(job, Hold(now, "", words)), now)
+        self._stir()
+
+    async def release(self, entry: str, *, now: float) -> None:
+        """Let a held job wait for its turn again.
+
+        Raises:
+            RefusedAction: it is not held by us; or the API server forbids it.
+            ServiceUnavailable: not known whether it was done.
+        """
+        job = self._commanded(entry)
+        if job.hold is None:
+            remedy = ""
+            if not job.active and job.leaving is None:
+                remedy = (
+                    ": somebody has set its Workload to inactive, and `spec.active: true` on "
+                    f"{job.namespace}/{job.workload} brings it back"
+                )
+            raise RefusedAction("not_held", f"job {entry} is not held{remedy}")
+        await self._hands.do(Unhold(job), now)
+        self._stir()
+
+    def _commanded(self, entry: str) -> QueuedJob:
+        """A job as it is now, not as it was in the last round."""
+        job = next((job for job in self._read() if job.id == entry), None)
+        if job is None:
+            raise RefusedAction("unknown", f"there is no job {entry}: see gpuwarden queue")
+        return job
 
     def held_slots(self) -> frozenset[str]:
         """Bookings whose cards the quotas of all queues have moved."""

@@ -216,6 +216,30 @@ class KueueDriver:
         """Every attempt that held cards in a stretch of time, whole."""
         return () if self._records is None else self._records.holdings(begin, end)
 
+    def hold(self, entry: str, *, by: str, now: float) -> None:
+        """Have a job that waits wait until it is released.
+
+        Raises:
+            RefusedAction: with a reason.
+            TemporaryError: the cluster does not answer.
+        """
+        self._call(self._seen().hold(entry, by=by, now=now))
+
+    def release(self, entry: str, *, by: str, now: float) -> None:
+        """Let a held job wait for its turn again.
+
+        Raises:
+            RefusedAction: with a reason.
+            TemporaryError: the cluster does not answer.
+        """
+        del by
+        self._call(self._seen().release(entry, now=now))
+
+    def _seen(self) -> Controller:
+        if self._controller is None:
+            raise ServiceUnavailable("the cluster cannot be seen now")
+        return self._controller
+
     def _call(self, call: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:

@@ -13,18 +13,22 @@ import structlog
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.scheduling.kueue import leases, names
-from gpuwarden.scheduling.kueue.leavings import CANNOT, ELSEWHERE, TRYING, history_text
+from gpuwarden.scheduling.kueue.leavings import ELSEWHERE, TRYING, history_text
 from gpuwarden.scheduling.kueue.views import (
     Act,
     Ask,
     Close,
+    Free,
+    HoldBack,
     Judge,
     Mend,
     Note,
     Open,
     Park,
     Return,
+    Silence,
     Tell,
+    Unhold,
 )
 from gpuwarden.scheduling.leaves import MAX_REASON, LeaveOrder
 
@@ -43,7 +47,9 @@ MAX_DEADLINE: Final = 3600.0
 UNKNOWN_TO_ENGINE: Final = frozenset({"unknown_job", "two_jobs", "no_agents", "closed"})
 """Refusals of an engine that cannot ask the job; every other one says that it may not be asked."""
 ASKED_BEFORE: Final = frozenset({"already_asked"})
-DEAF_SECONDS: Final = 900.0
+PROTECTED_SECONDS: Final = 900.0
+UNHEARD_SECONDS: Final = 120.0
+"""Whom the engine does not know it may know a little later: a job that has just begun, say."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,17 +61,19 @@ class Hands:
     Attributes:
         client: of the API server.
         own_check: name of our admission check.
+        cohort: of the policy: written beside every note, so that it is known whose it is.
         leaves: of the engine, or None.
         checks: uid of a Workload -> all its admission checks, as the API has them.
-        deaf: uid -> until when nobody asks it.
+        silent: uid -> why the engine did not ask it.
         ended: id of a decision -> when and how it ended.
     """
 
     client: KubernetesClient
     own_check: str
+    cohort: str
     leaves: EngineLeaves | None = None
     checks: Mapping[str, list[Json]] = field(default_factory=dict)
-    deaf: dict[str, float] = field(default_factory=dict)
+    silent: dict[str, Silence] = field(default_factory=dict)
     ended: dict[str, tuple[float, Preemption]] = field(default_factory=dict)
 
     async def do(self, act: Act, now: float) -> None:
@@ -87,24 +95,38 @@ class Hands:
                 await self._write(act.job, act.leaving)
             case Park():
                 log.warning("parked", job=act.job.id, cause=act.leaving.cause.value)
-                await self._write(act.job, act.leaving, spec={"active": False})
+                await self._write(act.job, act.leaving, active=False)
             case Return():
                 log.info("returned", job=act.job.id)
-                await self._write(act.job, act.leaving, spec={"active": True})
+                await self._write(act.job, act.leaving, active=True)
             case Close():
                 await self._close(act, now)
             case Open():
                 await self._open(act)
             case Judge():
                 await self._judge(act, now)
+            case Mend() | Free() | HoldBack() | Unhold():
+                await self._hold_or_free(act, now)
+
+    async def _hold_or_free(self, act: Mend | Free | HoldBack | Unhold, now: float) -> None:
+        job = act.job
+        match act:
             case Mend():
-                log.error("note that cannot be read", job=act.job.id)
-                await self._patch(
-                    act.job,
-                    annotations={names.LEAVE_ANNOTATION: None},
-                    labels={names.LEAVE_LABEL: None},
-                    spec={"active": True},
-                )
+                log.error("note that cannot be read", job=job.id)
+                notes = dict.fromkeys((names.LEAVE_ANNOTATION, names.HOLD_ANNOTATION))
+                await self._patch(job, annotations=notes, state=None, active=True)
+            case Free():
+                log.warning("brought back", job=job.id)
+                space, name = job.namespace, job.workload
+                await self.client.patch(names.WORKLOADS, space, name, body=act.patch)
+            case HoldBack():
+                log.warning("held", job=job.id, code=act.hold.code)
+                held = {names.HOLD_ANNOTATION: act.hold.encode()}
+                await self._patch(job, annotations=held, state=names.HELD, active=False)
+            case Unhold():
+                log.info("released", job=job.id)
+                freed = {names.HOLD_ANNOTATION: None, names.RELEASED_ANNOTATION: f"{now:.0f}"}
+                await self._patch(job, annotations=freed, state=None, active=True)
 
     async def _ask(self, job: QueuedJob, leaving: Leaving, now: float) -> None:
         if self.leaves is None:
@@ -123,13 +145,15 @@ class Hands:
         try:
             taken = await self.leaves.ask(order)
         except RefusedAction as error:
-            if error.reason in UNKNOWN_TO_ENGINE | ASKED_BEFORE:
-                word = CANNOT if error.reason in UNKNOWN_TO_ENGINE else ELSEWHERE
+            if error.reason in ASKED_BEFORE:
                 words = f"{leaving.words} The engine did not ask it: {error}."
-                await self._write(job, dataclasses.replace(leaving, leave=word, words=words))
+                noted = dataclasses.replace(leaving, leave=ELSEWHERE, words=words)
+                await self._write(job, noted)
                 return
             log.warning("not asked", job=job.id, reason=error.reason)
-            self.deaf[job.uid] = now + DEAF_SECONDS
+            protected = error.reason not in UNKNOWN_TO_ENGINE
+            until = now + (PROTECTED_SECONDS if protected else UNHEARD_SECONDS)
+            self.silent[job.uid] = Silence(until, str(error), protected)
             await self._write(job, None)
             return
         except ServiceUnavailable:
@@ -146,8 +170,9 @@ class Hands:
                 await self.leaves.withdraw(act.leaving.request)
             except RefusedAction as error:
                 log.warning("not withdrawn", job=act.job.id, reason=error.reason)
-        if act.deaf_seconds:
-            self.deaf[act.job.uid] = now + act.deaf_seconds
+        if act.silent_seconds:
+            until = now + act.silent_seconds
+            self.silent[act.job.uid] = Silence(until, act.leaving.words, protected=True)
         history = history_text(act.job.history, now) if act.counts else None
         try:
             await self._write(act.job, None, history=history)
@@ -160,33 +185,37 @@ class Hands:
         job: QueuedJob,
         leaving: Leaving | None,
         *,
-        spec: dict[str, Any] | None = None,
+        active: bool | None = None,
         history: str | None = None,
     ) -> None:
         annotations = {names.LEAVE_ANNOTATION: None if leaving is None else leaving.encode()}
         if history is not None:
             annotations[names.HISTORY_ANNOTATION] = history
-        labels = {names.LEAVE_LABEL: None if leaving is None else leaving.phase.value}
-        await self._patch(job, annotations=annotations, labels=labels, spec=spec)
+        state = None if leaving is None else leaving.phase.value
+        await self._patch(job, annotations=annotations, state=state, active=active)
 
     async def _patch(
         self,
         job: QueuedJob,
         *,
-        annotations: dict[str, str | None],
-        labels: dict[str, str | None],
-        spec: dict[str, Any] | None = None,
+        annotations: Mapping[str, str | None],
+        state: str | None,
+        active: bool | None = None,
     ) -> None:
+        """Write notes on a Workload, and how it stands; None leaves `active` as it is."""
         body: dict[str, Any] = {
             "metadata": {
                 "uid": job.uid,
                 "resourceVersion": job.version,
-                "annotations": annotations,
-                "labels": labels,
+                "annotations": dict(annotations),
+                "labels": {
+                    names.LEAVE_LABEL: state,
+                    names.POLICY_LABEL: None if state is None else self.cohort,
+                },
             }
         }
-        if spec is not None:
-            body["spec"] = spec
+        if active is not None:
+            body["spec"] = {"active": active}
         await self.client.patch(names.WORKLOADS, job.namespace, job.workload, body=body)
 
     async def _open(self, act: Open) -> None:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden import durations
 from gpuwarden.budget_terms import GPU_HOURS, quantity
-from gpuwarden.job_files import EXIT_REQUEUE
 from gpuwarden.periods import period_of
 from gpuwarden.schedule_api import Cause
 from gpuwarden.scheduling.booking_terms import prices_of
-from gpuwarden.scheduling.drivers import LEAK, LOOP
+from gpuwarden.scheduling.drivers import LEAK
 from gpuwarden.scheduling.kueue import names
 from gpuwarden.scheduling.kueue.leavings import Phase
+from gpuwarden.scheduling.kueue.loops import find_loops
+from gpuwarden.scheduling.kueue.renderings import falls_back
+from gpuwarden.scheduling.kueue.silences import not_asked, unasked
 from gpuwarden.scheduling.kueue.views import (
     LEAK_SECONDS,
     MOST_RETRY_SECONDS,
@@ -42,17 +44,12 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.kueue.workloads import QueuedJob
     from gpuwarden.scheduling.policies import Policy, Window
 
-LOOP_TIMES: Final = 3
-LOOP_SECONDS: Final = 86_400.0
-VAIN_TIMES: Final = 3
-VAIN_SECONDS: Final = 300.0
-"""A training that leaves by itself before that has come back in vain; so often is a loop."""
 _UNKNOWN_DEADLINE: Final = 600.0
 
 
 def limit_all(view: View) -> Verdict:
     """Everything that time, money and other jobs decide."""
-    return Verdict.of([_hours(view), _order(view), _budgets(view), _loops(view), _leaks(view)])
+    return Verdict.of([_hours(view), _order(view), _budgets(view), find_loops(view), _leaks(view)])
 
 
 # -- hours
@@ -93,8 +90,7 @@ def _outside(
     words = f"The window {window.name} has closed; it goes on when it opens again."
     leave = _leave(job, view, Cause.WINDOW, window.name, words=words, until=opens)
     if job.counts or job.here:
-        leaves = window.running == "leave" and not _is_deaf(job, view)
-        return Verdict((Tell(job, leave),) if leaves else ())
+        return _told(job, leave, view) if window.running == "leave" else Verdict()
     if job.active:
         # It came back by an eviction, and its gate is gone for good: it is kept out otherwise.
         return Verdict(
@@ -216,7 +212,6 @@ def _budgets(view: View) -> Verdict:
         elif (
             spent is not None
             and spent.leave
-            and not _is_deaf(job, view)
             and job.counts
             and job.leaving is None
             and job.check != "Retry"
@@ -224,7 +219,9 @@ def _budgets(view: View) -> Verdict:
             told = _leave(
                 job, view, Cause.BUDGET, _budget(job), words=spent.words, until=spent.until
             )
-            acts.append(Tell(job, told))
+            found = _told(job, told, view)
+            acts += found.acts
+            faults += found.faults
     return Verdict(tuple(acts), waits, tuple(faults))
 
 
@@ -232,9 +229,18 @@ def _budget(job: QueuedJob) -> str:
     return f"budget of {job.team}"
 
 
-def _is_deaf(job: QueuedJob, view: View) -> bool:
-    """Whether it was asked just now, and the engine would not have it asked."""
-    return view.now < view.deaf.get(job.uid, 0.0)
+def _told(job: QueuedJob, leave: Leaving, view: View) -> Verdict:
+    """Have a job asked; one that the engine did not ask just now stays for a while.
+
+    Nobody else could leave in its place. Only where Kueue may end jobs without a notice, and only
+    one that cannot be asked rather than may not, gets the signal then.
+    """
+    silence = view.silence(job)
+    if silence is None:
+        return Verdict((Tell(job, leave),))
+    if falls_back(view.policy) and not silence.protected:
+        return Verdict((Tell(job, unasked(leave, silence)),))
+    return Verdict(faults=(not_asked(job, leave.successor, silence),))
 
 
 def _judged(job: QueuedJob, spent: Spent | None, view: View) -> Judge:
@@ -278,49 +284,6 @@ def _leave(
 
 
 # -- what goes wrong
-
-
-def _loops(view: View) -> Verdict:
-    """Jobs that are taken off their cards again and again (kueue #2821, #4406, #14543)."""
-    faults = []
-    for job in view.jobs:
-        recent = [moment for moment in job.history if view.now - moment < LOOP_SECONDS]
-        if not job.finished and len(recent) >= LOOP_TIMES:
-            words = (
-                f"{job.id} had to leave {len(recent)} times within a day: it is not asked again as "
-                "often as preemption.at_most says; give it a higher priority, or a booking"
-            )
-            faults.append(Fault("preemption_loop", job.id, words))
-        elif not job.finished and job.preempted >= LOOP_TIMES:
-            words = (
-                f"Kueue itself has ended {job.id} {job.preempted} times for higher priorities, "
-                "without a notice: see kueue.own_preemption"
-            )
-            faults.append(Fault("kueue_preemption_loop", job.id, words))
-        returns = _vain_returns(job, view)
-        if not job.finished and job.leaving is None and returns >= VAIN_TIMES:
-            words = (
-                f"{job.id} left with 75 {returns} times within an hour as soon as it began, and "
-                "Kubernetes starts it again each time: look into its log; `kubectl -n "
-                f"{job.namespace} delete job {job.job}` ends it"
-            )
-            faults.append(Fault(LOOP, job.id, words))
-    return Verdict(faults=tuple(faults))
-
-
-def _vain_returns(job: QueuedJob, view: View) -> int:
-    """How often it lately left, by itself, before it can have got anywhere.
-
-    Status 75 is no failure to its Job, so no limit of Kubernetes' own ends that.
-    """
-    return sum(
-        pod.exit_code == EXIT_REQUEUE
-        and pod.started is not None
-        and pod.ended is not None
-        and pod.ended - pod.started < VAIN_SECONDS
-        and view.now - pod.ended < 3600.0
-        for pod in job.pods
-    )
 
 
 def _leaks(view: View) -> Verdict:

@@ -18,7 +18,9 @@ from gpuwarden.scheduling.kueue.quotas import Ledger, Use, shares_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gpuwarden.platforms.kubernetes import Json
     from gpuwarden.schedule_api import Outcome
+    from gpuwarden.scheduling.kueue.holds import Hold
     from gpuwarden.scheduling.kueue.workloads import QueuedJob
     from gpuwarden.scheduling.leaves import Leave
     from gpuwarden.scheduling.policies import Policy
@@ -69,6 +71,21 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
+class Silence:
+    """A job that the engine would not ask to leave, or could not.
+
+    Attributes:
+        until: Unix time; then it may be tried again.
+        words: of the engine.
+        protected: whether it may not be asked, rather than cannot: then nobody ends it either.
+    """
+
+    until: float
+    words: str
+    protected: bool
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """Everything that decisions are made from.
 
@@ -78,7 +95,7 @@ class View:
         jobs: in our queues, by id.
         receipts: id of a decision -> the engine's leave.
         asks: whether there is an engine that can be asked.
-        deaf: uid of a Workload -> until when nobody asks it again.
+        silent: uid of a Workload -> why the engine did not ask it.
         progress: the exporter's id of a job -> what is known of it.
         spent: team -> its spent budget.
         slots: bookings that are ahead and active.
@@ -89,7 +106,7 @@ class View:
     jobs: tuple[QueuedJob, ...] = ()
     receipts: Mapping[str, Leave] = field(default_factory=dict)
     asks: bool = True
-    deaf: Mapping[str, float] = field(default_factory=dict)
+    silent: Mapping[str, Silence] = field(default_factory=dict)
     progress: Mapping[str, Progress] = field(default_factory=dict)
     spent: Mapping[str, Spent] = field(default_factory=dict)
     slots: tuple[Slot, ...] = ()
@@ -97,6 +114,11 @@ class View:
     def in_force(self, moment: float) -> tuple[Slot, ...]:
         """Slots that are active at a moment."""
         return tuple(slot for slot in self.slots if slot.start <= moment < slot.end)
+
+    def silence(self, job: QueuedJob) -> Silence | None:
+        """Why a job is not asked now, or None where it may be."""
+        found = self.silent.get(job.uid)
+        return found if found is not None and self.now < found.until else None
 
     def ledger(self, moment: float | None = None) -> Ledger:
         """Who uses what of the shares of now, or of a moment ahead."""
@@ -230,7 +252,7 @@ class Close:
         outcome: how.
         counts: whether it had to leave, which is remembered.
         withdraw: whether the engine is told that it need not.
-        deaf_seconds: for how long nobody asks it again.
+        silent_seconds: for how long nobody asks it again, for the reason in `leaving`.
     """
 
     job: QueuedJob
@@ -238,7 +260,7 @@ class Close:
     outcome: Outcome
     counts: bool = False
     withdraw: bool = False
-    deaf_seconds: float = 0.0
+    silent_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +295,35 @@ class Mend:
     job: QueuedJob
 
 
-Act = Tell | Ask | Note | Park | Return | Close | Open | Judge | Mend
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Bring back what a policy that is gone keeps out of its queue.
+
+    Attributes:
+        job: of which no more is known than what it is called.
+        patch: of its Workload.
+    """
+
+    job: QueuedJob
+    patch: Json
+
+
+@dataclass(frozen=True, slots=True)
+class HoldBack:
+    """Take it out of the queue until it is released."""
+
+    job: QueuedJob
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class Unhold:
+    """Let it go on: a hold is over."""
+
+    job: QueuedJob
+
+
+Act = Tell | Ask | Note | Park | Return | Close | Open | Judge | Mend | Free | HoldBack | Unhold
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpuwarden.platforms.kubernetes import KUEUE_JOB_LABEL, value_at
 from gpuwarden.scheduling.kueue import names
+from gpuwarden.scheduling.kueue.holds import Hold
 from gpuwarden.scheduling.kueue.leavings import Leaving, Phase, history_of
 from gpuwarden.scheduling.kueue.shapes import part_at, rows_at
 
@@ -98,7 +99,9 @@ class QueuedJob:
         check_at: when that state was reached.
         epoch_seconds: how long its epochs take, or None.
         leaving: the leave that stands, or None.
-        garbled: whether there is an annotation of one that cannot be read.
+        hold: that stands, or None.
+        released: when it was released last, or None.
+        garbled: whether there is an annotation of a leave or a hold that cannot be read.
         history: when it had to leave before.
         pods: of it that are there.
         command: of its first container; empty where it names none.
@@ -140,6 +143,8 @@ class QueuedJob:
     check_at: float | None = None
     epoch_seconds: float | None = None
     leaving: Leaving | None = None
+    hold: Hold | None = None
+    released: float | None = None
     garbled: bool = False
     history: tuple[float, ...] = ()
     pods: tuple[Pod, ...] = field(default=())
@@ -264,9 +269,11 @@ def _read(
 ) -> QueuedJob:
     said = _conditions(workload)
     space = _text(workload, "metadata.namespace")
-    name = _text(job, "metadata.name") if job is not None else _owner_name(workload)
+    name = _text(job, "metadata.name") if job is not None else owner_name(workload)
     annotation = _annotation(workload, names.LEAVE_ANNOTATION)
     leaving = Leaving.decode(annotation)
+    held = _annotation(workload, names.HOLD_ANNOTATION)
+    hold = Hold.decode(held)
     check, check_at = _check(policy, workload)
     resource_cards = _cards(policy, workload)
     labels = job if job is not None else workload
@@ -312,7 +319,9 @@ def _read(
         check_at=check_at,
         epoch_seconds=_number(_annotation(labels, names.EPOCH_ANNOTATION)),
         leaving=leaving,
-        garbled=annotation is not None and leaving is None,
+        hold=hold,
+        released=_number(_annotation(workload, names.RELEASED_ANNOTATION)),
+        garbled=(annotation is not None and leaving is None) or (held is not None and hold is None),
         history=history_of(_annotation(workload, names.HISTORY_ANNOTATION)),
         pods=tuple(sorted(pods, key=lambda pod: pod.uid)),
         command=_command(workload),
@@ -521,7 +530,8 @@ def _owner_uid(found: Json) -> str:
     return ""
 
 
-def _owner_name(found: Json) -> str:
+def owner_name(found: Json) -> str:
+    """Name of the Job, or whatever else, whose object this is; empty where it has none."""
     for row in rows_at(found, "metadata.ownerReferences"):
         if row.get("controller") is True:
             return str(row.get("name", ""))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from tests.scheduling.daemon_scenes import BOOKING, LOCAL, ME, POLICY, WAITS
-from tests.scheduling.daemons import PlayedQueue, free_port, running
+from tests.scheduling.daemons import PlayedDriver, PlayedQueue, free_port, running
 from tests.scheduling.policy_files import NOW
 
 from gpuwarden.errors import InvalidInput, RefusedAction
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.scheduling.daemons import Running
+
+    from gpuwarden.scheduling.policies import Policy
 
 
 @pytest.fixture
@@ -62,6 +64,37 @@ def test_a_job_is_of_whom_the_kernel_names(tmp_path: Path) -> None:
             here.client.ask("POST", "/v1/jobs", body={"task": task(gpus=5)})
         with pytest.raises(InvalidInput, match="no document"):
             here.client.ask("POST", "/v1/jobs", body={"task": {"schema": "x"}})
+
+
+class PlayedHolds(PlayedDriver):
+    """An engine with a queue of its own, whose jobs can be held."""
+
+    engine = "kueue"
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.commands: list[tuple[str, str, str]] = []
+
+    def hold(self, entry: str, *, by: str, now: float) -> None:
+        """Note it."""
+        self._note(f"hold {now:g}")
+        self.commands.append(("hold", entry, by))
+
+    def release(self, entry: str, *, by: str, now: float) -> None:
+        """Note it."""
+        self._note(f"release {now:g}")
+        self.commands.append(("release", entry, by))
+
+
+def test_a_queue_whose_jobs_are_only_held(tmp_path: Path) -> None:
+    """Ids may have slashes in them; what it cannot do is said with what can."""
+    with running(tmp_path, LOCAL, now=NOW, driver=PlayedHolds) as here:
+        here.driver.rows = (dataclasses.replace(WAITS, id="vision/cats-1", user=ME),)
+        for verb in ("hold", "release"):
+            here.client.ask("POST", f"/v1/jobs/vision%2Fcats-1/{verb}")
+        assert here.driver.commands == [(v, "vision/cats-1", ME) for v in ("hold", "release")]
+        with pytest.raises(RefusedAction, match="kubectl delete job"):
+            here.client.ask("POST", "/v1/jobs/vision%2Fcats-1/cancel")
 
 
 def test_jobs_of_others_are_others(tmp_path: Path) -> None:

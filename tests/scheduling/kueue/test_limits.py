@@ -257,6 +257,28 @@ def test_a_protected_job_stays_past_its_window(tmp_path: Path) -> None:
         assert len(found.engine.orders) == 2
 
 
+def test_a_job_that_cannot_be_asked_stays_past_its_window(tmp_path: Path) -> None:
+    """Nobody could leave in its place: it is told of with what helps, and asked again."""
+    with life(tmp_path, kueue_policy(windows=WINDOWS)) as found:
+        found.scene.time.now = moment(4, 21)
+        one = found.run("one", window="night")
+        found.tick(2)
+        found.start_pods()
+        found.engine.refuses[f"pod-{found.pods(one)[0]['metadata']['uid']}"] = "unknown_job"
+        found.scene.time.now = moment(5, 9)
+        found.tick(4, seconds=5.0)
+        assert found.active(one)
+        assert found.driver is not None
+        words = [each.words for each in found.driver.problems() if each.code == "not_asked"]
+        assert len(words) == 1
+        assert "should leave for night" in words[0]
+        assert "own_preemption: fallback" in words[0]
+        found.engine.refuses.clear()
+        found.tick(3, seconds=100.0)
+        assert len(found.engine.leaves) == 1
+        assert "not_asked" not in found.codes()
+
+
 def test_finish_lets_it(tmp_path: Path) -> None:
     """A window may let what runs go on."""
     windows = [{**WINDOWS[0], "running": "finish"}]

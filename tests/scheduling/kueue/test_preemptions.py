@@ -273,14 +273,57 @@ def test_who_may_not_be_asked_is_not_ended(tmp_path: Path) -> None:
         assert found.engine.asked == [f"pod-{found.pods(one)[0]['metadata']['uid']}"]
 
 
-def test_who_cannot_be_asked_gets_the_signal(tmp_path: Path) -> None:
-    """A job that no engine knows, or no engine at all: its grace is its notice."""
+def unknown(found: Life, *jobs: str) -> None:
+    """The engine does not know these jobs."""
+    for job in jobs:
+        found.engine.refuses[f"pod-{found.pods(job)[0]['metadata']['uid']}"] = "unknown_job"
+
+
+def test_who_cannot_be_asked_is_passed_over(tmp_path: Path) -> None:
+    """A job that no engine knows is not ended for it: somebody else is asked."""
     with life(tmp_path, kueue_policy()) as found:
-        _one, two = full(found)
-        found.engine.refuses[f"pod-{found.pods(two)[0]['metadata']['uid']}"] = "unknown_job"
+        one, two = full(found)
+        unknown(found, two)
+        high = found.submit("high", "high")
+        found.tick(6, seconds=5.0)
+        assert found.active(two)
+        assert found.leaving(two) is None
+        assert found.leaving(one) is not None
+        assert found.engine.asked == [f"pod-{found.pods(one)[0]['metadata']['uid']}"]
+        assert found.entry(high).must_end == (one,)
+
+
+def test_nobody_is_ended_unasked(tmp_path: Path) -> None:
+    """Where nobody else will do it waits and says for whom; known a little later, it is asked."""
+    with life(tmp_path, kueue_policy()) as found:
+        one, two = full(found)
+        unknown(found, one, two)
+        high = found.submit("high", "high")
+        found.tick(8, seconds=5.0)
+        assert found.active(one)
+        assert found.active(two)
+        entry = found.entry(high)
+        assert (entry.why, entry.must_end) == ("not_asked", (two,))
+        assert "not this one: unknown_job" in entry.words
+        found.engine.refuses.clear()
+        found.tick(4, seconds=100.0)
+        assert len(found.engine.leaves) == 1
+
+
+def test_the_hard_fallback_comes_last(tmp_path: Path) -> None:
+    """`own_preemption: fallback`: once nobody can be asked, one gets the signal and its grace."""
+    teams = [{"name": "vision", "users": ["ana"], "quota": {"a100-40": 2}}]
+    ladder = [{"name": "low", "value": 10}, {"name": "high", "value": 1000, "preempts": ["low"]}]
+    policy = kueue_policy(kueue={"own_preemption": "fallback"}, teams=teams, priorities=ladder)
+    with life(tmp_path, policy) as found:
+        one, two = full(found)
+        unknown(found, two)
+        found.engine.refuses[f"pod-{found.pods(one)[0]['metadata']['uid']}"] = "protected"
         found.submit("high", "high")
-        found.tick(5, seconds=5.0)
+        found.tick(8, seconds=5.0)
+        assert found.active(one), "nobody ends whom a rule protects"
         assert not found.active(two)
+        assert "The engine cannot ask it" in found.preemption(two).words
 
 
 def test_without_an_engine(tmp_path: Path) -> None:
