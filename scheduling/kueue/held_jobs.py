@@ -42,7 +42,7 @@ def held_object(policy: Policy, found: Json) -> FoundObject:
         policy: whose mark is looked for.
         found: as the API has it.
     """
-    space = str(value_at(found, "metadata.namespace"))
+    queue = f"{value_at(found, 'metadata.namespace')}/{names.QUEUE}"
     annotations = part_at(found, "metadata.annotations")
     leaving = Leaving.decode(annotations.get(names.LEAVE_ANNOTATION))
     values = {"of": owner_name(found)}
@@ -55,7 +55,7 @@ def held_object(policy: Policy, found: Json) -> FoundObject:
         title(found),
         values,
         _policy_of(found) == policy.kueue.cohort,
-        held_for=("LocalQueue", f"{space}/{names.QUEUE}"),
+        held_for=("LocalQueue", queue),
     )
 
 
