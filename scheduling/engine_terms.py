@@ -154,7 +154,8 @@ class KueueTerms(Strict):
     namespace: DnsLabel = "gpuwarden"
     """Where gpuwarden's own controller runs."""
     kubeconfig: FilePath | None = None
-    """In whose name the API server is asked; the pod's own service account by default."""
+    """In whose name the API server is asked; by default as kubectl has it: KUBECONFIG, the pod's
+    own service account, ~/.kube/config."""
     context: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
     """Of the kubeconfig; its current one by default."""
     timeout: Annotated[Seconds, Field(gt=0, le=600)] = 30.0

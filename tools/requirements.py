@@ -43,8 +43,9 @@ class Image:
 
 IMAGES = (
     Image("engine", extras=("ruleengine", "kubernetes")),
+    Image("scheduler", extras=("scheduling", "kubernetes")),
     Image("node", extras=("exporter", "web", "kubelet")),
-    Image("simulated-node", extras=("exporter", "web", "kubelet", "simulated")),
+    Image("simulated-node", extras=("exporter", "web", "kubelet", "simulated", "local")),
     Image("sinks", packages=("aiosmtpd", "starlette", "uvicorn")),
 )
 # What pip itself builds the wheel with, in the first stage.

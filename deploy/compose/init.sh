@@ -6,6 +6,7 @@ umask 077
 keys=/keys
 engine=/secrets/engine
 alertmanager=/secrets/alertmanager
+scheduler=/secrets/scheduler
 
 if [ ! -e "$engine/engine.key" ]; then
     pair=$(mktemp -d)
@@ -21,12 +22,13 @@ token() {
     python -c 'import secrets; print(secrets.token_urlsafe(32), end="")'
 }
 
-for name in notify_token operator_token; do
+for name in notify_token operator_token pages_token; do
     [ -e "$engine/$name" ] || token > "$engine/$name"
 done
 # This stack's Slack and mail server take anything.
 printf 'xoxb-simulated' > "$engine/slack_token"
 
+cp "$engine/pages_token" "$scheduler/pages_token"
 cp "$engine/notify_token" "$alertmanager/notify_token"
 printf 'http://slack:8025/services/simulated' > "$alertmanager/slack_url"
 printf 'unused' > "$alertmanager/smtp_password"

@@ -7,6 +7,8 @@ change names the version that was seen.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -41,10 +43,10 @@ def connect(policy: Policy, command: str) -> KubernetesClient:
 
     Raises:
         MissingExtra: lightkube is not installed.
-        InvalidInput: the kubeconfig cannot be used.
+        InvalidInput: the kubeconfig cannot be used, or there is none.
     """
     terms = policy.kueue
-    path = None if terms.kubeconfig is None else Path(terms.kubeconfig)
+    path = own_kubeconfig() if terms.kubeconfig is None else Path(terms.kubeconfig)
     return KubernetesClient.connect(
         path,
         terms.context,
@@ -52,6 +54,23 @@ def connect(policy: Policy, command: str) -> KubernetesClient:
         command=command,
         role="its role, see docs/scheduling-kueue.md#rights",
     )
+
+
+def own_kubeconfig() -> Path | None:
+    """Where kubectl would look, so that one policy serves people and the daemon's pod alike.
+
+    KUBECONFIG first (of several files the first that is there: they are not merged), then the
+    service account of a pod, which is told by None, then ~/.kube/config.
+    """
+    named = [Path(word) for word in os.environ.get("KUBECONFIG", "").split(os.pathsep) if word]
+    if named:
+        return next((path for path in named if path.exists()), named[0])
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return None
+    own = Path("~/.kube/config")
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        own = own.expanduser()
+    return own if own.exists() else None
 
 
 async def kueue_version(client: KubernetesClient) -> str | None:

@@ -45,8 +45,8 @@ class Rendered:
         return found
 
     def containers(self) -> dict[str, Json]:
-        """Containers of the DaemonSet and the StatefulSet by name."""
-        pods = [*self.kind("DaemonSet"), *self.kind("StatefulSet")]
+        """Containers of every pod by name."""
+        pods = [*self.kind("DaemonSet"), *self.kind("StatefulSet"), *self.kind("Deployment")]
         return {
             container["name"]: container
             for item in pods

@@ -140,20 +140,24 @@ def test_containers_have_the_rights_of_the_units_and_no_other(release: Rendered)
     signals = "/sys/fs/cgroup" in mounts
     wanted = RIGHTS["gpuwarden-agent"] if signals else READING
     assert _added(containers["agent"]) == wanted
-    assert _added(containers["engine"]) == set()
+    for name in {"engine", "scheduler"} & set(containers):
+        assert _added(containers[name]) == set()
 
 
-def test_the_engine_may_run_where_only_restricted_pods_may(release: Rendered) -> None:
+@pytest.mark.parametrize("kind", ["StatefulSet", "Deployment"])
+def test_engine_and_scheduler_may_run_where_only_restricted_pods_may(
+    kind: str, release: Rendered
+) -> None:
     """What the Pod Security Standard `restricted` asks for, and none of the node's namespaces."""
-    (item,) = release.kind("StatefulSet")
-    pod = item["spec"]["template"]["spec"]
-    context = pod["securityContext"]
-    assert context["runAsNonRoot"] is True
-    assert context["runAsUser"] != 0
-    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert not {"hostPID", "hostNetwork", "hostIPC"} & set(pod)
-    allowed = {"name", "projected", "secret", "emptyDir", "configMap"}
-    assert all(set(volume) <= allowed for volume in pod["volumes"])
+    for item in release.kind(kind):
+        pod = item["spec"]["template"]["spec"]
+        context = pod["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert context["runAsUser"] != 0
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostPID", "hostNetwork", "hostIPC"} & set(pod)
+        allowed = {"projected", "secret", "emptyDir", "configMap", "persistentVolumeClaim"}
+        assert all(set(volume) <= {"name", *allowed} for volume in pod["volumes"])
 
 
 def test_no_pod_has_a_token_that_it_does_not_need(release: Rendered) -> None:
@@ -233,20 +237,29 @@ def test_a_node_is_known_by_name_or_by_address(tmp_path: Path) -> None:
 
 
 def test_pods_and_monitors_select_one_another(release: Rendered) -> None:
-    """Each selector of the chart meets the labels of what it is to find."""
-    (node,), (engine,) = release.kind("DaemonSet"), release.kind("StatefulSet")
-    labels = {
-        item["kind"]: item["spec"]["template"]["metadata"]["labels"] for item in (node, engine)
-    }
-    for service in release.kind("Service"):
-        assert service["spec"]["selector"].items() <= labels["StatefulSet"].items()
-        for monitor in release.kind("ServiceMonitor"):
-            wanted = monitor["spec"]["selector"]["matchLabels"]
-            assert wanted.items() <= service["metadata"]["labels"].items()
-    for monitor in release.kind("PodMonitor"):
+    """Each selector of the chart meets the labels of what it is to find, and of nothing else."""
+    pods = [
+        item["spec"]["template"]["metadata"]["labels"]
+        for item in release.objects
+        if item["kind"] in {"DaemonSet", "StatefulSet", "Deployment"}
+    ]
+
+    def met(wanted: Json) -> int:
+        return sum(wanted.items() <= labels.items() for labels in pods)
+
+    services = release.kind("Service")
+    for service in services:
+        assert met(service["spec"]["selector"]) == 1
+    for monitor in release.kind("ServiceMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"]
-        assert wanted.items() <= labels["DaemonSet"].items()
-        assert not wanted.items() <= labels["StatefulSet"].items()
+        assert sum(wanted.items() <= one["metadata"]["labels"].items() for one in services) == 1
+    for monitor in release.kind("PodMonitor"):
+        assert met(monitor["spec"]["selector"]["matchLabels"]) == 1
+    for policy in release.kind("NetworkPolicy"):
+        assert met(policy["spec"]["podSelector"]["matchLabels"]) == 1
+        for peer in policy["spec"]["ingress"][0]["from"]:
+            if "namespaceSelector" not in peer:
+                assert met(peer["podSelector"]["matchLabels"]) == 1
 
 
 @pytest.fixture(params=[None, "kube-prometheus-stack"], ids=["defaults", "example"])

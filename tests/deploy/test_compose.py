@@ -146,6 +146,7 @@ def test_hosts_in_the_files_are_services() -> None:
         (FOLDER / "engine.yaml").read_text(),
         (FOLDER / "alertmanager.yml").read_text(),
         (FOLDER / "init.sh").read_text(),
+        (FOLDER / "scheduler-targets.yml").read_text(),
         *(path.read_text() for path in (ROOT / "alerting" / "targets").glob("*.yml")),
         *(path.read_text() for path in (ROOT / "grafana" / "provisioning").glob("*/*.yaml")),
         (ROOT / "deploy" / "logs" / "grafana-datasource.yaml").read_text(),
@@ -158,7 +159,7 @@ def test_hosts_in_the_files_are_services() -> None:
         named |= set(re.findall(r"'([a-z-]+):\d+'", lines))
         named |= set(re.findall(r"(?:host|smtp_smarthost): ([a-z-]+)", lines))
     assert named - {"localhost"} <= hosts
-    assert {"engine", "node", "mail", "deadman", "slack", "loki"} <= named
+    assert {"engine", "node", "scheduler", "mail", "deadman", "slack", "loki"} <= named
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def prepared(tmp_path: Path) -> Path:
     """A folder in which init.sh has run; /keys and /secrets are below it."""
     script = tmp_path / "init.sh"
     text = (FOLDER / "init.sh").read_text()
-    for path in ("/keys", "/secrets/engine", "/secrets/alertmanager"):
+    for path in ("/keys", "/secrets/engine", "/secrets/alertmanager", "/secrets/scheduler"):
         target = tmp_path / path[1:]
         target.mkdir(parents=True)
         text = text.replace(path, str(target))
@@ -200,6 +201,22 @@ def test_the_engine_takes_its_configuration(prepared: Path) -> None:
     interval = yaml.safe_load((ROOT / "alerting" / "prometheus.yml").read_text())
     (node,) = [one for one in interval["scrape_configs"] if one["job_name"] == "gpuwarden"]
     assert yaml.safe_load(text)["scrape_interval"] == node["scrape_interval"]
+
+
+def test_the_scheduler_takes_its_policy_and_the_pages_token(prepared: Path) -> None:
+    """`gpuwarden scheduler --check`; the engine's pages bear the token that the scheduler knows."""
+    mounted = prepared / "etc"
+    mounted.mkdir()
+    tokens = mounted / "tokens.yaml"
+    given = (FOLDER / "tokens.yaml").read_text()
+    tokens.write_text(given.replace("/secrets/", f"{prepared}/secrets/"))
+    policy = f"--policy={FOLDER / 'policy.yaml'}"
+    done = run(COMMAND, "scheduler", policy, f"--tokens={tokens}", "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith(" 1 tokens")
+    pages = yaml.safe_load((FOLDER / "engine.yaml").read_text())["scheduler"]["token_file"]
+    known = (prepared / "secrets/scheduler/pages_token").read_text()
+    assert known == (prepared / pages.lstrip("/")).read_text()
 
 
 @pytest.fixture
@@ -248,7 +265,8 @@ def test_the_simulated_node_runs_a_training_and_a_crashed_notebook(tmp_path: Pat
 
 def test_the_node_is_in_the_namespace_that_the_agent_insists_on() -> None:
     """Exporter, agent and jobs speak of the same pids: the host's."""
-    assert {SERVICES[name]["pid"] for name in ("exporter", "agent", "jobs")} == {"host"}
+    names = ("exporter", "agent", "jobs", "scheduler")
+    assert {SERVICES[name]["pid"] for name in names} == {"host"}
 
 
 def test_agent_and_engine_agree_on_the_port() -> None:

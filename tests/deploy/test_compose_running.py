@@ -8,11 +8,14 @@ and Alloy are not to be had, and are left out.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,8 @@ import pytest
 import yaml
 from tests.deploy.dockerfiles import ROOT, lineage, stages
 from tests.servers import ALERTMANAGER, PROMETHEUS, Server, binary, fetch, free_port, running, until
+
+from gpuwarden.schedule_api import Outcome, ScheduleDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,15 +36,24 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 STAGES = stages(ROOT / "deploy" / "docker" / "Dockerfile")
 BIN = Path(sys.executable).parent
 
-PORTS = {"exporter": 9835, "agent": 9836, "engine": 9837, "prometheus": 9090, "alertmanager": 9093}
+PORTS = {
+    "exporter": 9835,
+    "agent": 9836,
+    "engine": 9837,
+    "scheduler": 9839,
+    "prometheus": 9090,
+    "alertmanager": 9093,
+}
 HOSTS = {
     "node:9835": "exporter",
     "engine:9837": "engine",
+    "scheduler:9839": "scheduler",
     "prometheus:9090": "prometheus",
     "alertmanager:9093": "alertmanager",
     "0.0.0.0:9835": "exporter",
     "0.0.0.0:9836": "agent",
     "0.0.0.0:9837": "engine",
+    "0.0.0.0:9839": "scheduler",
 }
 PROGRAMS = {"prometheus": PROMETHEUS, "alertmanager": ALERTMANAGER}
 
@@ -52,6 +66,8 @@ class Scratch:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ports = {name: free_port() for name in (*PORTS, "sinks", "smtp")}
+        self._mounted: dict[str, dict[str, Path]] = {}
+        self.socket = Path(tempfile.mkdtemp(prefix="gw-")) / "s.sock"
 
     def volume(self, name: str) -> Path:
         """A named volume's folder."""
@@ -72,7 +88,9 @@ class Scratch:
 
     def mounts(self, name: str) -> dict[str, Path]:
         """Path in the container -> path here; files of the repository are copied with addresses."""
-        found: dict[str, Path] = {}
+        if name in self._mounted:
+            return self._mounted[name]
+        found = self._mounted[name] = {}
         for volume in SERVICES[name].get("volumes", []):
             source, target = volume.split(":")[:2]
             if source.startswith("."):
@@ -142,17 +160,43 @@ class Scratch:
     def server(self, name: str, ready: str = "/-/ready") -> Server:
         """A service that lasts, not started."""
         url = f"http://127.0.0.1:{self.ports[name]}"
-        return Server(url, self.folder / f"{name}.log", self.command(name), ready_path=ready)
+        mounts = self.mounts(name)
+        given = [
+            f"{key}={self.paths(str(value), mounts)}"
+            for key, value in SERVICES[name].get("environment", {}).items()
+        ]
+        command = [*(["/usr/bin/env", *given] if given else []), *self.command(name)]
+        return Server(url, self.folder / f"{name}.log", command, ready_path=ready)
+
+    def scheduler(self) -> Server:
+        """The scheduler, whose users are whoever runs the tests."""
+        server = self.server("scheduler")
+        mounts = self.mounts("scheduler")
+        policy, training = mounts["/etc/gpuwarden/policy.yaml"], mounts["/training.py"]
+        policy.write_text(policy.read_text().replace("[ana]", f"[{getpass.getuser()}]"))
+        training.write_text(training.read_text().replace("/opt/gpuwarden/bin", str(BIN)))
+        # A path of a socket has 107 characters at most.
+        server.command.append(f"--socket={self.socket}")
+        return server
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What is up, and where its files are."""
+
+    scratch: Scratch
+    servers: dict[str, Server]
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[dict[str, Server]]:
+def stack(tmp_path: Path) -> Iterator[Stack]:
     """Everything of compose.yaml that can be had here, started in its order."""
     scratch = Scratch(tmp_path)
     with contextlib.ExitStack() as started:
         scratch.run("init")
         scratch.run("jobs-ready")
-        for volume in ("job-files", "agent-journal", "ledger"):
+        started.callback(shutil.rmtree, scratch.socket.parent)
+        for volume in ("job-files", "agent-journal", "ledger", "trainings", "scheduler-state"):
             scratch.volume(volume)
         servers = {}
         sinks = scratch.server("sinks")
@@ -173,8 +217,9 @@ def stack(tmp_path: Path) -> Iterator[dict[str, Server]]:
         jobs = subprocess.Popen(scratch.command("jobs"))
         started.callback(jobs.wait, 30)
         started.callback(jobs.terminate)
+        servers["scheduler"] = started.enter_context(running(scratch.scheduler()))
         servers["engine"] = started.enter_context(running(scratch.server("engine")))
-        yield servers
+        yield Stack(scratch, servers)
 
 
 def _scraped(prometheus: Server) -> set[str]:
@@ -183,13 +228,53 @@ def _scraped(prometheus: Server) -> set[str]:
     return {row["metric"]["job"] for row in rows}
 
 
-@pytest.mark.timeout(300)
-def test_every_service_comes_up_and_the_job_reaches_the_engine(stack: dict[str, Server]) -> None:
-    """Each is ready where its health check looks; the notebook is judged, and its log is listed."""
-    assert b"gpu_job_holds_gpu" in fetch(stack["exporter"].url + "/metrics")
-    jobs = until(lambda: stack["engine"].json("/v1/jobs")["jobs"], 120)
+def _submitted(stack: Stack, name: str, *words: str) -> None:
+    """Submit compose.yaml's stand-in for a training, as its head tells."""
+    mounts = stack.scratch.mounts("scheduler")
+    done = subprocess.run(
+        [
+            *(BIN / "gpuwarden", "submit", "model=yolov8n.yaml", "data=coco8.yaml"),
+            *("--program", mounts["/training.py"], "--time", "1h", "--yes", "--name", name),
+            *("--gpus", "2", "--socket", stack.scratch.socket, *words),
+            *("--policy", mounts["/etc/gpuwarden/policy.yaml"]),
+        ],
+        cwd=stack.scratch.volume("trainings"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _document(stack: Stack) -> ScheduleDocument:
+    """What the scheduler tells the engine's pages, who have a token."""
+    token = (stack.scratch.volume("scheduler-secrets") / "pages_token").read_text()
+    url = stack.servers["scheduler"].url + "/v1/schedule"
+    return ScheduleDocument.decode(fetch(url, Authorization=f"Bearer {token}"))
+
+
+def _states(stack: Stack) -> dict[str, str]:
+    """Name -> state of every job."""
+    return {entry.name: entry.state.value for entry in _document(stack).entries}
+
+
+@pytest.mark.timeout(400)
+def test_every_service_comes_up_and_does_its_part(stack: Stack) -> None:
+    """Each is ready where its health check looks; a job is judged, one leaves for another."""
+    servers = stack.servers
+    assert b"gpu_job_holds_gpu" in fetch(servers["exporter"].url + "/metrics")
+    _submitted(stack, "patient", "epochs=4", "--team", "vision", "--priority", "low")
+    jobs = until(lambda: servers["engine"].json("/v1/jobs")["jobs"], 120)
     assert {job["user"] for job in jobs}
-    wanted = {"alertmanager", "gpuwarden", "gpuwarden-engine", "prometheus"}
-    until(lambda: wanted == _scraped(stack["prometheus"]), 120)
-    (listed,) = stack["engine"].log.parent.glob("volumes/job-files/logs/targets.json")
+    until(lambda: _states(stack).get("patient") == "running", 60)
+    _submitted(stack, "urgent", "epochs=1", "--team", "speech", "--priority", "high")
+    until(lambda: b"urgent" in fetch(servers["engine"].url + "/queue"), 60)
+    wanted = {"alertmanager", "gpuwarden", "gpuwarden-engine", "gpuwarden-scheduler", "prometheus"}
+    until(lambda: wanted == _scraped(servers["prometheus"]), 120)
+    (listed,) = servers["engine"].log.parent.glob("volumes/job-files/logs/targets.json")
     until(lambda: "training.log" in listed.read_text(), 60)
+    until(lambda: set(_states(stack).values()) == {"done"}, 200)
+    (left,) = _document(stack).preemptions
+    assert (left.run_id, left.outcome, len(left.steps)) == ("patient", Outcome.DONE, 6)
+    assert (stack.scratch.volume("trainings") / "patient.step").read_text() == "40"

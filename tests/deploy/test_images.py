@@ -13,9 +13,9 @@ import pytest
 from tests.deploy.dockerfiles import FOLDER, ROOT, Builder, Stage, let_through, lineage, stages
 
 STAGES = stages(FOLDER / "Dockerfile")
-IMAGES = ("engine", "node", "exporter", "agent", "simulated-node", "sinks")
-ENVIRONMENTS = ("engine", "node", "simulated-node", "sinks")
-PORTS = {"engine": 9837, "exporter": 9835, "agent": 9836, "sinks": 8025}
+IMAGES = ("engine", "scheduler", "node", "exporter", "agent", "simulated-node", "sinks")
+ENVIRONMENTS = ("engine", "scheduler", "node", "simulated-node", "sinks")
+PORTS = {"engine": 9837, "scheduler": 9839, "exporter": 9835, "agent": 9836, "sinks": 8025}
 
 
 def steps(name: str) -> list[tuple[str, str]]:
@@ -111,8 +111,11 @@ def test_the_commands_of_an_image_make_what_runs(name: str, tmp_path: Path) -> N
     scenario = tmp_path / "scenario"
     scenario.write_text("card index=0\n")
     jobs = f"--jobs.directory={tmp_path / 'jobs'}"
+    policy = ROOT / "deploy" / "examples" / "policy.yaml"
     words = {
         "engine": ["-m", "gpuwarden", "engine", "--help"],
+        # The commands that people run besides need what it needs.
+        "scheduler": ["-m", "gpuwarden", "scheduler", "--check", f"--policy={policy}"],
         "node": ["-m", "gpuwarden", "exporter", "--once", jobs],
         # Its PATH has no compiler.
         "simulated-node": ["-m", "gpuwarden", "exporter", f"--gpus=simulated:{scenario}", "--once"],

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.scheduling.kueue.clusters import Scene, bring_about, kueue_policy, scene
 
-from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.scheduling.engines import Plan, carry_out, plan, undoing
 from gpuwarden.scheduling.kueue import names
-from gpuwarden.scheduling.kueue.adapters import KueueAdapter
+from gpuwarden.scheduling.kueue.adapters import KueueAdapter, connect, own_kubeconfig
 from gpuwarden.scheduling.kueue.objects import canonical
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gpuwarden.scheduling.policies import Policy
 
 
@@ -289,3 +288,31 @@ def test_dataclasses_of_the_port_are_what_the_adapter_makes(tmp_path: Path) -> N
         there = asyncio.run(read())
         assert there.keys() == wanted.keys(), "all are found by their marks alone"
         assert all(each.marked for each in there.values())
+
+
+def test_a_policy_without_a_kubeconfig_goes_by_that_of_who_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KUBECONFIG before the pod, the pod before the home: one file for people and for the pod."""
+    policy = kueue_policy()
+    (tmp_path / ".kube").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert own_kubeconfig() is None, "there is none anywhere"
+    with pytest.raises(InvalidInput, match="outside a pod, name a kubeconfig"):
+        connect(policy, "test")
+    with scene(tmp_path, policy, applied=False) as found:
+        written = found.policy.kueue.kubeconfig
+        assert written is not None
+        home = tmp_path / ".kube" / "config"
+        home.write_text(Path(written).read_text())
+        bring_about(policy)
+        assert planned(policy).steps == ()
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+        assert own_kubeconfig() is None, "in a pod its account is meant"
+        monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'gone'}:{written}")
+        assert own_kubeconfig() == Path(written)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "gone"))
+        with pytest.raises(InvalidInput, match="gone"):
+            connect(policy, "test")

@@ -53,6 +53,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if .Values.engine.endPods.enabled -}}
 {{- $_ := set $own "kubernetes" (dict "namespaces" .Values.engine.endPods.namespaces) -}}
 {{- end -}}
+{{- if .Values.scheduler.enabled -}}
+{{- $address := printf "%s-scheduler.%s:%d" (include "gpuwarden.fullname" .) .Release.Namespace (int .Values.scheduler.service.port) -}}
+{{- $_ := set $own "scheduler" (dict "url" (printf "http://%s" $address)) -}}
+{{- end -}}
 {{- toYaml (mustMergeOverwrite $own (deepCopy .Values.engine.config)) -}}
 {{- end -}}
 
@@ -77,12 +81,42 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $ports := .Values.networkPolicy.egressPorts | default list -}}
 {{- if .Values.agent.enabled }}{{ $ports = append $ports .Values.agent.port }}{{ end -}}
 {{- with $config.smtp }}{{ $ports = append $ports (get . "port" | default 587) }}{{ end -}}
-{{- $named := toJson (list $config.alertmanagers $config.prometheus $config.agents) -}}
-{{- range regexFindAll "https?://[^\"\\s]+" $named -1 -}}
-{{- $port := regexReplaceAll "^https?://[^/]*?(:([0-9]+))?(/.*)?$" . "${2}" -}}
-{{- $ports = append $ports (default (ternary 443 80 (hasPrefix "https:" .)) $port) -}}
-{{- end -}}
+{{- if .Values.scheduler.enabled }}{{ $ports = append $ports .Values.scheduler.service.port }}{{ end -}}
+{{- $named := toJson (list $config.alertmanagers $config.prometheus $config.agents $config.scheduler) -}}
 {{- $whole := list -}}
-{{- range $ports }}{{ $whole = append $whole (int .) }}{{ end -}}
+{{- range concat $ports (include "gpuwarden.portsOf" $named | fromJsonArray) }}{{ $whole = append $whole (int .) }}{{ end -}}
 {{- $whole | uniq | toJson -}}
+{{- end -}}
+
+{{/* Ports of every address in a text of JSON. */}}
+{{- define "gpuwarden.portsOf" -}}
+{{- $ports := list -}}
+{{- range regexFindAll "https?://[^\"\\s]+" . -1 -}}
+{{- $port := regexReplaceAll "^https?://[^/]*?(:([0-9]+))?(/.*)?$" . "${2}" -}}
+{{- $ports = append $ports (int (default (ternary 443 80 (hasPrefix "https:" .)) $port)) -}}
+{{- end -}}
+{{- $ports | uniq | toJson -}}
+{{- end -}}
+
+{{/* The policy with what the chart must know of it, or the reason why this is no place for it. */}}
+{{- define "gpuwarden.policy" -}}
+{{- $policy := .Values.scheduler.policy | fromYaml -}}
+{{- if hasKey $policy "Error" -}}
+{{- fail (printf "scheduler.policy is no YAML: %s" $policy.Error) -}}
+{{- end -}}
+{{- if ne (toString $policy.engine) "kueue" -}}
+{{- fail "scheduler.policy: give a policy with `engine: kueue`, by --set-file scheduler.policy=policy.yaml; the others' daemons run where Slurm's clients or the cards are (docs/deployment.md#the-scheduler)" -}}
+{{- end -}}
+{{- $kueue := default dict $policy.kueue -}}
+{{- $namespace := default "gpuwarden" $kueue.namespace -}}
+{{- if ne $namespace .Release.Namespace -}}
+{{- fail (printf "scheduler.policy: kueue.namespace is %s and the release's is %s: `gpuwarden policy apply` makes the controller's account there, so both must be the same" $namespace .Release.Namespace) -}}
+{{- end -}}
+{{- if $kueue.image -}}
+{{- fail "scheduler.policy: with kueue.image `gpuwarden policy apply` makes a Deployment of its own; leave it out, or scheduler.enabled" -}}
+{{- end -}}
+{{- if or $kueue.kubeconfig $kueue.context -}}
+{{- fail "scheduler.policy: kueue.kubeconfig and kueue.context name what the pod has not; leave them out: commands go by KUBECONFIG or ~/.kube/config then, as kubectl does" -}}
+{{- end -}}
+{{- toYaml (dict "kueue" (dict "cohort" (default "gpuwarden" $kueue.cohort))) -}}
 {{- end -}}
