@@ -26,6 +26,7 @@ from gpuwarden.scheduling.local.clock_changes import ClockChanges, move_request
 from gpuwarden.scheduling.local.commands import Commands
 from gpuwarden.scheduling.local.forecasts import expected_starts
 from gpuwarden.scheduling.local.launches import Launcher
+from gpuwarden.scheduling.local.orders import Orders, hold_id
 from gpuwarden.scheduling.local.plans import plan
 from gpuwarden.scheduling.local.processes import ProcessTable, boot_id, send_all
 from gpuwarden.scheduling.local.progress import RunFiles, prepared
@@ -79,6 +80,7 @@ class LocalDriver:
         self._launcher = Launcher(context.state / "attempts", self._root)
         self._start = Starts(self._queue, self._launcher)
         self._commands = Commands(self._queue, context.wake)
+        self._orders = Orders(self._queue, self._files)
         self._boot = boot_id()
         self._slots: tuple[Slot, ...] = ()
         self._plan = Plan()
@@ -132,6 +134,8 @@ class LocalDriver:
         for attempt in self._queue.attempts("running"):
             self._look_at(attempt, table, now)
             problems += self._disown(attempt)
+        for attempt in self._orders.cut_off(deadline=self._patience(now)):
+            self._end(attempt, now)
         self._escalate(now)
         try:
             uses = self._look_at_cards(table, now)
@@ -227,29 +231,19 @@ class LocalDriver:
         job = self._queue.job(entry)
         if attempt is None or job is None:
             return
+        self._orders.hold(attempt, job, deadline=self._patience(now))
+
+    def _patience(self, now: float) -> float:
+        """Until when a job has time that somebody holds."""
         terms = terms_of(self._policy)
-        patience = 3600.0 if terms is None else terms.deadline
-        files = self._files(job)
-        if files.others():
-            self._queue.change_job(job.id, then_what="")
-            words = f"its run {job.run_id} is also of another user, who would leave: cancel it"
-            raise RefusedAction("run_of_others", words)
-        if files.request() is not None:
-            return  # it is leaving already, and is held then
-        try:
-            files.ask(
-                LeaveRequest(f"hold-{attempt.id}", now + patience, "epoch", "hold", job.words)
-            )
-        except OSError as error:
-            self._queue.change_job(job.id, then_what="")
-            raise RefusedAction("job_files", f"it cannot be asked to leave: {error}") from error
+        return now + (3600.0 if terms is None else terms.deadline)
 
     def release(self, entry: str, *, by: str, now: float) -> None:
         """Let a held job go on waiting for its turn."""
         job = self._commands.release(entry, by=by, now=now)
         for attempt in self._queue.attempts("running"):
             if attempt.job == job.id:
-                self._files(job).withdraw(f"hold-{attempt.id}")
+                self._files(job).withdraw(hold_id(attempt))
 
     def log_path(self, entry: str) -> Path:
         """Where a job's output goes."""
@@ -300,7 +294,7 @@ class LocalDriver:
     def _requests(self, attempt: Attempt) -> set[str]:
         """Ids of the requests by which an attempt may have been asked."""
         note = self._note_of(attempt)
-        return {f"hold-{attempt.id}", *(() if note is None else (note.id,))}
+        return {hold_id(attempt), *(() if note is None else (note.id,))}
 
     def _follow_clock(self) -> None:
         """Where the wall clock was set, nobody gains or loses time."""
@@ -352,7 +346,7 @@ class LocalDriver:
         )
         if note is not None:
             self._files(job).withdraw(note.id)
-        self._files(job).withdraw(f"hold-{attempt.id}")
+        self._files(job).withdraw(hold_id(attempt))
         log.info("job ended", entry=job.entry, exit=found.code, state=end.job["state"])
 
     def _look_at_cards(self, table: ProcessTable, now: float) -> CardUses:
@@ -526,6 +520,7 @@ class LocalDriver:
         log.warning("signalled", entry=attempt.job, signal=number.name, processes=reached)
 
     def _launch(self, job: Job, kind: str, cards: list[str], now: float) -> None:
+        self._orders.forget(job)
         if self._start.start(job, kind, cards, now):
             self._note_successor(job, now)
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 KEPT_SECONDS = 32 * 86400.0
 """How long what is over stays: a month's budget is counted from it."""
+NOTE_PREFIX = "local-"
+"""Of the ids of this engine's notices: no other's request begins so."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Note:
     def of(cls, notice: Notice, attempt: Attempt, now: float) -> Note:
         """A notice that is to be given, under an id that no other has."""
         return cls(
-            id=f"local-{secrets.token_hex(8)}",
+            id=f"{NOTE_PREFIX}{secrets.token_hex(8)}",
             attempt=attempt.id,
             job=attempt.job,
             cause=notice.cause.value,

@@ -12,8 +12,10 @@ from tests.scheduling.local.boxes import GIB, LabBox
 from tests.scheduling.local.labs import attempts, trains
 
 from gpuwarden.errors import RefusedAction
+from gpuwarden.scheduling.local.driver import LocalDriver
 from gpuwarden.scheduling.local.launches import Launcher
 from gpuwarden.scheduling.local.processes import ProcessId, ProcessTable, send
+from gpuwarden.scheduling.local.progress import RunFiles
 
 
 def test_jobs_outlive_the_engine_and_are_found_again(lab: LabBox) -> None:
@@ -176,3 +178,70 @@ def test_a_clean_process_that_has_the_number_of_a_dead_one_is_not_signalled() ->
 
 def _id_of(table: ProcessTable, pid: int) -> Any:
     return ProcessId(pid, table._rows[pid].ticks)  # there is no other way to learn its start
+
+
+class Cut(BaseException):
+    """The end of a daemon in the middle of something."""
+
+
+def cut(*_arguments: Any, **_named: Any) -> None:
+    """Take the place of what a daemon was about to do."""
+    raise Cut
+
+
+def test_killed_before_a_request_is_taken_back_the_next_attempt_does_not_leave_for_it(
+    lab: LabBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had left for somebody; what it was asked then would send it away again and again."""
+    low = lab.submit("low", gpus=2)
+    trains(lab, "low", low)
+    high = lab.submit("high", "done", gpus=2, priority="high")
+    lab.until(lab.driver.preemptions)
+    monkeypatch.setattr(RunFiles, "withdraw", cut)
+    with pytest.raises(Cut):
+        lab.until(lambda: False)
+    monkeypatch.undo()
+    lab.lose()
+    lab.open()
+    assert lab.request("low") is not None
+    lab.until(lambda: lab.state_of(high) == "done")
+    lab.until(lambda: lab.state_of(low) == "running")
+    assert lab.request("low") is None
+    lab.until(lambda: lab.log("low", low).count("from ") == 2)
+    assert [job for job, _start in attempts(lab)] == [low, high, low]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "hold"])
+def test_killed_before_it_was_done_an_order_is_carried_out_by_the_next_engine(
+    lab: LabBox, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Who gave it got no answer, and the queue says that the job is leaving: so it does."""
+    entry = lab.submit("a")
+    trains(lab, "a", entry)
+    monkeypatch.setattr(LocalDriver, "_end", cut)
+    monkeypatch.setattr(RunFiles, "ask", cut)
+    with pytest.raises(Cut):
+        getattr(lab.driver, verb)(entry, by="ana", now=lab.clock.wall())
+    monkeypatch.undo()
+    lab.lose()
+    lab.open()
+    lab.until(lambda: lab.state_of(entry) == {"cancel": "failed", "hold": "held"}[verb])
+    assert "ana" in lab.entry(entry).words
+
+
+def test_killed_before_a_hold_is_taken_back_the_job_goes_on(
+    lab: LabBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was released: what it was asked is gone before its epoch ends."""
+    entry = lab.submit("a")
+    trains(lab, "a", entry)
+    lab.say("a", "pause")
+    lab.driver.hold(entry, by="ana", now=lab.clock.wall())
+    monkeypatch.setattr(RunFiles, "withdraw", cut)
+    with pytest.raises(Cut):
+        lab.driver.release(entry, by="ana", now=lab.clock.wall())
+    monkeypatch.undo()
+    lab.lose()
+    lab.open()
+    lab.tick()
+    assert lab.request("a") is None
