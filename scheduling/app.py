@@ -121,8 +121,7 @@ class SchedulerApp:
         """
         peer = request.scope.get("gpuwarden.peer")
         if peer is not None:
-            uid, gid = peer
-            return local_caller(uid, gid, self._scheduler.policy)
+            return local_caller(peer, self._scheduler.policy)
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() == "bearer":
             found = bearer(self.tokens, given.strip())

@@ -99,22 +99,42 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
     return uid, gid
 
 
-def local_caller(uid: int, gid: int, policy: Policy) -> Caller:
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end of a socket, by this machine's directory of users.
+
+    Attributes:
+        uid: as the kernel told.
+        gid: likewise.
+        name: see `user_name`.
+        groups: names of the groups that they are in.
+    """
+
+    uid: int
+    gid: int
+    name: str
+    groups: frozenset[str]
+
+    @classmethod
+    def of(cls, uid: int, gid: int) -> Peer:
+        """Look them up; a directory of an organisation may take its time, or not answer."""
+        name = user_name(uid)
+        groups = set() if name.startswith("#") else _groups(name, gid)
+        return cls(uid, gid, name, frozenset(groups))
+
+
+def local_caller(peer: Peer, policy: Policy) -> Caller:
     """Who a user of this machine is by the policy.
 
     Args:
-        uid: as the kernel told.
-        gid: likewise.
+        peer: as the kernel and the directory told.
         policy: names the operators.
     """
-    name = user_name(uid)
-    if name.startswith("#"):
-        return Caller(name, Role.USER, uid, gid)
     operators = policy.operators
-    role = Role.USER
-    if uid == 0 or name in operators.users or _groups(name, gid) & set(operators.groups):
-        role = Role.OPERATOR
-    return Caller(name, role, uid, gid)
+    named = peer.name in operators.users or peer.groups & set(operators.groups)
+    nameless = peer.name.startswith("#")
+    role = Role.OPERATOR if not nameless and (peer.uid == 0 or named) else Role.USER
+    return Caller(peer.name, role, peer.uid, peer.gid)
 
 
 def user_name(uid: int) -> str:

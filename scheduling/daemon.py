@@ -11,7 +11,7 @@ import socket
 import stat
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import structlog
 import uvicorn
@@ -21,7 +21,7 @@ from gpuwarden.connections import BoundedProtocol
 from gpuwarden.errors import GpuwardenError, InvalidInput, ServiceUnavailable
 from gpuwarden.scheduling.app import SchedulerApp
 from gpuwarden.scheduling.booking_desks import BookingDesk
-from gpuwarden.scheduling.callers import peer_of
+from gpuwarden.scheduling.callers import Peer, peer_of
 from gpuwarden.scheduling.drivers import Context, open_driver
 from gpuwarden.scheduling.feeds import Feeds
 from gpuwarden.scheduling.policy_checks import load_policy
@@ -281,18 +281,27 @@ class Daemon:
 class _PeerProtocol(BoundedProtocol):
     """HTTP on a unix socket: each request carries whom the kernel names as its peer."""
 
+    most_of_one: ClassVar[int] = 64
+    """Connections of one user at the same time: nobody can take all of them from the others."""
+
+    uid: int | None = None
+    """Whose it is, once it is made."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A process of this machine is there."""
-        peer = transport.get_extra_info("socket")
-        self._peer = peer_of(peer)
-        application = self.app
-        credentials = self._peer
+        uid, gid = peer_of(transport.get_extra_info("socket"))
+        self.uid, application = uid, self.app
 
         async def identified(scope: dict[str, object], receive: object, send: object) -> None:
-            await application({**scope, "gpuwarden.peer": credentials}, receive, send)
+            # A directory that does not answer must hold up neither ticks nor other people.
+            peer = await asyncio.to_thread(Peer.of, uid, gid)
+            await application({**scope, "gpuwarden.peer": peer}, receive, send)
 
         self.app = identified
         super().connection_made(transport)
+        own = sum(isinstance(each, _PeerProtocol) and each.uid == uid for each in self.connections)
+        if own > self.most_of_one:
+            transport.abort()
 
 
 class _Server(uvicorn.Server):

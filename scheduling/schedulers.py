@@ -29,14 +29,14 @@ from gpuwarden.scheduling.foresights import Foresight
 from gpuwarden.scheduling.graces import short_deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gpuwarden.clock import Clock
     from gpuwarden.scheduling.documents import BudgetUse
     from gpuwarden.scheduling.drivers import Driver
     from gpuwarden.scheduling.holdings import Holding
     from gpuwarden.scheduling.policies import Policy
-    from gpuwarden.scheduling.slots import SlotUse
+    from gpuwarden.scheduling.slots import Slot, SlotUse
     from gpuwarden.scheduling.stores import Store
 
 ACCOUNT_SECONDS = 60.0
@@ -160,11 +160,11 @@ class Scheduler:
             for slot in self.store.standing(now)
             if slot.start - slot.lead_seconds <= now + HORIZON_SECONDS
         ]
-        self._refused = {}
+        self._refused = _orphaned(slots, self.policy)
         try:
-            self.driver.book(slots, now)
+            self.driver.book([slot for slot in slots if slot.id not in self._refused], now)
         except SlotsRefused as error:
-            self._refused = error.refusals
+            self._refused = {**self._refused, **error.refusals}
         if isinstance(self.driver, Remarking):
             self.remarks = self.driver.remarks()
         self.store.enter((slot.id for slot in slots if slot.id not in self._refused), now=now)
@@ -259,6 +259,26 @@ class Scheduler:
 
     def _begun(self, code: str, now: float) -> float:
         return self._since.setdefault(code, now)
+
+
+def _orphaned(slots: Sequence[Slot], policy: Policy) -> dict[str, str]:
+    """Slots that a policy which was changed leaves nobody for, and why: nothing is kept for them.
+
+    Else jobs would be asked to leave for cards that nobody may use.
+    """
+    found = {}
+    for slot in slots:
+        lacks = ""
+        if policy.team(slot.team) is None:
+            lacks = f"team {slot.team}"
+        elif policy.card(slot.card) is None:
+            lacks = f"kind of cards {slot.card}"
+        if lacks:
+            found[slot.id] = (
+                f"there is no {lacks} in the policy any more, and nothing is kept for it: put it "
+                f"back, or give the slot back (gpuwarden book cancel {slot.id})"
+            )
+    return found
 
 
 def _cards(policy: Policy) -> tuple[Card, ...]:
