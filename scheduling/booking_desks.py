@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.errors import GpuwardenError, RefusedAction, TemporaryError
 from gpuwarden.scheduling.booking_terms import prices_of, terms_of
 from gpuwarden.scheduling.bookings import Answer, Wish, consider, lengthened
+from gpuwarden.scheduling.recurrences import MAX_SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_STANDING = 5000
 """Slots ahead at a time; a calendar beyond it is read by nobody."""
+MAX_OF_ONE = MAX_SLOTS
+"""Of them of one user: as many as one booking has at most. Nobody fills everybody's calendar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,13 @@ class BookingDesk:
                 return self._outcome(answer)
             if len(taken) + len(answer.slots) > MAX_STANDING:
                 raise RefusedAction("full", f"{MAX_STANDING} slots are booked: cancel some first")
+            own = sum(slot.who == caller.name for slot in taken)
+            if own + len(answer.slots) > MAX_OF_ONE:
+                raise RefusedAction(
+                    "full",
+                    f"{own} slots ahead are yours, and {MAX_OF_ONE} may be: cancel some first, or "
+                    "book fewer (--until)",
+                )
             made = self._scheduler.store.reserve(
                 answer.slots,
                 wish=text,

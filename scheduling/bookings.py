@@ -202,6 +202,8 @@ def lengthened(
     objections = list(_malformed(wish, terms))
     if end > now + terms.ahead_seconds:
         objections.append(_too_far(terms, now))
+    if now < slot.start:
+        objections += _too_short(wish.seconds, terms)
     if objections:
         # Nothing is counted for thousands of years of days.
         return Answer((longer,), tuple(objections))
@@ -267,6 +269,7 @@ def _limits(wish: Wish, slots: Sequence[Slot], terms: Terms, now: float) -> Iter
             f"the first slot begins too soon: whoever must leave is told {lead} before "
             f"(bookings.lead_time); the earliest start is {earliest}",
         )
+    yield from _too_short(wish.seconds, terms)
     if not slots:
         yield Objection("until", "no slot begins before the last day of the booking")
     elif slots[-1].end > now + terms.ahead_seconds:
@@ -275,6 +278,18 @@ def _limits(wish: Wish, slots: Sequence[Slot], terms: Terms, now: float) -> Iter
         yield Objection("slots", f"one booking has at most {MAX_SLOTS} slots: give an earlier end")
     if any(b.start < a.end for a, b in itertools.pairwise(slots)):
         yield Objection("overlap", "its slots overlap: each begins before the last one has ended")
+
+
+def _too_short(seconds: float, terms: Terms) -> Iterator[Objection]:
+    # Its cards are kept, and others leave, from lead time on: a minute would cost them a quarter of
+    # an hour, and whoever books a minute often enough has the cards and pays for none.
+    if seconds < terms.lead_seconds:
+        lead = durations.render(terms.lead_seconds)
+        yield Objection(
+            "shortest",
+            f"a slot is at least {lead} long, as cards are kept for it from {lead} before its "
+            "start on (bookings.lead_time)",
+        )
 
 
 def _too_far(terms: Terms, now: float) -> Objection:

@@ -12,6 +12,7 @@ continues itself when the engine starts it anew, also where no daemon of gpuward
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
@@ -29,6 +30,11 @@ MAX_GPUS: Final = 1024
 MAX_WORDS: Final = 200
 MAX_TEXT: Final = 4096
 """Longest word, option and path."""
+MAX_SIZE: Final = 16 * 1024
+"""Characters of words, options and jobs to wait for together, and of an estimate: whoever keeps a
+queue reads every task of it again and again."""
+MAX_DEPTH: Final = 8
+"""Of an estimate's lists and objects in one another."""
 _WORD = re.compile(r"[a-z_][a-z0-9_]{0,63}=.+", re.DOTALL)
 _OPTION = re.compile(r"--[a-z][a-z-]{0,40}(=.+)?", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9./:_-]{0,400}@sha256:[0-9a-f]{64}")
@@ -289,8 +295,7 @@ def _problems(task: Task) -> list[str]:
         found.append(f"run_id={_shown(task.run_id)} may hold 64 letters, digits, '_' and '-'")
     if not 1 <= task.gpus <= MAX_GPUS:
         found.append(f"gpus={task.gpus} is not between 1 and {MAX_GPUS}")
-    if len(task.words) + len(task.options) + len(task.after) > MAX_WORDS:
-        found.append(f"more than {MAX_WORDS} words, options and jobs to wait for")
+    found += _too_much(task)
     found += [problem for word in task.words if (problem := word_problem(word))]
     found += [problem for option in task.options if (problem := option_problem(option))]
     if task.word("model") is None:
@@ -321,6 +326,17 @@ def _problems(task: Task) -> list[str]:
     return found
 
 
+def _too_much(task: Task) -> list[str]:
+    said, found = (*task.words, *task.options, *task.after), []
+    if len(said) > MAX_WORDS:
+        found.append(f"more than {MAX_WORDS} words, options and jobs to wait for")
+    if sum(map(len, said)) > MAX_SIZE:
+        found.append(f"words, options and jobs to wait for have more than {MAX_SIZE} characters")
+    if _size(task.estimate, MAX_DEPTH) > MAX_SIZE:
+        found.append(f"estimate has more than {MAX_SIZE} characters, or {MAX_DEPTH} levels")
+    return found
+
+
 def _wrong(key: str, value: object) -> bool:
     """Whether a field of a document is of another type than the task's."""
     if key in _TEXTS or key in _OPTIONAL_TEXTS:
@@ -331,6 +347,16 @@ def _wrong(key: str, value: object) -> bool:
         return not isinstance(value, dict)
     whole = (int,) if key == "gpus" else (int, float)
     return isinstance(value, bool) or not isinstance(value, whole)
+
+
+def _size(value: object, depth: int) -> float:
+    """About how many characters a value of JSON has; infinitely many if it is too deep."""
+    if isinstance(value, dict | list):
+        if not depth:
+            return math.inf
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        return sum(2.0 + _size(part, depth - 1) for part in parts)
+    return float(len(value)) if isinstance(value, str) else 8.0
 
 
 def _hidden(text: str) -> str | None:

@@ -43,7 +43,8 @@ def expected_starts(scene: Scene, policy: Policy, now: float) -> dict[str, Inter
     first = sorted(
         scene.waiting, key=lambda job: (place.get(job.id, len(place)), job.submitted, job.id)
     )[:MAX_JOBS]
-    played, moment = dataclasses.replace(scene, waiting=first), now
+    working = [dataclasses.replace(job, ends=job.expected_end(now)) for job in scene.working]
+    played, moment = dataclasses.replace(scene, waiting=first, working=working), now
     found: dict[str, Interval] = {}
     for _step in range(MAX_STEPS):
         decided = plan(played, policy, moment)

@@ -514,14 +514,14 @@ class _Planner:
             # What it lacks is no card: those that are free are not kept from others.
             return math.inf, cards
         ends = sorted(
-            (each.ends, sum(each.holds.get(pool, 0) for pool in places))
+            (end, sum(each.holds.get(pool, 0) for pool in places))
             for each in self.scene.working
-            if each.ends is not None
+            if (end := each.expected_end(self.now)) is not None
         )
         for end, count in ends:
             cards += count
             if cards >= job.gpus:
-                return max(end, self.now), cards - job.gpus
+                return end, cards - job.gpus
         return math.inf, 0
 
     def _wait(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import secrets
 import sqlite3
@@ -61,12 +62,18 @@ class Job:
     @cached_property
     def task(self) -> Task:
         """What it runs."""
-        return Task.from_document(json.loads(self.task_text))
+        return _task_of(self.task_text)
 
     @property
     def entry(self) -> str:
         """Its id, as everybody else writes it."""
         return str(self.id)
+
+
+@functools.lru_cache(maxsize=4096)
+def _task_of(text: str) -> Task:
+    # Remembered: every tick and every look at the queue reads all that wait.
+    return Task.from_document(json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.slots import Slot
 
 
+LATE_SECONDS = 60.0
+"""That a job which should have ended is expected to take at least."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A job without cards.
@@ -68,7 +72,7 @@ class Working:
         began: when this attempt began to train; None: not seen yet, and `since` counts.
         saved: when its newest durable state was taken; None: not known.
         epoch_seconds: how long its epochs take, or None.
-        ends: when it is expected to end by itself, or None.
+        ends: when it was expected to end by itself, or None; see `expected_end`.
         told: the notice that stands, or None.
         cause: of that notice.
         final: whether the notice cannot be taken back any more: it was followed, or overdue.
@@ -100,6 +104,18 @@ class Working:
     def cards(self, kind: str) -> int:
         """How many of a kind."""
         return sum(count for pool, count in self.holds.items() if pool.kind == kind)
+
+    def expected_end(self, now: float) -> float | None:
+        """When it should end by itself, as far as that can be told at a moment; None: it cannot.
+
+        One that takes longer than it was expected to is taken to need as long again as it is late:
+        a prediction that was too short grows step by step (as in Tsafrir, Etsion and Feitelson,
+        IEEE TPDS 18, 2007). Were it to end at any moment, cards would be kept beside it for whoever
+        waits, for as long as it runs, and nobody could use them meanwhile.
+        """
+        if self.ends is None or self.ends > now:
+            return self.ends
+        return now + max(LATE_SECONDS, now - self.ends)
 
     def running(self, *, booked: bool, borrowed: bool) -> Running:
         """As the choice of victims sees it."""

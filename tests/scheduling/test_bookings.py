@@ -113,6 +113,7 @@ def test_other_cards_are_in_nobodys_way() -> None:
         ({"seconds": 0.0}, "empty", "end before it begins"),
         ({"seconds": -1.0}, "empty", "end before it begins"),
         ({"seconds": 8 * DAY}, "longest", "at most 7d"),
+        ({"seconds": 899.0}, "shortest", "at least 15m long"),
         ({"start": NOW + 899}, "lead_time", "earliest start is Mon 2026-11-30 12:15"),
         ({"start": NOW - HOUR}, "lead_time", "told 15m before"),
         ({"start": NOW + 90 * DAY}, "ahead", "within 90d"),
@@ -263,9 +264,18 @@ def test_a_slot_of_thousands_of_years_is_refused_before_its_days_are_counted() -
 
 
 def test_an_active_slot_can_be_lengthened() -> None:
-    """It began in the past, which is no objection."""
+    """It began in the past, which is no objection; given back early it may be short, too."""
     own = replace(slot(-1, 2, 4, team="vision"), id="b1")
     assert codes(lengthened(own, NOW + 4 * HOUR, (own,), TERMS, now=NOW)) == []
+    begun = replace(own, start=NOW - 60)
+    assert codes(lengthened(begun, NOW + 60, (begun,), TERMS, now=NOW)) == []
+
+
+def test_a_slot_that_is_ahead_is_not_made_shorter_than_cards_are_kept_for_it() -> None:
+    """A quarter of an hour of cards that are kept would cost a minute."""
+    own = replace(slot(8, 4, 4, team="vision"), id="b1")
+    assert codes(lengthened(own, own.start + 60, (own,), TERMS, now=NOW)) == ["shortest"]
+    assert codes(lengthened(own, own.start + 900, (own,), TERMS, now=NOW)) == []
 
 
 # -- properties

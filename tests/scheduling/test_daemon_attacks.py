@@ -13,15 +13,14 @@ from tests.scheduling.daemon_scenes import BOOKING, POLICY
 from tests.scheduling.daemons import running, wait_for
 from tests.scheduling.policy_files import NOW, TEXT
 
-from gpuwarden.scheduling import callers, daemon
+from gpuwarden.errors import RefusedAction
+from gpuwarden.scheduling import booking_desks, callers, daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.scheduling.daemons import Running
-
-DAY = 86_400.0
 
 
 @pytest.fixture
@@ -76,6 +75,20 @@ def test_a_directory_that_does_not_answer_holds_up_no_tick(
     answers.set()
     assert b'"role":"user"' in waits.recv(1000)
     waits.close()
+
+
+def test_nobody_fills_the_calendar_for_the_others(
+    here: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots ahead of one user are counted, whatever they are for; others book on."""
+    monkeypatch.setattr(booking_desks, "MAX_OF_ONE", 3)
+    here.client.ask("POST", "/v1/bookings", body={**BOOKING, "gpus": 1})
+    weekly = {**BOOKING, "gpus": 1, "repeat": "weekly", "until": "+15d"}
+    with pytest.raises(RefusedAction, match="1 slots ahead are yours, and 3 may be"):
+        here.client.ask("POST", "/v1/bookings", body=weekly)
+    monkeypatch.setattr(daemon, "peer_of", lambda _connection: (0 if os.geteuid() else 1, 0))
+    monkeypatch.setattr(callers, "user_name", lambda _uid: "bo")
+    assert here.client.ask("POST", "/v1/bookings", body=weekly)["booking"]
 
 
 @pytest.mark.parametrize("depth", [1000, 30_000])

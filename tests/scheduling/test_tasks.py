@@ -54,6 +54,12 @@ def test_several_cards_are_named_by_number() -> None:
         ({"deadline": 1e12}, "is not more than 0 and at most 2.53e"),
         ({"time_limit_seconds": 1e308}, "is not more than 0 and at most 3.1"),
         ({"memory_bytes": float("nan")}, "is not more than 0 and at most 1.1"),
+        ({"estimate": {"x": "y" * 17_000}}, "estimate has more than 16384 characters"),
+        ({"estimate": {"x": [[[[[[[[1]]]]]]]]}}, "or 8 levels"),
+        (
+            {"options": tuple(f"--name={'x' * 4000}" for _ in range(5))},
+            "more than 16384 characters",
+        ),
         ({"words": ("model=x", "name=a\x1b[2K")}, "cannot be shown"),
         ({"words": ("model=x", "name=a\u202eb")}, "cannot be shown"),
         ({"words": ("model=x", "--nproc")}, "is no KEY=VALUE"),

@@ -41,6 +41,13 @@ def test_where_somebody_has_no_end_nothing_is_said_of_those_behind() -> None:
     assert latest(works("x", 4, ends=NOW + 9, team="nlp", priority="high"), *behind) == {"a": 9.0}
 
 
+def test_a_job_that_is_late_may_be_late_for_as_long_again() -> None:
+    """Whoever waits for it is told no moment that has nothing to do with it."""
+    late = works("x", 2, ends=NOW - HOUR, team="nlp", priority="high")
+    other = works("y", 2, ends=NOW + 60, team="nlp", priority="high")
+    assert latest(late, other, wants("first", 4)) == {"first": HOUR}
+
+
 def test_of_a_long_queue_those_are_told_who_are_first_in_turn() -> None:
     """Not those who have waited longest."""
     running = works("x", 4, ends=NOW + HOUR, team="nlp", priority="high")

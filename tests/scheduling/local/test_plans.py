@@ -219,6 +219,17 @@ def test_a_job_passes_beside_a_reservation() -> None:
     assert started(planned(running, large, wants("x"), wants("y"))) == ["x"]
 
 
+def test_a_job_that_takes_longer_than_expected_keeps_no_card_idle() -> None:
+    """It is late by an hour, so it may take another: what is done by then passes, no more does.
+
+    Its word was its owner's own: else a minute, said of a week, would keep cards from everybody.
+    """
+    running = works("a", 3, team="nlp", priority="high", ends=NOW - HOUR)
+    large = wants("large", 4, submitted=NOW - 99)
+    assert started(planned(running, large, wants("short", seconds=0.9 * HOUR))) == ["short"]
+    assert started(planned(running, large, wants("long", seconds=1.1 * HOUR))) == []
+
+
 def test_where_nobody_knows_when_others_end_a_large_job_is_passed_for_an_hour() -> None:
     """After that, cards that become free are kept for it."""
     running = works("a", 3, team="nlp", priority="high")
