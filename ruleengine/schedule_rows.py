@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.schedule_api import STEPS, EntryState, Outcome
+from gpuwarden.schedule_api import CANCELLED, STEPS, EntryState, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -95,8 +95,8 @@ def _queue_row(
         "user": entry.user,
         "team": entry.team,
         "priority": entry.priority,
-        "standing": entry.state.value,
-        "tone": _TONES.get(entry.state, "dull"),
+        "standing": entry.standing,
+        "tone": "dull" if entry.standing == CANCELLED else _TONES.get(entry.state, "dull"),
         "gpus": entry.gpus,
         "gpu_type": entry.gpu_type,
         "position": entry.position,

@@ -40,7 +40,7 @@ def row(item: QueueEntry, *, now: float, zone: ZoneInfo) -> tuple[str, ...]:
         item.user,
         item.team,
         item.priority,
-        f"{item.state}{place}",
+        f"{item.standing}{place}",
         f"{item.gpus}{card}",
         _since(item, now),
         expected(item, now=now, zone=zone),
@@ -147,7 +147,7 @@ def about_entry(
 ) -> Iterator[str]:
     """Everything about one job, a line each."""
     cards = f"{item.gpus} x {item.gpu_type}" if item.gpu_type else _cards(item.gpus)
-    yield f"{item.id} {item.name}: {item.state}"
+    yield f"{item.id} {item.name}: {item.standing}"
     yield (
         f"  {item.user} of {item.team or 'no team'}, priority {item.priority or 'none'}, {cards}"
     )

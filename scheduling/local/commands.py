@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import RefusedAction
+from gpuwarden.schedule_api import CANCELLED
 from gpuwarden.scheduling.local.launches import LaunchFailed, User, log_path
 from gpuwarden.scheduling.tasks import Task
 
@@ -101,7 +102,7 @@ class Commands:
         words = f"{by} cancelled it."
         if job.state == "waiting":
             self._queue.change_job(
-                job.id, state="failed", code="cancelled", words=words, held="", ended=now
+                job.id, state="failed", code=CANCELLED, words=words, held="", ended=now
             )
             self._wake()
             return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden import job_files
-from gpuwarden.schedule_api import Outcome
+from gpuwarden.schedule_api import CANCELLED, Outcome
 from gpuwarden.scheduling.drivers import LOOP
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _OURS = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """How a job ends that was signalled and said nothing of its own."""
+_LEFT = (job_files.EXIT_REQUEUE, job_files.EXIT_HOLD, job_files.EXIT_NOT_RESUMABLE)
 NOT_STARTED = "not_started"
 """Code of a job that is held because it could not be started."""
 
@@ -49,12 +50,17 @@ class Ended:
         time: Unix time.
         error: why it could not be started, or empty.
         rebooted: whether its host was restarted under it.
+        published: exit status that the training told in its job files; None: it told none.
+        unproven: it was asked to leave and ended with 0, which a program that obeyed says as one
+            that was complete does.
     """
 
     code: int | None
     time: float
     error: str = ""
     rebooted: bool = False
+    published: int | None = None
+    unproven: bool = False
 
 
 def seen(record: Record | None, status: RunStatus | None, *, rebooted: bool, now: float) -> Ended:
@@ -67,7 +73,8 @@ def seen(record: Record | None, status: RunStatus | None, *, rebooted: bool, now
         now: Unix time.
     """
     if record is not None:
-        return Ended(record.code, record.time, record.error)
+        told = None if status is None or status.exit is None else status.exit.code
+        return Ended(record.code, record.time, record.error, published=told)
     if status is not None and status.exit is not None:
         return Ended(status.exit.code, status.exit.time)
     last = now if status is None else min(now, status.heartbeat)
@@ -94,19 +101,48 @@ def ending(
         minimum_run: seconds after which an attempt without a new epoch has got somewhere.
     """
     asked = job.then_what == "hold" or (note is not None and note.notified is not None)
+    columns: dict[str, Any] = {"ended": ended.time, "exit": ended.code}
+    ended = _meant(ended, asked=asked or attempt.term_at is not None)
     values = _progress(job, attempt, ended, minimum_run=minimum_run, asked=asked)
     values["then_what"] = ""
     if job.then_what == "cancel":
-        values |= _over("failed", "cancelled", job.words or "It was cancelled.", ended)
+        values |= _over("failed", CANCELLED, _cancelled(job, attempt, ended), ended)
     else:
         after = dataclasses.replace(job, barren=values["barren"])
         values |= _outcome(after, attempt, ended, terms)
-    columns: dict[str, Any] = {
-        "ended": ended.time,
-        "exit": ended.code,
-        "why": str(values.get("words", "")),
-    }
+    columns["why"] = str(values.get("words", ""))
     return Ending(columns, values, {} if note is None else _receipt(attempt, ended, note))
+
+
+def _meant(ended: Ended, *, asked: bool) -> Ended:
+    """What an end with 0 means: a training that has left is not done, whatever its program says.
+
+    Where nothing tells, one that was asked to leave goes on: `gpuwarden train` of a run that is
+    complete sees that at once, and the work of one that is not would be lost.
+    """
+    if ended.code != job_files.EXIT_DONE or ended.published == job_files.EXIT_DONE:
+        return ended
+    if ended.published in _LEFT:
+        return dataclasses.replace(ended, code=ended.published)
+    return dataclasses.replace(ended, code=None, unproven=True) if asked else ended
+
+
+def _cancelled(job: Job, attempt: Attempt, ended: Ended) -> str:
+    """Who cancelled a job, and whether it can be gone on with."""
+    words = job.words.rstrip(".") or "It was cancelled"
+    if ended.code == job_files.EXIT_DONE:
+        return f"{words}; it had just become complete."
+    if _is_whole(attempt, ended):
+        return f"{words}; it saved its state before it left."
+    if attempt.saved is not None:
+        return f"{words}; it left without saving, a state of before is there."
+    return f"{words}; no state of it is there."
+
+
+def _is_whole(attempt: Attempt, ended: Ended) -> bool:
+    """Whether the state on disk is that of the attempt's last step."""
+    left = ended.code in (job_files.EXIT_DONE, job_files.EXIT_REQUEUE, job_files.EXIT_HOLD)
+    return left and attempt.saved_step is not None and attempt.saved_step >= (attempt.step or 0)
 
 
 def not_started(reason: str) -> str:
@@ -184,6 +220,11 @@ def _came_back(ended: Ended, *, asked: bool) -> str:
         return "Its host was restarted; it goes on from its newest state."
     if asked:
         return "It was ended after its deadline; it goes on from its newest state."
+    if ended.unproven:
+        return (
+            "It was asked to leave and ended with exit 0, and nothing tells that it is complete: "
+            "it goes on from its newest state, or ends at once if it is."
+        )
     if ended.code is None:
         return "It ended, and nobody saw how; it goes on from its newest state."
     return "It left, and goes on from there when its turn comes."
@@ -207,8 +248,7 @@ def _receipt(attempt: Attempt, ended: Ended, note: Note) -> dict[str, Any]:
     if note.saved is None and attempt.saved is not None and attempt.saved >= told:
         values["saved"] = attempt.saved
     complete = ended.code in (job_files.EXIT_DONE, job_files.EXIT_REQUEUE, job_files.EXIT_HOLD)
-    whole = attempt.saved_step is not None and attempt.saved_step >= (attempt.step or 0)
-    if ended.code == job_files.EXIT_DONE or (complete and whole):
+    if ended.code == job_files.EXIT_DONE or _is_whole(attempt, ended):
         values["lost"] = 0.0
     else:
         begun = attempt.created if attempt.began is None else attempt.began

@@ -33,8 +33,8 @@ def _persons(job: Waiting) -> Wait | None:
         failed = listed(job.broken)
         return Wait(
             "after_failed",
-            f"It was to run after {failed}, which failed: release it to run all the same, or "
-            "cancel it.",
+            f"It was to run after {failed}, which failed or was cancelled: release it to run all "
+            "the same, or cancel it.",
             held=True,
         )
     if job.unmet:

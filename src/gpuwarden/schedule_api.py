@@ -35,6 +35,8 @@ MAX_WORDS = 1024
 MAX_IDS = 256
 """Entries that `must_end` names."""
 
+CANCELLED = "cancelled"
+"""Code (`why`) of a job that failed because somebody did not want it any more."""
 STEPS = ("notified", "acknowledged", "saved", "left", "freed", "started")
 """What becomes of a preemption, in this order; `started` is the successor's start."""
 
@@ -159,6 +161,12 @@ class QueueEntry:
     requeues: int = 0
     job_id: str | None = None
     finish: Interval | None = None
+
+    @property
+    def standing(self) -> str:
+        """The state in a word for people: what was cancelled is no failure."""
+        gone = self.state is EntryState.FAILED and self.why == CANCELLED
+        return CANCELLED if gone else self.state.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,3 +231,11 @@ def test_codes_of_older_schedulers_are_read_in_the_one_way_of_today() -> None:
     found = ScheduleDocument.decode(json.dumps(data).encode())
     assert (found.entries[0].why, found.problems[0].code) == ("after_failed", "victim_overdue")
     assert found.problems[0].words == "Job a-1 is late."
+
+
+def test_what_was_cancelled_is_no_failure_to_people() -> None:
+    """The contract has no state of its own for it: the code tells."""
+    failed = dataclasses.replace(ENTRY, state=EntryState.FAILED, why="timeout")
+    assert failed.standing == "failed"
+    assert dataclasses.replace(failed, why="cancelled").standing == "cancelled"
+    assert dataclasses.replace(ENTRY, why="cancelled").standing == "pending"

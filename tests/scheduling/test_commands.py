@@ -161,7 +161,9 @@ def test_a_job_is_meant_by_its_id_or_by_a_name_that_one_open_job_has(tmp_path: P
         dataclasses.replace(mine, id="3", name="5", run_id="5"),
         dataclasses.replace(mine, id="4", name="twin", run_id="a", state=EntryState.RUNNING),
         dataclasses.replace(mine, id="6", name="twin", run_id="b"),
-        dataclasses.replace(mine, id="7", name="over", run_id="over", state=EntryState.DONE),
+        dataclasses.replace(
+            mine, id="7", name="over", run_id="over", state=EntryState.FAILED, why="cancelled"
+        ),
     )
     with running(tmp_path, local, now=NOW, driver=PlayedQueue) as here:
         here.driver.rows = rows
@@ -170,7 +172,9 @@ def test_a_job_is_meant_by_its_id_or_by_a_name_that_one_open_job_has(tmp_path: P
             "2 exp: out of the queue\n4 twin: asked to leave for good\n"
         )
         assert told(here, "queue", "hold", "b") == "6 twin: held\n"
-        assert told(here, "queue", "show", "over").startswith("7 over: done")
+        assert told(here, "queue", "show", "over").startswith("7 over: cancelled")
+        rows_of_all = json.loads(told(here, "queue", "--all", "-o", "json"))["entries"]
+        assert [item["state"] for item in rows_of_all if item["id"] == "7"] == ["failed"]
         for name, words in (("5", "no job 5"), ("twin", "jobs 4, 6"), ("over", "no job over")):
             found = command(here, "queue", "hold", name)
             assert (found.exit_code, words in found.output) == (1, True), found.output

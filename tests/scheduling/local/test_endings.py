@@ -88,13 +88,13 @@ def note(**others: Any) -> Note:
 
 def ended(code: int | None, *, of: Job | None = None, **facts: Any) -> Ending:
     """What becomes of an attempt that ended so."""
-    told = facts.pop("note", None)
+    told, published = facts.pop("note", None), facts.pop("published", None)
     terms = facts.pop("terms", LocalTerms())
     minimum = facts.pop("minimum_run", 600.0)
     return ending(
         of or job(),
         attempt(**facts),
-        Ended(code, END),
+        Ended(code, END, published=published),
         note=told,
         terms=terms,
         minimum_run=minimum,
@@ -158,6 +158,60 @@ def test_a_cancelled_job_is_over_however_it_left() -> None:
         assert (found["state"], found["code"], found["then_what"]) == ("failed", "cancelled", "")
 
 
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (
+            {"saved": 4990.0, "saved_step": 40},
+            "ana cancelled it; it saved its state before it left.",
+        ),
+        (
+            {"saved": 4000.0, "saved_step": 30},
+            "it left without saving, a state of before is there.",
+        ),
+        ({}, "ana cancelled it; no state of it is there."),
+    ],
+)
+def test_of_a_cancelled_job_it_is_told_what_is_left_of_it(
+    facts: dict[str, Any], words: str
+) -> None:
+    """Whether its owner can go on with it is what he asks next."""
+    cancelled = job(then_what="cancel", words="ana cancelled it.")
+    assert ended(75, of=cancelled, step=40, **facts).job["words"].endswith(words)
+    assert ended(0, of=cancelled, published=0).job["words"].endswith("just become complete.")
+
+
+def test_exit_0_of_who_was_asked_is_believed_only_with_its_trainings_word() -> None:
+    """Volcano #394: one that obeys SIGTERM and ends with 0 was taken for done, its work for made.
+
+    `gpuwarden train` tells in its files that it is complete. Where nothing tells, another start
+    costs seconds if it is, and its end unasked then counts.
+    """
+    by_signal, by_notice = {"term_at": 4990.0}, {"note": note()}
+    for asked in (by_signal, by_notice):
+        found = ended(0, epoch=3, step=40, saved=4000.0, saved_step=30, **asked)
+        assert (found.job["state"], found.job["requeues"]) == ("waiting", 1)
+        assert found.job["words"].startswith("It was asked to leave and ended with exit 0")
+        assert found.attempt["exit"] == 0
+        assert ended(0, published=0, **asked).job["state"] == "done"
+    assert found.note["outcome"] == "failed"
+    assert found.note["lost"] == 2 * 1000.0
+    assert ended(0).job["state"] == "done"
+    assert ended(0, note=note(notified=None)).job["state"] == "done"
+    held = ended(0, of=job(then_what="hold", words="ana holds it."), epoch=1).job
+    assert (held["state"], held["held"]) == ("waiting", "ana holds it.")
+
+
+def test_a_training_that_tells_of_its_leaving_is_not_done_whatever_its_program_says() -> None:
+    """A script of its owner's that swallows the status, told to leave by whomever."""
+    left = ended(0, published=75, note=note(), epoch=3, step=40, saved=4990.0, saved_step=40)
+    assert left.job["state"] == "waiting"
+    assert (left.note["outcome"], left.note["lost"]) == ("done", 0.0)
+    assert ended(0, published=75, epoch=3).job["state"] == "waiting"
+    assert ended(0, published=76, epoch=3).job["held"].startswith("It left because a rule")
+    assert ended(0, published=1).job["state"] == "done"  # its program went on after a fault
+
+
 def test_nothing_is_lost_where_the_last_step_was_saved() -> None:
     """Else all that was done since the last durable state, on all of its cards."""
     kept = ended(75, note=note(), epoch=3, step=40, saved=4990.0, saved_step=40).note
@@ -168,7 +222,7 @@ def test_nothing_is_lost_where_the_last_step_was_saved() -> None:
     assert "saved" not in short
     killed = ended(-9, note=note(), term_at=1.0, step=9).note
     assert (killed["outcome"], killed["lost"]) == ("failed", 2 * 4000.0)
-    done = ended(0, note=note(), step=9).note
+    done = ended(0, note=note(), step=9, published=0).note
     assert (done["outcome"], done["lost"]) == ("ended", 0.0)
 
 
@@ -176,7 +230,7 @@ def test_whoever_saw_the_end_is_believed_first() -> None:
     """Its parent; else what it said itself; else nobody knows, and that is said."""
     said = RunStatus("a", 1, "train", 0.0, 4000.0, exit=RunExit(75, "left", 4001.0))
     record = Record(0, END)
-    assert seen(record, said, rebooted=False, now=9000.0).code == 0
+    assert seen(record, said, rebooted=False, now=9000.0) == Ended(0, END, published=75)
     assert seen(None, said, rebooted=False, now=9000.0) == Ended(75, 4001.0)
     silent = RunStatus("a", 1, "train", 0.0, 4000.0)
     assert seen(None, silent, rebooted=True, now=9000.0) == Ended(None, 4000.0, rebooted=True)
