@@ -17,10 +17,10 @@ from gpuwarden.scheduling.calibrations import calibrate
 from gpuwarden.scheduling.documents import idle_hours
 from gpuwarden.scheduling.moments import MomentUnclear, read_moment, show_moment
 from gpuwarden.scheduling.predictions import LEAST_RUNS
-from gpuwarden.scheduling.usages import By, account, beside
+from gpuwarden.scheduling.usages import By, account, beside, of_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from starlette.requests import Request
 
@@ -87,7 +87,7 @@ class AccountRoutes:
         found = account(own, span, by, now=now, prices=prices)
         found = replace(found, notes=(*found.notes, *notes))
         if self._accounts is not None:
-            found = await self._compared(found, team)
+            found = await self._compared(self._accounts, found, holdings, team)
         booked = await asyncio.to_thread(self._scheduler.store.slots_between, *span)
         idle = idle_hours(booked, span, now=now)
         document = _document(found, self._scheduler.driver.engine)
@@ -122,17 +122,26 @@ class AccountRoutes:
             return kept, [*notes, f"{engine} does not tell of before {day}: {why}"]
         return [*older, *kept], notes
 
-    async def _compared(self, found: Account, team: str) -> Account:
-        if self._accounts is None:
-            return found
+    async def _compared(
+        self,
+        accounts: PrometheusAccounts,
+        found: Account,
+        holdings: Sequence[Holding],
+        team: str,
+    ) -> Account:
+        jobs = found.by == "job"
         try:
-            seen = await self._accounts.held(found.span, found.by, team)
+            # Whose an attempt is, the engine says: the nodes' directory may have another team.
+            held, covered = await accounts.held(found.span, found.by, "" if jobs else team)
         except ServiceUnavailable as error:
             return replace(found, notes=(*found.notes, f"Prometheus: {error}"))
-        if seen is None:
-            note = "Prometheus names attempts by node: compare by team, user or project"
-            return replace(found, notes=(*found.notes, note))
-        held, covered = seen
+        if jobs:
+            known = await asyncio.to_thread(
+                self._scheduler.attempts.jobs_of,
+                {key[0] for key in held},
+                cluster=self._scheduler.driver.cluster,
+            )
+            held = of_jobs(held, known, holdings, team=team)
         if not covered:
             note = "Prometheus recorded nothing of this time (alerting/rules/money.yml, retention)"
             return replace(found, notes=(*found.notes, note))

@@ -10,7 +10,7 @@ class Holding:
     """One attempt of a job, and the cards that it held.
 
     A job that came back is several holdings of one `entry`, with different starts: `(engine, entry,
-    start)` is the key by which each is counted once, whoever tells of it and however often.
+    part, start)` is the key by which each is counted once, whoever tells of it and however often.
 
     Attributes:
         engine: slurm, kueue or local.
@@ -24,6 +24,8 @@ class Holding:
         run_id: the trainer's run, or None.
         project: of the training; empty where nobody told.
         suspended_seconds: of it during which the cards were not held.
+        part: which of several that a job has at a time, such as a pod; empty where it has one, so
+            that its attempts follow one another.
     """
 
     engine: str
@@ -37,8 +39,9 @@ class Holding:
     run_id: str | None = None
     project: str = ""
     suspended_seconds: float = 0.0
+    part: str = ""
 
     @property
-    def key(self) -> tuple[str, str, float]:
+    def key(self) -> tuple[str, str, str, float]:
         """By which it is counted once."""
-        return (self.engine, self.entry, self.start)
+        return (self.engine, self.entry, self.part, self.start)

@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 
     from gpuwarden.periods import Span
     from gpuwarden.scheduling.prometheus_queries import Rows
-    from gpuwarden.scheduling.usages import By
+    from gpuwarden.scheduling.usages import By, Key
 
-_LABELS: Mapping[str, tuple[str, ...]] = {
+_LABELS: Mapping[By, tuple[str, ...]] = {
     "team": ("team",),
     "user": ("user", "team"),
     "project": ("project", "team"),
+    "job": ("job_id", "team", "user"),
 }
-"""What the recorded series of a level are told apart by."""
+"""What the recorded series of a level are told apart by; an attempt is one of the nodes'."""
 _RECORDED_SECONDS = 300.0
 _LAG_SECONDS = 15.0
 """Each five minutes are written this long after their end."""
@@ -37,35 +38,28 @@ class PrometheusAccounts:
         self._url = url.rstrip("/")
         self._timeout = timeout
 
-    async def held(
-        self, span: Span, by: By, team: str = ""
-    ) -> tuple[dict[tuple[str, str], float], float] | None:
-        """GPU-seconds that were held, by name and team; and the share of the time recorded.
+    async def held(self, span: Span, by: By, team: str = "") -> tuple[dict[Key, float], float]:
+        """GPU-seconds that were held, by name, team and user; and the share of the time recorded.
 
         Args:
             span: the stretch of time.
-            by: what the lines are about.
+            by: what the lines are about; jobs are told by attempt, under the exporter's `job_id`.
             team: only of this one, or an empty text.
-
-        Returns:
-            None where the two accounts have no names in common: attempts of jobs are named by
-            nodes.
 
         Raises:
             ServiceUnavailable: no answer, or no whole one.
         """
-        names = _LABELS.get(by)
-        if names is None:
-            return None
+        names = _LABELS[by]
         length = f"[{max(1, round(1000 * span.seconds) - 1)}ms]"
         chosen = f"{{team={_quoted(team)}}}" if team else ""
         hours = f"sum by ({', '.join(names)}) (sum_over_time({by}:gpu_hours:sum5m{chosen}{length}))"
         at = span.end + _LAG_SECONDS
         rows = await self._ask(hours, at)
         seen = await self._ask(f"count_over_time(fleet:gpus_seen:count5m{length})", at)
-        found: dict[tuple[str, str], float] = {}
+        found: dict[Key, float] = {}
         for labels, value in rows:
-            key = (labels.get(names[0], ""), labels.get("team", "") if len(names) > 1 else "")
+            name, team_label, user = (*(labels.get(each, "") for each in names), "", "")[:3]
+            key = (name, team_label, user)
             found[key] = found.get(key, 0.0) + 3600.0 * value
         samples = max(span.seconds, _RECORDED_SECONDS) / _RECORDED_SECONDS
         covered = min(1.0, max((value for _labels, value in seen), default=0.0) / samples)

@@ -15,6 +15,7 @@ import structlog
 
 from gpuwarden.errors import GpuwardenError, TemporaryError
 from gpuwarden.schedule_api import Card, Problem, ScheduleDocument
+from gpuwarden.scheduling.attempt_names import AttemptNames
 from gpuwarden.scheduling.documents import (
     HORIZON_SECONDS,
     MANY_DAYS,
@@ -27,6 +28,7 @@ from gpuwarden.scheduling.excesses import excesses
 from gpuwarden.scheduling.foresight_stores import ForesightStore
 from gpuwarden.scheduling.foresights import Foresight
 from gpuwarden.scheduling.graces import short_deadline
+from gpuwarden.scheduling.usages import each_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +69,7 @@ class Scheduler:
         self.driver = driver
         self.store = store
         self.foresights = ForesightStore(store)
+        self.attempts = AttemptNames(store)
         self.clock = clock
         self.outcomes: Counter[str] = Counter()
         self.tick_seconds = 0.0
@@ -187,6 +190,7 @@ class Scheduler:
         self.store.keep_preemptions(self.driver.preemptions(), now=now)
         entries = tuple(self.driver.entries())
         self.foresights.keep_entries(entries)
+        self.attempts.keep(entries, now=now)
         for words in excesses(entries, self.store.standing(now), self.policy, now):
             self._tell("quota_exceeded", words)
         try:
@@ -216,16 +220,21 @@ class Scheduler:
             self.book(now)
 
     def _account(self, now: float) -> None:
-        if self._accounted is not None and now - self._accounted < ACCOUNT_SECONDS:
+        # A clock that was put back must not keep budgets as they were until it has caught up.
+        if self._accounted is not None and 0 <= now - self._accounted < ACCOUNT_SECONDS:
             return
         since = now - MANY_DAYS
         newest = self.store.newest_holding()
         if newest is not None:
+            # It was written by a clock that may have been ahead.
+            newest = min(newest, now)
             running = self.store.oldest_running()
             since = max(since, min(newest - OVERLAP_SECONDS, now if running is None else running))
-        self.store.keep_holdings(self.driver.usage(since, now), since=since, now=now)
-        if self._accounted is None:
-            self.store.forget(now - KEPT_SECONDS)
+        told = each_once(self.driver.usage(since, now))
+        if self._accounted is None and newest is not None:
+            # By the last time that was seen: a clock that is years ahead must not drop everything.
+            self.store.forget(newest - KEPT_SECONDS)
+        self.store.keep_holdings(told, since=since, now=now)
         self._accounted = now
         self._epochs = self.foresights.epoch_seconds()
         holdings = self.store.holdings(self.driver.engine, now - MANY_DAYS, now)

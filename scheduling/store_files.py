@@ -115,6 +115,35 @@ MIGRATIONS = (
     ) STRICT;
     CREATE INDEX runs_features ON runs (features);
     """,
+    """
+    CREATE TABLE attempt_names (
+        job_id TEXT PRIMARY KEY,
+        entry TEXT NOT NULL,
+        seen REAL NOT NULL
+    ) STRICT;
+    ALTER TABLE holdings RENAME TO whole_holdings;
+    DROP INDEX holdings_end;
+    CREATE TABLE holdings (
+        entry TEXT NOT NULL,
+        part TEXT NOT NULL DEFAULT '',
+        start REAL NOT NULL,
+        end REAL,
+        user TEXT NOT NULL,
+        team TEXT NOT NULL,
+        gpus INTEGER NOT NULL,
+        card TEXT NOT NULL,
+        run_id TEXT,
+        project TEXT NOT NULL,
+        suspended REAL NOT NULL,
+        seen REAL NOT NULL,
+        PRIMARY KEY (entry, part, start)
+    ) STRICT;
+    CREATE INDEX holdings_end ON holdings (end);
+    INSERT INTO holdings
+        SELECT entry, '', start, end, user, team, gpus, card, run_id, project, suspended, seen
+        FROM whole_holdings;
+    DROP TABLE whole_holdings;
+    """,
 )
 
 

@@ -37,14 +37,15 @@ _SLOT = (
     "s.used_gpu_seconds, s.revision, s.changed FROM slots s JOIN bookings b ON b.id = s.booking"
 )
 _HOLDINGS = (
-    "SELECT entry, start, end, user, team, gpus, card, run_id, project, suspended FROM holdings "
+    "SELECT entry, part, start, end, user, team, gpus, card, run_id, project, suspended "
+    "FROM holdings "
     "WHERE start < ? AND (end IS NULL OR end > ?) ORDER BY start, entry"
 )
 _KEEP_HOLDING = (
     "INSERT INTO holdings "
-    "(entry, start, end, user, team, gpus, card, run_id, project, suspended, seen) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT (entry, start) DO UPDATE SET "
+    "(entry, part, start, end, user, team, gpus, card, run_id, project, suspended, seen) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (entry, part, start) DO UPDATE SET "
     "end = excluded.end, gpus = excluded.gpus, seen = excluded.seen, "
     "suspended = excluded.suspended, run_id = coalesce(excluded.run_id, run_id), "
     "project = CASE excluded.project WHEN '' THEN project ELSE excluded.project END"
@@ -331,12 +332,19 @@ class Store:
             since: the moment.
             now: Unix time.
         """
+        seen = list(seen)
         with self.changing() as db:
+            # As it was kept before parts were told apart.
+            db.executemany(
+                "DELETE FROM holdings WHERE entry = ? AND start = ? AND part = ''",
+                [(item.entry, item.start) for item in seen if item.part],
+            )
             db.executemany(
                 _KEEP_HOLDING,
                 [
                     (
                         item.entry,
+                        item.part,
                         item.start,
                         item.end,
                         item.user,
@@ -357,9 +365,9 @@ class Store:
                 (since,),
             )
             db.execute(
-                "UPDATE holdings SET end = max(seen, start) "
-                "WHERE end IS NULL AND seen < ? AND start >= ?",
-                (now, since),
+                "UPDATE holdings SET end = max(min(seen, ?), start) "
+                "WHERE end IS NULL AND seen <> ? AND start >= ?",
+                (now, now, since),
             )
 
     def accounts_since(self) -> float | None:
@@ -377,6 +385,7 @@ class Store:
             db.execute("DELETE FROM waits WHERE started < ?", (before,))
             db.execute("DELETE FROM predictions WHERE made < ?", (before,))
             db.execute("DELETE FROM runs WHERE ended < ?", (before,))
+            db.execute("DELETE FROM attempt_names WHERE seen < ?", (before,))
             db.execute(
                 "UPDATE meta SET value = max(value, ?) WHERE name = 'accounts_since'", (before,)
             )
@@ -409,6 +418,7 @@ class Store:
                 row["run_id"],
                 row["project"],
                 row["suspended"],
+                row["part"],
             )
             for row in rows
         )

@@ -8,16 +8,15 @@ the card and the time have to be said.
 from __future__ import annotations
 
 import datetime as dt
-import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.budget_terms import GPU_HOURS, quantity
-from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import InvalidInput, RefusedAction
 from gpuwarden.estimates import GIB, ModelCosts, Range, Unknown
 from gpuwarden.scheduling import expectations, images, recommendations
+from gpuwarden.scheduling.card_choices import choose_card, high, none_of
 from gpuwarden.scheduling.estimations import CardEstimate, Fit, Kind, estimate, save_seconds
 from gpuwarden.scheduling.expectations import Limit
 from gpuwarden.scheduling.predictions import Prediction, Unforeseen
@@ -176,7 +175,7 @@ def plan(
         replace(each, fit=Fit.YES) if isinstance(history.get(each.kind.name), Prediction) else each
         for each in everywhere
     )
-    chosen, why = _card(
+    chosen, why = choose_card(
         asked, training, everywhere, team=team, profiles=profiles, history=history, now=now
     )
     foretold = history.get(chosen.kind.name)
@@ -303,7 +302,7 @@ def _team(policy: Policy, asked: Asked) -> Team:
         team = policy.team(wanted)
         if team is None:
             raise InvalidInput(
-                f"--team {wanted}: {_none_of(wanted, [each.name for each in policy.teams])}"
+                f"--team {wanted}: {none_of(wanted, [each.name for each in policy.teams])}"
             )
         if team not in mine and not asked.operator:
             theirs = ", ".join(each.name for each in mine) or "none"
@@ -329,7 +328,7 @@ def _priority(policy: Policy, team: Team, wanted: str | None) -> Priority:
     found = policy.priority(wanted)
     if found is None:
         raise InvalidInput(
-            f"--priority {wanted}: {_none_of(wanted, [each.name for each in policy.priorities])}"
+            f"--priority {wanted}: {none_of(wanted, [each.name for each in policy.priorities])}"
         )
     if found not in allowed:
         names = ", ".join(each.name for each in allowed)
@@ -345,144 +344,8 @@ def _window(policy: Policy, wanted: str | None) -> Window | None:
     found = policy.window(wanted)
     if found is None:
         names = [each.name for each in policy.windows]
-        raise InvalidInput(f"--window {wanted}: {_none_of(wanted, names)}")
+        raise InvalidInput(f"--window {wanted}: {none_of(wanted, names)}")
     return found
-
-
-def _none_of(word: str, known: Sequence[str]) -> str:
-    if not known:
-        return "the policy has none"
-    hint = did_you_mean(word, known)
-    return f"the policy knows {', '.join(known)}" + (f"; {hint}" if hint else "")
-
-
-# ---------------------------------------------------------------------------------------------
-# The card
-
-
-def _card(
-    asked: Asked,
-    training: Training,
-    everywhere: Sequence[CardEstimate],
-    *,
-    team: Team,
-    profiles: Sequence[Profile],
-    history: Mapping[str, Prediction | Unforeseen],
-    now: float,
-) -> tuple[CardEstimate, str]:
-    """The card that it takes: the one that was said, or the cheapest that will do."""
-    if asked.card is not None:
-        found = next((each for each in everywhere if each.kind.name == asked.card), None)
-        if found is None:
-            names = [each.kind.name for each in everywhere]
-            raise InvalidInput(f"--card {asked.card}: {_none_of(asked.card, names)}")
-        if (why := _forbidden(found, asked.gpus, team)) is not None:
-            raise RefusedAction("card", why)
-        if found.fit is Fit.NO:
-            raise RefusedAction("memory", _no_room(training, [found], everywhere, asked, profiles))
-        return found, "as was said"
-    allowed = [each for each in everywhere if _forbidden(each, asked.gpus, team) is None]
-    if not allowed:
-        reasons = [_forbidden(each, asked.gpus, team) or "" for each in everywhere]
-        raise RefusedAction("card", "\n".join(reasons))
-    if all(each.fit is Fit.UNKNOWN for each in allowed):
-        raise RefusedAction("unknown", _unknown_card(allowed))
-    roomy = [each for each in allowed if each.fit is Fit.YES]
-    roomy = roomy or [each for each in allowed if each.fit is Fit.TIGHT]
-    if not roomy:
-        raise RefusedAction("memory", _no_room(training, allowed, everywhere, asked, profiles))
-    longest = {each.kind.name: _longest(each, history.get(each.kind.name)) for each in roomy}
-    timely = [
-        each
-        for each in roomy
-        if asked.deadline is None or now + (longest[each.kind.name] or math.inf) <= asked.deadline
-    ]
-    if not timely:
-        raise RefusedAction("deadline", _too_late(longest, asked.deadline or now, now))
-    chosen = timely[0]
-    return chosen, _why(allowed[: allowed.index(chosen)])
-
-
-def _forbidden(each: CardEstimate, gpus: int, team: Team) -> str | None:
-    kind = each.kind
-    if gpus > kind.count:
-        return f"{kind.name}: there are {kind.count}, fewer than {gpus}"
-    if gpus > kind.allowed:
-        return (
-            f"{kind.name}: team {team.name} may hold {kind.allowed} at once by its quota and what "
-            f"it may borrow, fewer than {gpus}"
-        )
-    return None
-
-
-def _longest(each: CardEstimate, foretold: Prediction | Unforeseen | None) -> float | None:
-    """Upper end of what it takes on a card, by history or else by the estimate."""
-    return foretold.longest if isinstance(foretold, Prediction) else _high(each.training_seconds)
-
-
-def _why(passed: Iterable[CardEstimate]) -> str:
-    reasons = [
-        f"{each.kind.name} has no room"
-        if each.fit in (Fit.NO, Fit.TIGHT)
-        else f"nothing is known of {each.kind.name}"
-        if each.fit is Fit.UNKNOWN
-        else f"{each.kind.name} takes too long"
-        for each in passed
-    ]
-    if not reasons:
-        return "the cheapest"
-    return "the cheapest that will do: " + ", ".join(reasons)
-
-
-def _no_room(
-    training: Training,
-    tried: Sequence[CardEstimate],
-    everywhere: Sequence[CardEstimate],
-    asked: Asked,
-    profiles: Sequence[Profile],
-) -> str:
-    needs = next((each.memory for each in tried if isinstance(each.memory, Range)), None)
-    amount = (
-        ""
-        if needs is None
-        else f" needs {needs.expected / GIB:.1f} GiB ({needs.low / GIB:.1f} to "
-        f"{needs.high / GIB:.1f}) on each card and"
-    )
-    cards = " or ".join(each.kind.name for each in tried)
-    lines = [f"{training.words}{amount} has no room on {cards}"]
-    if fitting := recommendations.batches_that_fit(tried):
-        lines += ["what would have room:", *(f"  {line}" for line in fitting)]
-    others = [
-        each.kind.name
-        for each in everywhere
-        if each not in tried and each.fit is Fit.YES and each.kind.allowed >= asked.gpus
-    ]
-    if others:
-        lines.append(f"  --card {others[0]}")
-    smaller = recommendations.smaller_models(
-        training, tried[-1], gpus=asked.gpus, profiles=profiles
-    )
-    if smaller is not None:
-        lines.append(f"  {smaller}")
-    return "\n".join(lines)
-
-
-def _unknown_card(allowed: Sequence[CardEstimate]) -> str:
-    reasons = dict.fromkeys(reason for each in allowed for reason in each.reasons())
-    return (
-        "UNKNOWN: "
-        + "; ".join(reasons).removesuffix("?")
-        + ". Nothing is guessed: say which cards and how long, with --card and --time"
-    )
-
-
-def _too_late(longest: Mapping[str, float | None], deadline: float, now: float) -> str:
-    left = span(max(1.0, deadline - now))
-    lines = [f"it cannot be done within {left}, by the upper end of what is expected:"]
-    for card, high in longest.items():
-        lines.append(f"  {card}: {'UNKNOWN' if high is None else span(high)}")
-    lines.append("Say a later --deadline, fewer epochs=, or more --gpus")
-    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -595,8 +458,4 @@ def _epoch(chosen: CardEstimate, foretold: Prediction | Unforeseen | None) -> fl
     """Upper end of an epoch, by the estimate, or else by history."""
     if isinstance(chosen.epoch_seconds, Unknown) and isinstance(foretold, Prediction):
         return foretold.slowest / foretold.epochs
-    return _high(chosen.epoch_seconds)
-
-
-def _high(value: Range | Unknown) -> float | None:
-    return value.high if isinstance(value, Range) else None
+    return high(chosen.epoch_seconds)

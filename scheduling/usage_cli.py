@@ -145,16 +145,15 @@ def _standing(item: BudgetEntry) -> tuple[str, str, str, str]:
 
 def _show(document: dict[str, Any]) -> None:
     both = document["total"]["prometheus_gpu_hours"] is not None
-    teams = document["by"] != "team"
-    table = Table(document["by"].upper(), *(("TEAM",) if teams else ()), box=None, pad_edge=False)
+    whose = {"team": (), "job": ("team", "user")}.get(document["by"], ("team",))
+    heads = (document["by"], *whose)
+    table = Table(*(head.upper() for head in heads), box=None, pad_edge=False)
     seen = ("PROMETHEUS", "DIFFERENCE") if both else ()
     for head in (f"GPU-HOURS BY {document['engine'].upper()}", *seen, "JOBS", "STARTS"):
         table.add_column(head, justify="right")
     table.add_column("COST", justify="right")
     for line in (*document["lines"], document["total"]):
-        row = [printable(line["name"])]
-        if teams:
-            row.append(line["team"])
+        row = [printable(line[name]) for name in ("name", *whose)]
         row.append(f"{line['gpu_hours']:,.1f}")
         if both:
             mark = " !" if line["apart"] else ""

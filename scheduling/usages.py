@@ -7,7 +7,9 @@ up to the whole. A job that came back is one job with several attempts, each of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -17,12 +19,16 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.holdings import Holding
 
 By = Literal["team", "project", "job", "user"]
+Key = tuple[str, str, str]
+"""Of a line: its name, its team, its user; empty where it is about all of them."""
 NONE = "none"
 """What is nobody's; as in the series of money.yml."""
 TOLERANCE = 0.02
 """Of the larger figure; two accounts that differ by more are told apart."""
 NEGLIGIBLE_SECONDS = 600.0
 """GPU-seconds; less is the edges of a few scrapes."""
+EDGE_SECONDS = 315.0
+"""Of each card that was held across an end of the time: Prometheus has whole fives of minutes."""
 
 
 @dataclass(slots=True)
@@ -39,6 +45,7 @@ class Line:
         cost: currency -> amount.
         seen_gpu_seconds: by Prometheus, or None where it was not asked or says nothing of it.
         gpu_types: kind of cards -> GPU-seconds.
+        edge_gpu_seconds: by which two accounts may differ, as it held cards across the time's ends.
     """
 
     name: str
@@ -50,6 +57,7 @@ class Line:
     cost: dict[str, float] = field(default_factory=dict)
     seen_gpu_seconds: float | None = None
     gpu_types: dict[str, float] = field(default_factory=dict)
+    edge_gpu_seconds: float = 0.0
 
     @property
     def difference(self) -> float | None:
@@ -63,7 +71,7 @@ class Line:
             return False
         larger = max(self.gpu_seconds, self.seen_gpu_seconds)
         return abs(self.seen_gpu_seconds - self.gpu_seconds) > max(
-            TOLERANCE * larger, NEGLIGIBLE_SECONDS
+            TOLERANCE * larger, NEGLIGIBLE_SECONDS, self.edge_gpu_seconds
         )
 
 
@@ -109,15 +117,27 @@ def held_seconds(holding: Holding, span: Span, *, now: float) -> float:
 def each_once(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
     """Every attempt once, whoever told of it: of two, the one that is known to have ended.
 
+    An attempt ends at the latest when the next one of its job begins: the record of its end may be
+    lost, or of another clock.
+
     Returns:
         In order of time.
     """
-    found: dict[tuple[str, str, float], Holding] = {}
+    found: dict[tuple[str, str, str, float], Holding] = {}
     for item in holdings:
         before = found.get(item.key)
         if before is None or _rank(item) > _rank(before):
             found[item.key] = item
-    return tuple(sorted(found.values(), key=lambda item: (item.start, item.engine, item.entry)))
+    ordered = sorted(found.values(), key=lambda item: item.key)
+    ends = [
+        after.start if before.key[:3] == after.key[:3] else math.inf
+        for before, after in itertools.pairwise(ordered)
+    ]
+    once = (
+        replace(item, end=end) if end < math.inf and (item.end is None or item.end > end) else item
+        for item, end in zip(ordered, [*ends, math.inf], strict=False)
+    )
+    return tuple(sorted(once, key=lambda item: (item.start, item.engine, item.entry, item.part)))
 
 
 def _rank(item: Holding) -> tuple[bool, float, float, int, tuple[str, ...]]:
@@ -143,19 +163,20 @@ def account(
         now: Unix time, up to which what runs counts.
         prices: kind of cards -> price of a card-hour and its currency.
     """
-    lines: dict[tuple[str, str, str], Line] = {}
+    lines: dict[Key, Line] = {}
     total = Line("total")
     jobs: dict[str, set[tuple[str, str]]] = {}
     for item in each_once(holdings):
         seconds = held_seconds(item, span, now=now) * item.gpus
         if seconds <= 0:
             continue
-        key = _key(item, by)
+        key = key_of(item, by)
         line = lines.setdefault(key, Line(*key))
         price = None if prices is None else prices.get(item.card)
         for each in (line, total):
             each.gpu_seconds += seconds
             each.attempts += 1
+            each.edge_gpu_seconds += _edges(item, span) * EDGE_SECONDS * item.gpus
             each.gpu_types[item.card] = each.gpu_types.get(item.card, 0.0) + seconds
             if price is not None:
                 amount, currency = price
@@ -169,7 +190,13 @@ def account(
     return Account(span, by, tuple(ordered), total)
 
 
-def _key(item: Holding, by: By) -> tuple[str, str, str]:
+def _edges(item: Holding, span: Span) -> int:
+    """How many of a time's ends fall into an attempt."""
+    return (item.start < span.begin) + (item.end is None or item.end > span.end)
+
+
+def key_of(item: Holding, by: By) -> Key:
+    """Whose line an attempt is counted in."""
     team = item.team or NONE
     if by == "team":
         return (team, "", "")
@@ -180,18 +207,45 @@ def _key(item: Holding, by: By) -> tuple[str, str, str]:
     return (item.run_id or item.entry, team, item.user or NONE)
 
 
-def beside(found: Account, seen: Mapping[tuple[str, str], float], *, covered: float) -> Account:
+def of_jobs(
+    seen: Mapping[Key, float],
+    jobs: Mapping[str, str],
+    holdings: Iterable[Holding],
+    *,
+    team: str = "",
+) -> dict[Key, float]:
+    """Prometheus' account of attempts as one of jobs, named as the engine's.
+
+    Args:
+        seen: the exporter's `job_id`, team and user -> GPU-seconds.
+        jobs: `job_id` -> the engine's id of the job, of those that are known.
+        holdings: of the engine, whole: also others' than the team's.
+        team: only of this one, or an empty text.
+
+    Returns:
+        By the keys of lines; attempts that no engine knows keep the exporter's name.
+    """
+    keys = {item.entry: key_of(item, "job") for item in holdings}
+    found: dict[Key, float] = {}
+    for (job_id, its_team, user), seconds in seen.items():
+        key = keys.get(jobs.get(job_id, "")) or (job_id, its_team or NONE, user or NONE)
+        if team in ("", key[1]):
+            found[key] = found.get(key, 0.0) + seconds
+    return found
+
+
+def beside(found: Account, seen: Mapping[Key, float], *, covered: float) -> Account:
     """Put Prometheus' account beside the engine's.
 
     Args:
         found: the engine's.
-        seen: name and team -> GPU-seconds by Prometheus; the team is empty in an account by team.
+        seen: key of a line -> GPU-seconds by Prometheus.
         covered: share of the time of which Prometheus recorded anything.
 
     Returns:
         The same account with both figures; what only Prometheus saw has lines of its own.
     """
-    lines = {(line.name, line.team): line for line in found.lines}
+    lines = {(line.name, line.team, line.user): line for line in found.lines}
     for key, seconds in seen.items():
         line = lines.setdefault(key, Line(*key))
         line.seen_gpu_seconds = (line.seen_gpu_seconds or 0.0) + seconds

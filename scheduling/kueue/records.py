@@ -78,15 +78,14 @@ class Records:
     def _observe(
         self, job: QueuedJob, now: float, *, open_rows: dict[str, float], here: set[str]
     ) -> None:
-        # Of several pods each holds its part.
-        count = max(1, len([pod for pod in job.pods if pod.started is not None and pod.holds]))
+        # Of several pods each holds its part, also while others of them have not begun.
+        each = job.gpus // job.width
         for pod in job.pods:
             if pod.started is None:
                 continue
             here.add(pod.uid)
             start = min(pod.started, now)
             if pod.uid not in open_rows:
-                each = job.gpus // count if pod.holds else job.gpus
                 values = (pod.uid, job.id, job.user, job.team, each, job.card, job.run_id or None)
                 self._db.execute(
                     "INSERT OR IGNORE INTO holdings VALUES (?,?,?,?,?,?,?,?,NULL,?)",
@@ -105,7 +104,7 @@ class Records:
     def holdings(self, begin: float, end: float) -> list[Holding]:
         """Every attempt that held cards in a stretch of time, whole."""
         query = (
-            "SELECT entry, user, team, gpus, start, end, card, run_id FROM holdings "
+            "SELECT pod, entry, user, team, gpus, start, end, card, run_id FROM holdings "
             "WHERE start < ? AND (end IS NULL OR end > ?) ORDER BY start, pod"
         )
         rows: list[tuple[Any, ...]] = list(self._db.execute(query, (end, begin)))
@@ -120,6 +119,7 @@ class Records:
                 end=until,
                 card=card,
                 run_id=run_id,
+                part=pod,
             )
-            for entry, user, team, gpus, start, until, card, run_id in rows
+            for pod, entry, user, team, gpus, start, until, card, run_id in rows
         ]

@@ -76,6 +76,7 @@ class QueuedJob:
         value: by which Kueue orders.
         user, run_id: of its labels; empty where they do not say.
         gpus: cards of all its pods.
+        width: how many pods it has at a time.
         cards: kinds that will do, by the policy's names, in its order.
         card: that it was given, or empty.
         created: when it was submitted.
@@ -120,6 +121,7 @@ class QueuedJob:
     user: str = ""
     run_id: str = ""
     gpus: int = 0
+    width: int = 1
     cards: tuple[str, ...] = ()
     card: str = ""
     created: float = 0.0
@@ -294,6 +296,7 @@ def _read(
         user=_label(labels, names.USER_LABEL),
         run_id=_label(labels, names.RUN_LABEL),
         gpus=_gpus(policy, workload),
+        width=_width(workload),
         cards=resource_cards,
         card=_assigned(policy, workload),
         created=moment_of(value_at(labels, "metadata.creationTimestamp")) or 0.0,
@@ -348,6 +351,7 @@ def _unqueued(policy: Policy, job: Json, *, team: str) -> QueuedJob:
         user=_label(job, names.USER_LABEL),
         run_id=_label(job, names.RUN_LABEL),
         gpus=_gpus(policy, as_workload),
+        width=_width(as_workload),
         cards=_cards(policy, as_workload),
         created=moment_of(value_at(job, "metadata.creationTimestamp")) or 0.0,
         waits=_listed(job, names.WAITS_ANNOTATION),
@@ -418,6 +422,10 @@ def _gpus(policy: Policy, workload: Json) -> int:
             for resource in resources:
                 total += count * _whole(limits.get(resource, asked.get(resource, 0)))
     return total
+
+
+def _width(workload: Json) -> int:
+    return max(1, sum(count for count, _spec in _templates(workload)))
 
 
 def _cards(policy: Policy, workload: Json) -> tuple[str, ...]:

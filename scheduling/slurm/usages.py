@@ -69,7 +69,7 @@ def account(
         runs: number of a job -> the trainer's run.
     """
     live = None if running is None else {job.job.job_id for job in running if job.job.holds}
-    found: dict[tuple[str, str, float], Holding] = {}
+    found: dict[tuple[str, str, str, float], Holding] = {}
     lost: list[str] = []
     for each in sorted(attempts, key=lambda each: (each.start or 0.0, each.job_id)):
         if each.start is None or not each.gpus or each.start >= end:

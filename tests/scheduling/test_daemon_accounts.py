@@ -125,6 +125,47 @@ def test_a_job_that_the_engine_lost_does_not_run_for_ever(here: Running) -> None
     assert kept.end == NOW + 100
 
 
+def test_a_clock_that_jumps_loses_and_doubles_nothing(here: Running) -> None:
+    """Years ahead for a tick and back: what ended meanwhile has its end, and nothing is lost."""
+    first = Holding("slurm", "6", "ana", "vision", 1, NOW - HOUR, NOW, "a100-40")
+    held = Holding("slurm", "7", "ana", "vision", 2, NOW, None, "a100-40")
+    here.driver.held = (first, held)
+    here.tick(61)
+    here.tick(5 * 365 * 24 * HOUR)
+    here.clock.now = NOW + 100
+    short = Holding("slurm", "8", "ana", "vision", 4, NOW + 110, NOW + 120, "a100-40")
+    here.driver.held = (first, dataclasses.replace(held, end=NOW + 110), short)
+    here.tick(61)
+    store = here.daemon.scheduler.store
+    found = {item.entry: item.end for item in store.holdings("slurm", NOW - HOUR, NOW + HOUR)}
+    assert found == {"6": NOW, "7": NOW + 110, "8": NOW + 120}
+
+
+def test_a_daemon_that_starts_years_ahead_forgets_nothing(tmp_path: Path) -> None:
+    """A clock that was not set yet is no reason to drop the accounts."""
+    with running(tmp_path, POLICY, now=NOW) as here:
+        here.driver.held = (Holding("slurm", "6", "ana", "vision", 1, NOW - HOUR, NOW),)
+        here.tick(61)
+    with running(tmp_path, POLICY, now=NOW + 10 * 365 * 24 * HOUR) as here:
+        here.tick(61)
+        assert here.daemon.scheduler.store.holdings("slurm", NOW - HOUR, NOW)
+
+
+def test_attempts_are_known_by_the_names_of_nodes_after_they_are_gone(here: Running) -> None:
+    """Slurm's by the name itself, others' because they were seen."""
+    runs = dataclasses.replace(WAITS, state=EntryState.RUNNING, started=NOW, start=None)
+    here.driver.rows = (
+        dataclasses.replace(runs, id="vision/a", job_id="pod-1"),
+        dataclasses.replace(runs, id="vision/b"),
+    )
+    here.tick(5)
+    here.driver.rows = ()
+    here.tick(5)
+    names = {"pod-1", "pod-2", "slurm-ci-12_3-1", "slurm-other-5-0"}
+    known = here.daemon.scheduler.attempts.jobs_of(names, cluster="ci")
+    assert known == {"pod-1": "vision/a", "slurm-ci-12_3-1": "12_3"}
+
+
 def test_budgets_are_used_by_what_was_held_in_their_period(here: Running) -> None:
     """Of a job over midnight each day has its part."""
     midnight = 1_799_967_600.0  # 2027-01-15 00:00 in Berlin

@@ -30,6 +30,21 @@ def history() -> str:
         ("team:gpu_hours:sum5m", '{team="none"}', 1 / STEPS),
         ("team:gpu_hours:sum5m", '{team="vision"}', 2 / STEPS),
         ("user:gpu_hours:sum5m", '{team="vision",user="ana"}', 2 / STEPS),
+        (
+            "job:gpu_hours:sum5m",
+            '{job_id="slurm-ci-7-0",team="vision",user="ana",project="cars",model="A100"}',
+            1.5 / STEPS,
+        ),
+        (
+            "job:gpu_hours:sum5m",
+            '{job_id="slurm-ci-7-1",team="none",user="ana",project="none",model="A100"}',
+            0.5 / STEPS,
+        ),
+        (
+            "job:gpu_hours:sum5m",
+            '{job_id="proc-1f-77-9",team="none",user="bo",project="none",model="A100"}',
+            1 / STEPS,
+        ),
     ):
         lines += [
             f"{name}{labels} {value} {NOW - HOUR + 300 * step + 15:.0f}"
@@ -74,8 +89,15 @@ def test_both_accounts_stand_side_by_side_and_the_difference_is_explained(
         (ana,) = users["lines"]
         assert ana["prometheus_gpu_hours"] == pytest.approx(2 * 10 / 12)
         jobs = here.client.ask("GET", "/v1/usage", parameters={"by": "job", "from": "now-1h"})
-        assert jobs["lines"][0]["prometheus_gpu_hours"] is None
-        assert "names attempts by node" in jobs["notes"][-1]
+        seven, stray = jobs["lines"]
+        assert (seven["name"], stray["name"], stray["user"]) == ("7", "proc-1f-77-9", "bo")
+        assert seven["prometheus_gpu_hours"] == pytest.approx(2 * 10 / 12)
+        assert stray["difference_gpu_hours"] == pytest.approx(10 / 12)
+        mine = here.client.ask(
+            "GET", "/v1/usage", parameters={"by": "job", "from": "now-1h", "team": "vision"}
+        )
+        (only,) = mine["lines"]
+        assert only["prometheus_gpu_hours"] == pytest.approx(2 * 10 / 12)
         early = {"from": "2026-01-01", "to": "2026-01-02"}
         assert (
             "recorded nothing" in here.client.ask("GET", "/v1/usage", parameters=early)["notes"][-1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuwarden.periods import Span
 from gpuwarden.scheduling.holdings import Holding
-from gpuwarden.scheduling.usages import By, account, beside, each_once, held_seconds
+from gpuwarden.scheduling.usages import By, account, beside, each_once, held_seconds, of_jobs
 
 if TYPE_CHECKING:
     import random
@@ -93,7 +93,7 @@ def test_accounts_that_agree_within_two_percent_are_not_flagged() -> None:
     """98 hours of 100 agree, 97.9 do not."""
     many = replace(ONE, gpus=100)
     for hours, apart in ((98.0, False), (97.9, True), (102.0, False), (102.1, True)):
-        seen = {("vision", ""): hours * HOUR}
+        seen = {("vision", "", ""): hours * HOUR}
         (line,) = beside(account([many], SPAN, "team", now=NOW), seen, covered=1.0).lines
         assert line.apart is apart, hours
 
@@ -101,7 +101,9 @@ def test_accounts_that_agree_within_two_percent_are_not_flagged() -> None:
 def test_a_few_minutes_are_edges_and_no_difference() -> None:
     """A job of five minutes that Prometheus saw for two is not worth a flag."""
     short = replace(ONE, end=300.0)
-    found = beside(account([short], SPAN, "team", now=NOW), {("vision", ""): 120.0}, covered=1.0)
+    found = beside(
+        account([short], SPAN, "team", now=NOW), {("vision", "", ""): 120.0}, covered=1.0
+    )
     assert not found.lines[0].apart
     assert found.notes == ()
 
@@ -111,7 +113,7 @@ def test_a_difference_is_explained_by_its_side() -> None:
     many = replace(ONE, gpus=100)
     found = beside(
         account([many], SPAN, "team", now=NOW),
-        {("vision", ""): 50 * HOUR, ("none", ""): 7 * HOUR},
+        {("vision", "", ""): 50 * HOUR, ("none", "", ""): 7 * HOUR},
         covered=0.9,
     )
     less, covered, more = (
@@ -125,6 +127,63 @@ def test_a_difference_is_explained_by_its_side() -> None:
         ("none", 0.0, 7 * HOUR),
     ]
     assert found.total.seen_gpu_seconds == 57 * HOUR
+
+
+def test_cards_that_were_held_across_an_end_of_the_time_are_no_difference() -> None:
+    """Eight cards still held: Prometheus has not written the last five minutes of them yet."""
+    running = replace(ONE, gpus=8, start=98 * HOUR, end=None)
+    for missing, apart in ((8 * 300.0, False), (8 * 400.0, True)):
+        seen = {("run-1", "vision", "ana"): 8 * 2 * HOUR - missing}
+        (line,) = beside(account([running], SPAN, "job", now=NOW), seen, covered=1.0).lines
+        assert line.apart is apart
+
+
+def test_two_users_of_one_run_name_keep_their_lines_beside_prometheus() -> None:
+    """Neither is taken for the other."""
+    other = replace(ONE, entry="2", user="bo")
+    seen = {("run-1", "vision", "ana"): HOUR, ("run-1", "vision", "bo"): HOUR}
+    found = beside(account([ONE, other], SPAN, "job", now=NOW), seen, covered=1.0)
+    assert [(line.user, line.gpu_seconds, line.apart) for line in found.lines] == [
+        ("ana", HOUR, False),
+        ("bo", HOUR, False),
+    ]
+
+
+def test_attempts_of_a_job_are_its_line_whatever_nodes_call_them() -> None:
+    """The team is the engine's; what no engine knows keeps the exporter's name."""
+    seen = {
+        ("pod-a", "none", "root"): 100.0,
+        ("pod-b", "vision", "ana"): 200.0,
+        ("proc-1", "robots", "cy"): 300.0,
+        ("proc-2", "", ""): 400.0,
+    }
+    jobs = {"pod-a": "1", "pod-b": "1", "proc-2": "gone"}
+    assert of_jobs(seen, jobs, [ONE]) == {
+        ("run-1", "vision", "ana"): 300.0,
+        ("proc-1", "robots", "cy"): 300.0,
+        ("proc-2", "none", "none"): 400.0,
+    }
+    assert of_jobs(seen, jobs, [ONE], team="vision") == {("run-1", "vision", "ana"): 300.0}
+
+
+# -- each hour once
+
+
+def test_an_attempt_whose_end_was_lost_ends_when_the_next_begins() -> None:
+    """A job that came back holds its cards once, also where accounting was down meanwhile."""
+    lost, late = replace(ONE, end=None), replace(ONE, end=5 * HOUR)
+    back = replace(ONE, start=2 * HOUR, end=3 * HOUR)
+    for first in (lost, late):
+        found = account([first, back], SPAN, "team", now=NOW)
+        assert (found.total.gpu_seconds, found.total.attempts) == (3 * HOUR, 2)
+
+
+def test_pods_of_one_job_that_begin_in_the_same_second_count_each() -> None:
+    """They hold their cards at the same time."""
+    pods = [replace(ONE, engine="kueue", part=part, gpus=4) for part in ("a", "b")]
+    later = replace(pods[0], part="c", start=HOUR / 2)
+    found = account([*pods, *pods, later], SPAN, "job", now=NOW)
+    assert found.total.gpu_seconds == (2 * 4 + 2) * HOUR
 
 
 # -- properties
