@@ -26,7 +26,7 @@ from grafana.panels import (
     query,
     rows,
 )
-from grafana.selectors import SCHEDULED, SCHEDULER
+from grafana.selectors import ENGINE, SCHEDULED, SCHEDULER
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import dashboard
@@ -49,6 +49,7 @@ def board() -> dashboard.Dashboard:
     boards.add(board, _answer())
     boards.add(board, _queue(), title="Queue")
     boards.add(board, _preemption(), title="Preemption and its receipts")
+    boards.add(board, _leaves(), title="Asked through the engine")
     boards.add(board, _limits(), title="Budgets and bookings")
     boards.add_folded(board, "The scheduler's ticks, policy and problems", _daemon())
     return board
@@ -271,6 +272,53 @@ def _preemption() -> tuple:
     )
 
 
+def _leaves() -> tuple:
+    """What the engine makes of the requests of a scheduler that is not the jobs' own parent."""
+    results = f"gpuwarden_leaves_total{{{ENGINE}}}"
+    refusals = f"gpuwarden_leave_refusals_total{{{ENGINE}}}"
+    return (
+        graph(
+            "What became of requests",
+            "Only the engine signs: it asks the nodes' agents in a scheduler's place. `unheeded`: "
+            "the job stayed beyond its deadline; `undeliverable`: nobody in it can read the "
+            "request; `lapsed`: no agent took it on; `overtaken`: a rule decided about the job.",
+            [query(f"sum by (outcome) (increase({results}[$__rate_interval])) > 0", "{{outcome}}")],
+            unit="short",
+            span=10,
+            stacked=True,
+            colours={
+                "left": GREEN,
+                "withdrawn": GREY,
+                "overtaken": BLUE,
+                "unheeded": ORANGE,
+                "undeliverable": RED,
+                "lapsed": RED,
+            },
+        ),
+        graph(
+            "Requests on their way",
+            "Jobs that a scheduler has asked through the engine to leave, and of which it is not "
+            "known what they do.",
+            [query(f"max(gpuwarden_leaves_open{{{ENGINE}}})", "open")],
+            unit="short",
+            span=6,
+            colours={"open": ORANGE},
+        ),
+        listing(
+            "Refused requests",
+            "Leaves that the engine did not take on in the shown time, by the first reason. Limits "
+            "are those of `leaves` in engine.yaml.",
+            [rows(f"topk(30, round(sum by (reason) (increase({refusals}[$__range]))) > 0)")],
+            columns=(
+                Column("reason", "Reason", links=(to_engine("receipts", "Receipts (engine)"),)),
+                Column("Value", "Times"),
+            ),
+            span=8,
+            height=8,
+        ),
+    )
+
+
 def _limits() -> tuple:
     key = "on (team, per)"
     used, forecast = (
@@ -361,7 +409,8 @@ def _daemon() -> tuple:
         ),
         graph(
             "Reading the engine",
-            "How long ago it was last read in whole, and how long a tick takes.",
+            "How long ago it was last read in whole, how long a tick takes, and how long ago the "
+            "last one began.",
             [
                 query(
                     f"max(time() - {_of('engine_seen_timestamp_seconds', teams=False)})",
@@ -369,6 +418,11 @@ def _daemon() -> tuple:
                     "A",
                 ),
                 query(f"max({_of('tick_seconds', teams=False)})", "a tick takes", "B"),
+                query(
+                    f"max(time() - {_of('tick_timestamp_seconds', teams=False)})",
+                    "since the last tick",
+                    "C",
+                ),
             ],
             unit="s",
             span=8,
@@ -404,6 +458,18 @@ def _daemon() -> tuple:
                 )
             ],
             columns=(Column("hash", "Policy"), Column("Value", "In force for", "s")),
+            span=12,
+            height=8,
+        ),
+        listing(
+            "Versions",
+            "Of the scheduler, and the engine whose queue it keeps.",
+            [rows(f"max by (version, engine) ({_of('build_info', teams=False)})")],
+            columns=(
+                Column("version", "Version"),
+                Column("engine", "Engine"),
+                Column("Value", "Runs"),
+            ),
             span=12,
             height=8,
         ),

@@ -28,6 +28,18 @@ if TYPE_CHECKING:
 LIMITS = frozenset({"limit_per_hour", "limit_per_run_per_day", "share_of_running", "deadline"})
 """Reasons that the limits of `leaves` give."""
 
+REFUSALS = LIMITS | frozenset(
+    {
+        *("closed", "no_agents", "another_engine", "key_reused"),
+        *("unknown_job", "other_run", "two_jobs", "no_run"),
+        *("facts_incomplete", "stale_facts", "no_facts", "dark_nodes", "dark_node", "clock_skew"),
+        *("settling", "late_tick", "agent_unreachable", "agent_key", "platform_unknown"),
+        *("kill_switch", "paused", "bad_files"),
+        *("protected", "kept", "already_asked", "being_ended"),
+    }
+)
+"""Every reason for which a leave is not taken on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LATE_SECONDS = 30.0
 """After its deadline a job that just then begins to leave is still watched for this long."""
+CAUSES = ("priority", "booking", "window", "budget")
+"""Why a scheduler may ask."""
 STEPS = ("notified", "acknowledged", "saved", "left", "freed")
 """What is seen of a leave, in this order; the successor's start is the scheduler's to see."""
 
@@ -320,9 +322,11 @@ class LeaveStore:
         )
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """(cause, result) -> how many; never falls."""
+        """(cause, result) -> how many, none of them too; never falls."""
         rows = self._ledger.rows("SELECT cause, state, count FROM leave_counts")
-        return {(cause, state): count for cause, state, count in rows}
+        results = [state.value for state in LeaveState if state.over]
+        none = {(cause, result): 0 for cause in CAUSES for result in results}
+        return none | {(cause, state): count for cause, state, count in rows}
 
     def _leaves(self, query: str, values: Sequence[object] = ()) -> list[Leave]:
         return [_leave(row) for row in self._ledger.rows(query, values)]

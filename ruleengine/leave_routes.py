@@ -15,7 +15,7 @@ from gpuwarden.refusals import Refusal
 from gpuwarden.ruleengine.api_models import LeaveDocument, Seconds, Shape
 from gpuwarden.ruleengine.bodies import MAX_BODY_BYTES, read_object, word
 from gpuwarden.ruleengine.leave_documents import leave_document, sees
-from gpuwarden.ruleengine.leave_records import LeaveOrder
+from gpuwarden.ruleengine.leave_records import CAUSES, LeaveOrder
 from gpuwarden.ruleengine.leave_settings import MAX_DEADLINE_SECONDS
 from gpuwarden.ruleengine.operations import Operation
 from gpuwarden.ruleengine.queries import whole
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 SCHEMA = "gpuwarden.leaves/v1"
 PATH = "/v1/leaves"
 MAX_LISTED = 1000
-CAUSES = ("priority", "booking", "window", "budget")
 _KEY = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _JOB_ID = re.compile(r"[!-~]{1,256}")
 _SUCCESSOR = re.compile(r"[!-~]{0,256}")

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import secrets
 import sqlite3
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -130,6 +131,8 @@ class LeaveDesk:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._asking = asyncio.Lock()
         self._facts: FleetFacts | None = None
+        self.refusals: Counter[str] = Counter(dict.fromkeys(leave_guards.REFUSALS, 0))
+        """Reason -> how often this life of the engine took nothing on for it."""
 
     async def aclose(self) -> None:
         """Stop following; what is open stays so in the ledger, for the next life to take up."""
@@ -150,6 +153,13 @@ class LeaveDesk:
         Raises:
             Refusal: the first reason is its word, the text has all of them.
         """
+        try:
+            return await self._ask(order, by=by)
+        except Refusal as refusal:
+            self.refusals[refusal.error] += 1
+            raise
+
+    async def _ask(self, order: LeaveOrder, *, by: str) -> Leave:
         known = self._known(order, by)
         if known is not None:
             return known

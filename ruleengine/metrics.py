@@ -231,6 +231,8 @@ class EngineCollector(Collector):
                 steps[leave.job_id, step] = moment
         yield "gpuwarden_receipt_timestamp_seconds", list(steps.items())
         yield "gpuwarden_leaves_total", _counted(desk.store.counts().items())
+        refusals = (((reason,), count) for reason, count in desk.refusals.items())
+        yield "gpuwarden_leave_refusals_total", _counted(refusals)
         yield "gpuwarden_leaves_open", [((), float(len(desk.store.open())))]
 
     def _waits(self) -> HistogramMetricFamily:

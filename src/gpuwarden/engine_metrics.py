@@ -148,6 +148,13 @@ ENGINE_METRICS = (
         "outcome",
     ),
     _engine(
+        "gpuwarden_leave_refusals_total",
+        _C,
+        "",
+        "Times that a scheduler was refused a leave, by the first reason; since the engine began.",
+        "reason",
+    ),
+    _engine(
         "gpuwarden_leaves_open",
         _G,
         "",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.grafana.fleets import Value
+    from tests.grafana.histories import Window
 
 LABELS = {"job": "gpuwarden-engine", "instance": "engine:9837"}
 TEAMS = {"ana": "vision", "ben": "robotics", "cho": "vision", "dan": "robotics"}
@@ -214,8 +215,31 @@ def _decisions(add: Callable[..., None], history: History) -> None:
         job_id="j-dan", user="dan", team="robotics", rule="idle-held")  # fmt: skip
 
 
+LEAVES = {("priority", "left"): 14, ("priority", "unheeded"): 2, ("booking", "undeliverable"): 1}
+"""Cause and outcome of what a scheduler asked for in the window, and how often."""
+
+
+def _leaves(add: Callable[..., None], window: Window) -> None:
+    add("gpuwarden_leaves_open", 1)
+    grown = window.end - window.start
+    for (cause, outcome), count in LEAVES.items():
+        add(
+            "gpuwarden_leaves_total",
+            lambda time, count=count: int(count * (time - window.start) / grown),
+            cause=cause,
+            outcome=outcome,
+        )
+    for reason, count in (("no_run", 5), ("limit_per_hour", 2), ("kept", 0)):
+        add(
+            "gpuwarden_leave_refusals_total",
+            lambda time, count=count: count * (time - window.start) // grown,
+            reason=reason,
+        )
+
+
 def _governance(add: Callable[..., None], history: History) -> None:
     window = history.window
+    _leaves(add, window)
     for channel in ("email", "slack"):
         for outcome, rate in (("delivered", 1 / 1800), ("refused", 1 / 7200)):
             add(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from copy import deepcopy
 from typing import Any
 
@@ -12,6 +13,9 @@ from grafana import build, expressions, lint
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from gpuwarden.catalogue import CATALOGUE
+from gpuwarden.scheduler_metrics import SCHEDULER_METRICS
 
 PATHS = sorted(build.FOLDER.glob("*.json"))
 
@@ -37,6 +41,19 @@ def test_every_key_is_known_to_grafana(board: dict[str, Any]) -> None:
 def test_the_linter_finds_nothing() -> None:
     """No finding is left, and no exclusion in lint.yaml is without use."""
     assert lint.report() == []
+
+
+def test_nothing_that_scheduling_tells_goes_unseen() -> None:
+    """Each metric of the scheduler, and of leaves, stands on a board or is watched by an alert."""
+    rules = (expressions.RULES / "scheduling.yml").read_text()
+    text = "\n".join([rules, *(path.read_text() for path in PATHS)])
+    asked = set(re.findall(r"gpuwarden_[a-z0-9_]+", text))
+    told = [metric.name for metric in SCHEDULER_METRICS]
+    told += [name for name in CATALOGUE if name.startswith("gpuwarden_leave")]
+    parts = ("", "_bucket", "_sum", "_count")
+    unseen = [name for name in told if not {name + part for part in parts} & asked]
+    assert len(told) > 25
+    assert unseen == []
 
 
 def test_recording_interval_is_what_the_boards_count_with() -> None:

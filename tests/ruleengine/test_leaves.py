@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -16,10 +18,13 @@ from tests.ruleengine.worlds import NODE, Job
 
 from gpuwarden.agent_api import Action
 from gpuwarden.ruleengine.app import EngineApp
+from gpuwarden.ruleengine.leave_guards import REFUSALS
 from gpuwarden.ruleengine.leave_records import LeaveState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_from_the_request_to_the_proof_every_step_is_told_with_its_time(servers: World) -> None:
@@ -111,8 +116,27 @@ def test_a_run_names_its_job_and_two_that_claim_it_name_none(servers: World) -> 
             assert (twice.status_code, twice.json()["error"]) == (409, "two_jobs")
             claimed = await client.post("/v1/leaves", json=body(job_id="proc-2", key="k"))
             assert (claimed.status_code, claimed.json()["error"]) == (409, "no_run")
+            metrics = scene.world.told()
+            # Of this life of the engine: the first two were refused by the one before.
+            reasons = ("other_run", "two_jobs", "no_run", "kept")
+            counts = [
+                metrics[f'gpuwarden_leave_refusals_total{{reason="{reason}"}}']
+                for reason in reasons
+            ]
+            assert counts == [0, 1, 1, 0]
+            assert metrics['gpuwarden_leaves_total{cause="booking",outcome="unheeded"}'] == 0
 
     asyncio.run(story())
+
+
+def test_every_reason_of_a_refusal_is_told_of() -> None:
+    """The table of docs/operations.md names the reasons that the metric begins with, and these."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    table = page.split("| Refused | When |", 1)[1].split("\n\n", 1)[0]
+    named = set()
+    for row in table.splitlines()[2:]:
+        named |= set(re.findall(r"`(\w+)`", row.split("|")[1]))
+    assert named == REFUSALS
 
 
 def _dark(scene: Scene) -> None:
