@@ -106,8 +106,8 @@ class SlurmTerms(Strict):
     """The command that runs another one in an image, with `{image}` for it, such as
     [apptainer, exec, --nv, "docker://{image}"]. Without it no job can have an image."""
     requeues: AtMost | None = None
-    """A job that came back more often than this without a new epoch is held, and told of; by
-    default nobody is."""
+    """A job that comes back without a new epoch waits longer each time, and is held, and told of,
+    when it came back more often than this; by default nobody is."""
 
 
 class KueueVolume(Strict):

@@ -39,6 +39,11 @@ def is_marked(description: str) -> bool:
     return description.startswith(f"{OWNER}: ")
 
 
+def marking(kind: str, name: str, description: str) -> str:
+    """The command by which an administrator hands something over to gpuwarden."""
+    return f'sacctmgr modify {kind} {name} set description="{description}"'
+
+
 def account_objects(policy: Policy) -> tuple[EngineObject, ...]:
     """Everything that sacctmgr is to keep for a policy, in the order in which it is made."""
     top = top_account_of(policy)
@@ -163,9 +168,9 @@ def _object(
     kind: str, name: str, values: Mapping[str, str], *, described: bool = False
 ) -> EngineObject:
     """An object; one with a description is taken over by the mark in it."""
-    mark_it = f'sacctmgr modify {kind} {name} set description="{values.get("Description", "")}"'
     text = _text(kind, name, values)
-    return EngineObject(kind, name, values, text, take_over=mark_it if described else "")
+    take_over = marking(kind, name, values["Description"]) if described else ""
+    return EngineObject(kind, name, values, text, take_over=take_over)
 
 
 def _text(kind: str, name: str, values: Mapping[str, str]) -> str:

@@ -13,13 +13,13 @@ import structlog
 
 from gpuwarden import job_files
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
-from gpuwarden.platforms.slurm_limits import CARDS
 from gpuwarden.schedule_api import Problem
-from gpuwarden.scheduling.drivers import LOOP
-from gpuwarden.scheduling.slurm import caps, configs, loops, memories
+from gpuwarden.scheduling.slurm import caps, configs, memories
+from gpuwarden.scheduling.slurm.cap_desks import CapDesk
 from gpuwarden.scheduling.slurm.clusters import open_cluster
 from gpuwarden.scheduling.slurm.epochs import Epochs
 from gpuwarden.scheduling.slurm.gates import gates
+from gpuwarden.scheduling.slurm.hold_desks import HoldDesk, Remark
 from gpuwarden.scheduling.slurm.names import account_of
 from gpuwarden.scheduling.slurm.notices import Answered, Notices
 from gpuwarden.scheduling.slurm.observations import Reader, read_accounts
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.policies import Policy
     from gpuwarden.scheduling.predictions import Training
     from gpuwarden.scheduling.slots import Slot, SlotUse
+    from gpuwarden.scheduling.slurm.askings import Asking
     from gpuwarden.scheduling.slurm.clusters import Cluster
+    from gpuwarden.scheduling.slurm.loops import History
     from gpuwarden.scheduling.slurm.queues import Reading
     from gpuwarden.scheduling.slurm.receipts import SignsOf
 
@@ -96,18 +98,21 @@ class SlurmDriver:
         self._trainings = Trainings(cluster)
         self._reading: Reading | None = None
         self._memory = memories.Memory()
-        self._notices = Notices(cluster, {})
-        self._slots = SlotDesk(cluster, self._notices, {})
-        self._spent: frozenset[str] = frozenset()
         # The trainer's own words are there to read on a lab box, where this is its node too; of
         # other nodes Prometheus knows what was saved.
         sources: list[SignsOf] = [signs_in(job_files.DEFAULT_DIRECTORY)]
         self._epochs = None if context.prometheus is None else Epochs(context.prometheus)
         if context.prometheus is not None:
             sources.append(SavedStates(context.prometheus, lambda: self.cluster))
-        self._receipts = Receipts(policy, signs=first_of(*sources))
+        self._signs = first_of(*sources)
+        self._notices = self._notices_of({})
+        self._slots = SlotDesk(cluster, self._notices, {})
+        self._holds = self._hold_desk({})
+        self._caps = CapDesk(cluster)
+        self._spent: frozenset[str] = frozenset()
+        self._receipts = Receipts(policy, signs=self._signs)
         self._attempts: tuple[Attempt, ...] = ()
-        self._histories: Mapping[str, loops.History] = {}
+        self._remarks: dict[str, Remark] = {}
         self._saved_at = 0.0
         self._entries: tuple[QueueEntry, ...] = ()
         self._ended: tuple[QueueEntry, ...] = ()
@@ -121,11 +126,17 @@ class SlurmDriver:
     def start(self, now: float) -> None:
         """Learn which cluster it is, and take up what was left."""
         self._memory = memories.load(self._context.state)
-        self._notices = Notices(self._asked, self._memory.asked)
+        self._notices = self._notices_of(self._memory.asked)
         self._slots = SlotDesk(self._asked, self._notices, self._memory.slots)
-        self._histories = self._memory.histories
+        self._holds = self._hold_desk(self._memory.histories)
         self.cluster = self._asked.config.name
         log.info("slurm_found", cluster=self.cluster, version=self._asked.version, at=now)
+
+    def _notices_of(self, asked: Mapping[str, Asking]) -> Notices:
+        return Notices(self._asked, asked, keep=self._write, signs=self._signs)
+
+    def _hold_desk(self, histories: Mapping[str, History]) -> HoldDesk:
+        return HoldDesk(self._asked, histories, epochs=self._epochs, signs=self._signs)
 
     def stop(self) -> None:
         """Nothing is asked any more; jobs go on."""
@@ -159,7 +170,9 @@ class SlurmDriver:
         self._reading = reading
         self._remember(reading)
         self._say_settings(reading, now)
-        held = self._guard(reading, now)
+        self._holds.watch(reading, self._policy, now, self._attempts)
+        for code, words in self._holds.problems.items():
+            self._problem(code, words, now)
         self._watch_slots(reading, now)
         self._keep_gates(reading, now)
         self._notices.observe(reading.jobs, now)
@@ -167,7 +180,8 @@ class SlurmDriver:
         if self._accounts_at is None or not 0 <= now - self._accounts_at < ACCOUNT_SECONDS:
             self._keep_books(reading, now)
         self._receipts.observe(reading.jobs, now, self._attempts)
-        self._entries = tuple(_told(entry, held) for entry in entries_of(reading, self._policy))
+        remarks = self._remarks | self._holds.remarks
+        self._entries = tuple(_told(entry, remarks) for entry in entries_of(reading, self._policy))
         self._trainings.look(reading.jobs)
 
     def entries(self) -> Sequence[QueueEntry]:
@@ -181,7 +195,8 @@ class SlurmDriver:
 
     def preemptions(self) -> Sequence[Preemption]:
         """What was seen of jobs that had to leave."""
-        return (*self._receipts.preemptions(), *self._notices.preemptions())
+        now = self._context.clock.wall()
+        return (*self._receipts.preemptions(), *self._notices.preemptions(now))
 
     def problems(self) -> Sequence[Problem]:
         """What an operator should know of."""
@@ -230,34 +245,53 @@ class SlurmDriver:
 
     def _keep(self, now: float) -> None:
         """Write down what must outlive this process; what merely grows, once a minute."""
-        memory = memories.Memory(
-            self._histories, dict(self._slots.known), dict(self._notices.asked)
-        )
+        memory = self._to_keep()
         urgent = memories.essence(memory) != memories.essence(self._memory)
         if urgent or (memory != self._memory and not 0 <= now - self._saved_at < KEEP_SECONDS):
-            self._saved_at = now
-            try:
-                memories.save(self._context.state, memory)
-            except OSError as error:
-                # A full disk stops nobody: what is not kept is counted anew after a restart.
-                words = f"{self._context.state} cannot be written: {error.strerror or error}"
-                self._problem("state_not_kept", words, now)
-                return
-            self._memory = memory
-            self._problem("state_not_kept", None, now)
+            self._write()
+
+    def _to_keep(self) -> memories.Memory:
+        return memories.Memory(
+            self._holds.histories, dict(self._slots.known), dict(self._notices.asked)
+        )
+
+    def _write(self) -> bool:
+        """Write down everything at once; says whether it is on disk."""
+        now, memory = self._context.clock.wall(), self._to_keep()
+        self._saved_at = now
+        try:
+            memories.save(self._context.state, memory)
+        except OSError as error:
+            # A full disk stops no job: what is not kept is counted anew after a restart, and
+            # nobody is asked to leave meanwhile.
+            words = f"{self._context.state} cannot be written: {error.strerror or error}"
+            self._problem("state_not_kept", words, now)
+            return False
+        self._memory = memory
+        self._problem("state_not_kept", None, now)
+        return True
 
     def _keep_gates(self, reading: Reading, now: float) -> None:
         """Keep jobs in their windows, and have those leave whose window or budget is over."""
-        found = gates(reading.jobs, self._policy, spent=self._spent, now=now)
+        found = gates(
+            reading.jobs,
+            self._policy,
+            spent=self._spent,
+            now=now,
+            slots=self._slots.returns(reading, now),
+        )
         for number, begin in found.begins:
             told = (f"JobId={number}", f"StartTime=uts{int(begin)}")
             answer = self._asked.run("scontrol", "update", *told)
             if answer.status:
                 log.warning("window_not_kept", job=number, error=answer.complaint)
-        deaf = []
-        for job, why in found.leaves:
-            if self._notices.ask(job, why, self._policy, now) is Answered.DEAF:
-                deaf.append(f"{job.number} ({why.cause})")
+        self._remarks = {number: Remark("", words) for number, words in found.words.items()}
+        answers = self._notices.ask(found.leaves, self._policy, now)
+        deaf = [
+            f"{job.number} ({why.cause})"
+            for (job, why), answer in zip(found.leaves, answers, strict=True)
+            if answer is Answered.DEAF
+        ]
         words = None
         if deaf:
             words = (
@@ -265,35 +299,6 @@ class SlurmDriver:
                 f"{', '.join(deaf[:20])}; their owners or an operator end them"
             )
         self._problem("jobs_cannot_be_asked", words, now)
-
-    # -- loops
-
-    def _guard(self, reading: Reading, now: float) -> dict[str, str]:
-        """Hold the jobs that only come back; gives why each that is held for it is."""
-        terms = self._policy.slurm.requeues
-        epochs = {}
-        if terms is not None and self._epochs is not None:
-            asked = loops.returning(self._histories, reading.jobs)
-            epochs = self._epochs.known(reading.cluster, asked, now)
-        found = loops.guard(reading.jobs, self._histories, terms, now=now, epochs=epochs)
-        jobs = {job.number: job for job in reading.jobs}
-        for loop in found.loops:
-            answer = self._asked.run("scontrol", "hold", loop.number)
-            if answer.status:
-                log.warning("requeue_loop_not_held", job=loop.number, error=answer.complaint)
-                continue
-            log.warning("requeue_loop_held", job=loop.number, words=loop.words)
-            found = loops.mark_held(found, jobs[loop.number], now)
-        self._histories = found.histories
-        held = dict(found.held)
-        words = None
-        if held:
-            words = (
-                f"jobs came back again and again without getting on, and are held: "
-                f"{', '.join(sorted(held))}; their owners look into their logs and release them"
-            )
-        self._problem(LOOP, words, now)
-        return held
 
     # -- books
 
@@ -339,53 +344,13 @@ class SlurmDriver:
         begin = caps.begin_of(self._policy, now)
         if begin is None:
             self._spent = frozenset()
+            self._problem("budget_not_enforced", None, now)
             return
         holdings = self._account(attempts, begin, now, now)
         teams = caps.spent_teams(self._policy, holdings, now)
         self._spent = frozenset(account_of(self._policy, team) for team in teams)
-        counters = {
-            name: limits.minutes[CARDS]
-            for name, limits in reading.limits.accounts.items()
-            if CARDS in limits.minutes
-        }
-        missing = caps.unset(self._policy, counters)
-        words = None
-        if missing:
-            words = (
-                f"Slurm has no account for {', '.join(missing)}, so their budgets are not "
-                "enforced: run `gpuwarden policy apply --engine slurm`"
-            )
+        words = self._caps.keep(reading.limits, holdings, self._policy, now)
         self._problem("budget_not_enforced", words, now)
-        for team in caps.capped(self._policy):
-            if team in missing:
-                continue
-            counter = counters[account_of(self._policy, team)]
-            cap = caps.cap_of(self._policy, team, holdings, counter, now=now)
-            if caps.differs(cap, counter, self._policy):
-                self._set_cap(cap, now)
-
-    def _set_cap(self, cap: caps.Cap, now: float) -> None:
-        answer = self._asked.run(
-            "sacctmgr",
-            "--immediate",
-            "modify",
-            "account",
-            "where",
-            f"name={cap.account}",
-            f"cluster={self.cluster}",
-            "set",
-            f"GrpTRESMins={CARDS}={cap.minutes}",
-        )
-        if answer.status and "Nothing modified" not in answer.output:
-            said = answer.complaint or answer.output.strip()[:200]
-            self._problem(
-                "budget_not_enforced",
-                f"the limit of account {cap.account} could not be set, and the former one stays: "
-                f"{said}; the scheduler's user must be an operator of Slurm's",
-                now,
-            )
-            return
-        log.info("budget_cap_set", account=cap.account, minutes=cap.minutes, left=cap.left)
 
     # -- bookings and use
 
@@ -418,7 +383,9 @@ class SlurmDriver:
         return self._account(read_accounts(self._asked, begin, end), begin, end, now)
 
 
-def _told(entry: QueueEntry, held: dict[str, str]) -> QueueEntry:
-    """An entry that is held by the loop guard says so."""
-    words = held.get(entry.id)
-    return entry if words is None else replace(entry, why=LOOP, words=words)
+def _told(entry: QueueEntry, remarks: Mapping[str, Remark]) -> QueueEntry:
+    """An entry with what the daemon has to say of it."""
+    remark = remarks.get(entry.id)
+    return (
+        entry if remark is None else replace(entry, why=remark.why or entry.why, words=remark.words)
+    )

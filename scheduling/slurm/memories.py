@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from gpuwarden.schedule_api import Cause
+from gpuwarden.scheduling.slurm.askings import Asking
 from gpuwarden.scheduling.slurm.loops import History
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME: Final = "slurm.json"
-VERSION: Final = 1
+VERSION: Final = 2
 _MAX_BYTES: Final = 64 * 1024 * 1024
 
 log = structlog.get_logger(__name__)
@@ -46,12 +48,12 @@ class Memory:
     Attributes:
         histories: of the loop guard.
         slots: slot -> what is known of it.
-        asked: attempt that was asked to leave -> Unix time.
+        asked: attempt that was asked to leave, or was to be -> its request.
     """
 
     histories: Mapping[str, History] = field(default_factory=dict)
     slots: Mapping[str, SlotMemory] = field(default_factory=dict)
-    asked: Mapping[str, float] = field(default_factory=dict)
+    asked: Mapping[str, Asking] = field(default_factory=dict)
 
 
 def essence(memory: Memory) -> Memory:
@@ -103,7 +105,7 @@ def _memory(data: Any) -> Memory:
     return Memory(
         histories={str(key): _history(value) for key, value in data["histories"].items()},
         slots={str(key): _slot(value) for key, value in data["slots"].items()},
-        asked={str(key): float(value) for key, value in data["asked"].items()},
+        asked={str(key): _asking(value) for key, value in data["asked"].items()},
     )
 
 
@@ -111,16 +113,40 @@ def _history(value: Any) -> History:
     return History(
         restarts=int(value["restarts"]),
         times=tuple(float(time) for time in value["times"]),
+        made_way=tuple(float(time) for time in value["made_way"]),
         epoch=None if value["epoch"] is None else int(value["epoch"]),
         told=bool(value["told"]),
-        held=None if value["held"] is None else float(value["held"]),
+        got_on=bool(value["got_on"]),
+        held=_moment(value["held"]),
+        paused=None if value["paused"] is None else int(value["paused"]),
+        stopped=None if value["stopped"] is None else int(value["stopped"]),
     )
 
 
+def _asking(value: Any) -> Asking:
+    return Asking(
+        number=str(value["number"]),
+        cause=Cause(value["cause"]),
+        successor=str(value["successor"]),
+        at="epoch" if value["at"] == "epoch" else "step",
+        signal=str(value["signal"]),
+        intended=float(value["intended"]),
+        sent=_moment(value["sent"]),
+        deadline=_moment(value["deadline"]),
+        run_id=None if value["run_id"] is None else str(value["run_id"]),
+        acknowledged=_moment(value["acknowledged"]),
+        saved=_moment(value["saved"]),
+        left=_moment(value["left"]),
+    )
+
+
+def _moment(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
 def _slot(value: Any) -> SlotMemory:
-    first = value["first_used"]
     return SlotMemory(
         end=float(value["end"]),
-        first_used=None if first is None else float(first),
+        first_used=_moment(value["first_used"]),
         held={str(key): float(seconds) for key, seconds in value["held"].items()},
     )

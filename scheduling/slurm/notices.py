@@ -2,7 +2,8 @@
 
 A training leaves on the signal that its script names (`#SBATCH --signal`); to any other job the
 same signal would be its end. So a job whose script asks for none is never sent one: it is said that
-it cannot be asked. Each attempt is asked once, and what became of it is told.
+it cannot be asked. Each attempt is asked once: that is on disk before it is sent, and what cannot
+be written down is not sent.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ import structlog
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.platforms.slurm import attempt_id
 from gpuwarden.platforms.slurm_attempts import asked_signal
-from gpuwarden.schedule_api import Outcome, Preemption
+from gpuwarden.scheduling.slurm.askings import Asking, hear, leave, told
 from gpuwarden.scheduling.slurm.refusals import is_down
 from gpuwarden.scheduling.slurm.scripts import read_comment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpuwarden.platforms.slurm_attempts import AskedSignal
     from gpuwarden.platforms.slurm_listings import ListedJob
-    from gpuwarden.schedule_api import Cause
+    from gpuwarden.schedule_api import Cause, Preemption
     from gpuwarden.scheduling.policies import Policy
     from gpuwarden.scheduling.slurm.clusters import Cluster
+    from gpuwarden.scheduling.slurm.receipts import Signs, SignsOf
 
 SETTLING_SECONDS: Final = 60.0
 """A program that has just been started does not heed its signal yet, and would die of it."""
@@ -43,13 +45,15 @@ class Answered(Enum):
     ASKED = "asked"
     """Now."""
     BEFORE = "before"
-    """It was asked before, and is still there."""
+    """It was asked before, or may have been, and is still there."""
     DEAF = "deaf"
     """Its script asks for no signal."""
     EARLY = "early"
     """It has only just begun; a later look asks."""
     FAILED = "failed"
     """Slurm did not pass it on; the next look tries again."""
+    UNKEPT = "unkept"
+    """It could not be written down, so that it was not sent; the next look tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,55 +79,90 @@ class Notices:
 
     Args:
         cluster: which.
-        asked: attempts that were asked before this process -> Unix time.
+        asked: attempt -> its request of before this process, which may never have been sent.
+        keep: writes down what is in `asked`, and says whether it is on disk.
+        signs: what trainers say; nothing where nobody can tell.
     """
 
-    def __init__(self, cluster: Cluster, asked: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        asked: Mapping[str, Asking],
+        *,
+        keep: Callable[[], bool],
+        signs: SignsOf | None = None,
+    ) -> None:
         self._cluster = cluster
+        self._keep = keep
+        self._signs = signs
         self._signals: dict[str, AskedSignal | None] = {}
-        self._told: dict[str, Preemption] = {}
-        self.asked: dict[str, float] = dict(asked)
+        self._seen: dict[str, ListedJob] = {}
+        self.asked: dict[str, Asking] = dict(asked)
 
-    def ask(self, job: ListedJob, why: Why, policy: Policy, now: float) -> Answered:
-        """Ask a job to leave, once for each attempt.
+    def ask(
+        self, jobs: Sequence[tuple[ListedJob, Why]], policy: Policy, now: float
+    ) -> list[Answered]:
+        """Ask jobs to leave, each attempt once; gives what came of each, in their order.
 
         Raises:
-            ServiceUnavailable: the controller does not answer.
+            ServiceUnavailable: the controller does not answer; who was asked is remembered.
         """
-        attempt = attempt_of(job)
-        if attempt in self.asked:
-            return Answered.BEFORE
-        if now - (job.job.start_time or now) < SETTLING_SECONDS:
-            return Answered.EARLY
-        signal = self._signal_of(job, attempt)
-        if signal is None:
-            return Answered.DEAF
+        answers: dict[str, Answered] = {}
+        chosen: dict[str, tuple[ListedJob, Asking, AskedSignal]] = {}
+        for job, why in jobs:
+            attempt = attempt_of(job)
+            if attempt in answers or attempt in chosen:
+                continue
+            known = self.asked.get(attempt)
+            if known is not None and known.counts(now):
+                answers[attempt] = Answered.BEFORE
+            elif now - (job.job.start_time or now) < SETTLING_SECONDS:
+                answers[attempt] = Answered.EARLY
+            elif (signal := self.signal_of(job)) is None:
+                answers[attempt] = Answered.DEAF
+            else:
+                chosen[attempt] = (job, _asking(job, why, signal, policy=policy, now=now), signal)
+        answers |= self._send(chosen, now)
+        return [answers[attempt_of(job)] for job, _ in jobs]
+
+    def _send(
+        self, chosen: Mapping[str, tuple[ListedJob, Asking, AskedSignal]], now: float
+    ) -> dict[str, Answered]:
+        if not chosen:
+            return {}
+        before = dict(self.asked)
+        self.asked |= {attempt: asking for attempt, (_, asking, _) in chosen.items()}
+        if not self._keep():
+            self.asked = before
+            return dict.fromkeys(chosen, Answered.UNKEPT)
+        answers = {}
+        for attempt, (job, asking, signal) in chosen.items():
+            if self._pass_on(job, signal):
+                log.info("notice", job=job.number, cause=asking.cause, successor=asking.successor)
+                self.asked[attempt] = replace(asking, sent=now)
+                answers[attempt] = Answered.ASKED
+            else:
+                del self.asked[attempt]
+                answers[attempt] = Answered.FAILED
+        return answers
+
+    def _pass_on(self, job: ListedJob, signal: AskedSignal) -> bool:
+        """Send one signal; where no answer comes, the request stays in doubt."""
         batch = ("--batch",) if signal.batch else ()
         answer = self._cluster.run("scancel", *batch, f"--signal={signal.name}", job.number)
         if is_down(answer):
             raise ServiceUnavailable(f"Slurm's controller does not answer: {answer.complaint}")
         if answer.status:
             log.warning("notice_failed", job=job.number, error=answer.complaint)
-            return Answered.FAILED
-        log.info("notice", job=job.number, cause=why.cause, successor=why.successor)
-        self.asked[attempt] = now
-        comment = read_comment(job.job.comment)
-        patient = policy.preemption is not None and policy.preemption.notice == "epoch"
-        self._told[attempt] = Preemption(
-            id=f"{why.cause}-{attempt}",
-            victim=job.number,
-            successor=why.successor,
-            cause=why.cause,
-            at="epoch" if patient else "step",
-            deadline=None if policy.preemption is None else now + policy.preemption.deadline,
-            run_id=None if comment is None else comment.run_id,
-            steps={"notified": now},
-            words=f"It was asked to leave by its signal {signal.name}.",
-        )
-        return Answered.ASKED
+        return not answer.status
 
-    def _signal_of(self, job: ListedJob, attempt: str) -> AskedSignal | None:
-        """The signal that a job's script asks for; None where it asks for none, or has none."""
+    def signal_of(self, job: ListedJob) -> AskedSignal | None:
+        """The signal that a job's script asks for; None where it asks for none, or has none.
+
+        Raises:
+            ServiceUnavailable: the controller does not answer.
+        """
+        attempt = attempt_of(job)
         if attempt not in self._signals:
             answer = self._cluster.run("scontrol", "write", "batch_script", job.number, "-")
             if is_down(answer):
@@ -134,26 +173,48 @@ class Notices:
         return self._signals[attempt]
 
     def observe(self, jobs: Sequence[ListedJob], now: float) -> None:
-        """See who has left, and forget what is long over."""
-        holding = {attempt_of(job) for job in jobs if job.job.holds}
-        for attempt, told in list(self._told.items()):
-            if told.outcome in (Outcome.OPEN, Outcome.OVERDUE) and attempt not in holding:
-                steps = {**told.steps, "left": now}
-                self._told[attempt] = replace(
-                    told, steps=steps, outcome=Outcome.DONE, words="It left."
-                )
-            elif told.outcome is Outcome.OPEN and told.deadline is not None and now > told.deadline:
-                self._told[attempt] = replace(
-                    told,
-                    outcome=Outcome.OVERDUE,
-                    words="Its deadline passed and it is still there: its owner or an operator "
-                    "ends it.",
-                )
-        for attempt, when in list(self.asked.items()):
-            if attempt not in holding and now - when > KEPT_SECONDS:
+        """See who has left and what those in doubt say, and forget what is long over."""
+        holding = {attempt_of(job): job for job in jobs if job.job.holds}
+        for attempt, asking in list(self.asked.items()):
+            if attempt in holding:
+                self._seen[attempt] = holding[attempt]
+                if not asking.certain:
+                    self._end_doubt(attempt, asking)
+            elif now - asking.intended > KEPT_SECONDS:
                 del self.asked[attempt]
-                self._told.pop(attempt, None)
+            elif asking.left is None:
+                self.asked[attempt] = leave(asking, self._said(attempt, asking), now)
+        self._seen = {attempt: job for attempt, job in self._seen.items() if attempt in holding}
 
-    def preemptions(self) -> tuple[Preemption, ...]:
-        """Every notice of the last day, the oldest first."""
-        return tuple(sorted(self._told.values(), key=lambda each: each.steps["notified"]))
+    def _end_doubt(self, attempt: str, asking: Asking) -> None:
+        heard = hear(asking, self._said(attempt, asking))
+        if heard is None:
+            log.info("notice_not_sent", job=asking.number)
+            del self.asked[attempt]
+        else:
+            self.asked[attempt] = heard
+
+    def _said(self, attempt: str, asking: Asking) -> Signs | None:
+        """What the trainer of an attempt says, which may have left since it was last seen."""
+        job = self._seen.get(attempt)
+        return None if job is None or self._signs is None else self._signs(job, asking.run_id)
+
+    def preemptions(self, now: float) -> tuple[Preemption, ...]:
+        """Every request of the last day, the oldest first."""
+        found = sorted(self.asked.items(), key=lambda each: (each[1].intended, each[0]))
+        return tuple(told(asking, attempt, now) for attempt, asking in found)
+
+
+def _asking(job: ListedJob, why: Why, signal: AskedSignal, *, policy: Policy, now: float) -> Asking:
+    comment = read_comment(job.job.comment)
+    terms = policy.preemption
+    return Asking(
+        number=job.number,
+        cause=why.cause,
+        successor=why.successor,
+        at="step" if terms is None else terms.notice,
+        signal=signal.name,
+        intended=now,
+        deadline=None if terms is None else now + terms.deadline,
+        run_id=None if comment is None else comment.run_id,
+    )

@@ -11,6 +11,7 @@ from gpuwarden.platforms.slurm_limits import ASKED, AllLimits, decode_limits
 from gpuwarden.platforms.slurm_listings import decode_listing, listing_format
 from gpuwarden.platforms.slurm_nodes import decode_nodes, decode_tiers
 from gpuwarden.scheduling.slurm.queues import Reading
+from gpuwarden.scheduling.slurm.readings import ACCOUNT_QUESTION, decode_bookkeeping
 
 if TYPE_CHECKING:
     from gpuwarden.platforms.slurm_accounting import Attempt
@@ -102,3 +103,14 @@ def read_accounts(cluster: Cluster, begin: float, end: float) -> tuple[Attempt, 
     mark = f"|{secrets.token_hex(8)}"
     words = accounting_words(int(begin), int(end) + 1, mark)
     return decode_accounting(cluster.output("sacct", *words), mark)
+
+
+def read_marked_accounts(cluster: Cluster) -> frozenset[str]:
+    """Accounts that are gpuwarden's by the mark in their description.
+
+    Raises:
+        ServiceUnavailable: slurmdbd does not answer.
+    """
+    text = cluster.output("sacctmgr", *ACCOUNT_QUESTION)
+    there = decode_bookkeeping(cluster.config.name, qos="", account=text, assoc="", user="")
+    return frozenset(name for name in there.descriptions if there.is_ours(name))

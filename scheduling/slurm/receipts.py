@@ -50,12 +50,16 @@ class Signs:
         saved: the state with which it leaves is on disk.
         durable: its newest state on disk is of then, whether or not it leaves.
         on_disk: that state was known to be there.
+        heard: it last got on; until then it has said all that there was to say.
+        status: with which it left, or says that it is about to.
     """
 
     acknowledged: float | None = None
     saved: float | None = None
     durable: float | None = None
     on_disk: float | None = None
+    heard: float | None = None
+    status: int | None = None
 
 
 class SignsOf(Protocol):
@@ -77,8 +81,11 @@ def signs_in(root: Path) -> SignsOf:
             return None
         since = job.job.start_time or 0.0
         try:
-            content = job_files.read(job_files.status_path(root, run_id)).content
-            return signs_of(job_files.RunStatus.decode(content), since)
+            found = job_files.read(job_files.status_path(root, run_id))
+            # The folder is everybody's: another user's word about a job is none.
+            if found.uid != job.job.user_id:
+                return None
+            return signs_of(job_files.RunStatus.decode(found.content), since)
         except (OSError, job_files.JobFileError):
             return None
 
@@ -100,7 +107,14 @@ def signs_of(status: RunStatus, since: float) -> Signs | None:
     left = status.exit is not None and status.exit.code in _LEFT
     after = noticed is not None and taken is not None and taken >= noticed
     saved = durable if left and after else None
-    return Signs(noticed, saved, None if durable is None else taken, durable)
+    return Signs(
+        noticed,
+        saved,
+        None if durable is None else taken,
+        durable,
+        heard=status.heartbeat,
+        status=None if status.exit is None else status.exit.code,
+    )
 
 
 def first_of(*sources: SignsOf) -> SignsOf:

@@ -258,8 +258,9 @@ def _remarks_of_preemption(policy: Policy) -> Iterator[Remark]:
     )
     yield Remark(
         "preemption.at_most",
-        "Slurm brings a job back as often as it leaves: gpuwarden scheduler counts, waits "
-        "(back_off) and holds",
+        "Slurm asks a job to leave as often as it likes, and knows no back_off: gpuwarden "
+        "scheduler tells who had to leave more often. One that comes back by itself waits longer "
+        "each time and is then held, where slurm.requeues says how often it may",
     )
     if policy.preemption is not None and policy.preemption.notice == "epoch":
         yield Remark(

@@ -16,8 +16,8 @@ from gpuwarden.scheduling.slurm import reservations
 from gpuwarden.scheduling.slurm.memories import SlotMemory
 from gpuwarden.scheduling.slurm.names import account_of
 from gpuwarden.scheduling.slurm.notices import Answered, Why, attempt_of
+from gpuwarden.scheduling.slurm.queues import is_waiting
 from gpuwarden.scheduling.slurm.refusals import refusal_of_reservation
-from gpuwarden.scheduling.slurm.scripts import read_comment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -277,20 +277,50 @@ class SlotDesk:
         policy: Policy,
         now: float,
     ) -> Sequence[str]:
-        """Ask jobs of others to leave that run into a slot; gives those that cannot be asked.
-
-        Those that gpuwarden submitted asked Slurm itself to be told (`--signal=RB:`) when the slot
-        begins; a second signal would make them hurry.
-        """
+        """Ask jobs of others to leave that run into a slot; gives those that cannot be asked."""
         if policy.preemption is None:
             return ()
-        why, deaf = Why(Cause.BOOKING, slot.id), []
-        for job in reservations.in_the_way(slot, reservation, reading, policy):
-            if read_comment(job.job.comment) is None:
-                answered = self._notices.ask(job, why, policy, now)
-                if answered is Answered.DEAF:
-                    deaf.append(f"{job.number} in {slot.id}")
-        return deaf
+        why = Why(Cause.BOOKING, slot.id)
+        chosen = [
+            (job, why)
+            for job in reservations.in_the_way(slot, reservation, reading, policy)
+            if not self._is_slurms(job, slot, now)
+        ]
+        answers = self._notices.ask(chosen, policy, now)
+        return [
+            f"{job.number} in {slot.id}"
+            for (job, _), answer in zip(chosen, answers, strict=True)
+            if answer is Answered.DEAF
+        ]
+
+    def _is_slurms(self, job: ListedJob, slot: Slot, now: float) -> bool:
+        """Whether Slurm tells a job itself, as the slot begins.
+
+        It does so for who asked for that (`--signal=R:`). Who ran before the slot was near is told
+        ahead all the same; one that was let in later would have begun for a minute.
+        """
+        signal = self._notices.signal_of(job)
+        if signal is None or not signal.makes_way:
+            return False
+        near = slot.start - slot.lead_seconds
+        return slot.start <= now or (job.job.start_time or now) > near
+
+    def returns(self, reading: Reading, now: float) -> dict[str, Slot]:
+        """Number of a waiting job -> the slot for which it made way, and which has not begun.
+
+        Slurm would start it once more in front of that slot.
+        """
+        ahead = {slot.id: slot for slot in self._slots if slot.start > now}
+        made_way = {
+            asking.number: slot
+            for asking in self._notices.asked.values()
+            if asking.cause is Cause.BOOKING and (slot := ahead.get(asking.successor)) is not None
+        }
+        return {
+            job.number: made_way[job.number]
+            for job in reading.jobs
+            if job.number in made_way and is_waiting(job)
+        }
 
     def uses(self, reading: Reading | None, policy: Policy, now: float) -> tuple[SlotUse, ...]:
         """What becomes of the slots whose time has come."""

@@ -116,10 +116,13 @@ class AskedSignal:
     Attributes:
         name: such as USR1.
         batch: for the batch shell alone; else for the job's steps.
+        makes_way: whether Slurm may start the job in front of a reservation, and tells it itself
+            when that begins.
     """
 
     name: str
     batch: bool = False
+    makes_way: bool = False
 
 
 def accounted_state(text: str, submit_time: int) -> str:
@@ -186,4 +189,6 @@ def _asked(text: str) -> AskedSignal | None:
         return None
     if number in _NEVER:
         return None
-    return AskedSignal(number.name.removeprefix("SIG"), batch="B" in (match["flags"] or ""))
+    flags = match["flags"] or ""
+    name = number.name.removeprefix("SIG")
+    return AskedSignal(name, batch="B" in flags, makes_way="R" in flags)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import shlex
 import time
 import zoneinfo
 from typing import TYPE_CHECKING
@@ -18,7 +19,10 @@ from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.schedule_api import Cause, EntryState
 from gpuwarden.scheduling.slurm import memories
 from gpuwarden.scheduling.slurm.driver import read_entries
+from gpuwarden.scheduling.slurm.hold_desks import HoldDesk
 from gpuwarden.scheduling.slurm.loops import History
+from gpuwarden.scheduling.slurm.observations import Reader
+from gpuwarden.scheduling.slurm.receipts import Signs
 from gpuwarden.scheduling.slurm.submissions import SlurmSubmitter
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
     from tests.slurm_servers import SlurmCluster
 
+    from gpuwarden.platforms.slurm_listings import ListedJob
     from gpuwarden.schedule_api import QueueEntry
     from gpuwarden.scheduling.slurm.clusters import Cluster
     from gpuwarden.scheduling.slurm.driver import SlurmDriver
@@ -107,6 +112,37 @@ def test_a_loop_is_held_and_told_of(empty: SlurmCluster, tmp_path: Path) -> None
         assert entry(again, job).why == "requeue_loop"
 
 
+def test_a_training_that_wants_to_be_held_is_held_though_slurm_queued_it(
+    empty: SlurmCluster, cluster: Cluster
+) -> None:
+    """As 24.11 does with who leaves within its grace; its own user may release it, and once."""
+    comment = "--comment=gpuwarden:token-of-76:run=stops"
+    wanted = ("--gres=gpu:1", "--account=vision", "--time=5", "--requeue", comment)
+    job = empty.submit("sleep 1; exit 75", *wanted)
+    said: list[float] = []
+
+    def signs(last: ListedJob, run_id: str | None) -> Signs:
+        said.append(last.job.start_time or 0.0)
+        return Signs(status=76 if run_id == "stops" else 75)
+
+    policy, desk = box_policy(empty), HoldDesk(cluster, {}, epochs=None, signs=signs)
+    reader = Reader(cluster)
+
+    def held() -> str:
+        desk.watch(reader.read(time.time()), policy, time.time())
+        remark = desk.remarks.get(str(job))
+        return "" if remark is None else remark.words
+
+    words = until(held, every=0.3)
+    assert "the status that means hold (76)" in words
+    assert "JobHeldUser" in empty.run("squeue", "-h", f"-j{job}", "-o", "%r")
+    assert held() == words
+    assert len(set(said)) == 1
+    empty.run("scontrol", "release", str(job))
+    assert held() == ""
+    assert "JobHeldUser" not in empty.run("squeue", "-h", f"-j{job}", "-o", "%r")
+
+
 @pytest.mark.sweep
 def test_each_attempt_is_used_time_once(empty: SlurmCluster, tmp_path: Path) -> None:
     """A job that came back held cards twice; eight seconds of two cards are sixteen."""
@@ -134,8 +170,11 @@ def test_each_attempt_is_used_time_once(empty: SlurmCluster, tmp_path: Path) -> 
 
 
 def test_a_spent_day_starts_no_job(empty: SlurmCluster, tmp_path: Path) -> None:
-    """The limit is what is left of the day; at the next midnight it is a whole day again."""
-    manage(empty, "modify", "account", "vision", "set", "GrpTRESMins=gres/gpu=-1")
+    """The limit is what is left of the day; at the next midnight it is a whole day again.
+
+    An account that is not gpuwarden's keeps its limit until it is handed over, by what is told.
+    """
+    manage(empty, "modify", "account", "vision", "set", "GrpTRESMins=gres/gpu=77")
     budgets = [
         {
             "team": "vision",
@@ -157,12 +196,20 @@ def test_a_spent_day_starts_no_job(empty: SlurmCluster, tmp_path: Path) -> None:
     try:
         with a_driver(policy, tmp_path, clock) as driver:
             driver.tick(clock.wall())
+            assert limit() == 77
+            (problem,) = [p for p in driver.problems() if p.code == "budget_not_enforced"]
+            program, *words = shlex.split(problem.words.split("`")[-2])
+            assert program == "sacctmgr"
+            manage(empty, *words)
+            clock.ahead = 61.0
+            driver.tick(clock.wall())
+            assert "budget_not_enforced" not in {p.code for p in driver.problems()}
             first = limit()
             assert first is not None
             assert 590 <= first <= 600
             # A person who raises it is corrected at the next look.
             manage(empty, "modify", "account", "vision", "set", "GrpTRESMins=gres/gpu=9999")
-            clock.ahead = 61.0
+            clock.ahead = 122.0
             driver.tick(clock.wall())
             assert limit() == first
         spent = [dict(budgets[0], limit="0.001 GPU-hours")]
@@ -172,7 +219,8 @@ def test_a_spent_day_starts_no_job(empty: SlurmCluster, tmp_path: Path) -> None:
             until(lambda: entry(driver, job).why == "AssocGrpGRESMinutes", every=0.3)
             assert entry(driver, job).state is EntryState.HELD
     finally:
-        manage(empty, "modify", "account", "vision", "set", "GrpTRESMins=gres/gpu=-1")
+        clear = ("GrpTRESMins=gres/gpu=-1", "description=vision")
+        manage(empty, "modify", "account", "vision", "set", *clear)
 
 
 def test_a_controller_that_is_away_is_not_an_empty_queue(
@@ -194,6 +242,8 @@ def test_a_controller_that_is_away_is_not_an_empty_queue(
         empty.start("slurmctld")
         until(lambda: entry(driver, job).started is not None, every=0.3)
         after = entry(driver, job)
+    # Until it counts them anew, Slurm 22.05 gives the cards of such jobs to nobody any more.
+    empty.run("scontrol", "reconfigure")
     assert (after.id, after.started, after.gpus) == (before.id, before.started, before.gpus)
 
 

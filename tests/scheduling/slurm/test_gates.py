@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.slurm.tasks import box_policy
+from tests.scheduling.slurm.test_bookings import a_slot
 from tests.scheduling.slurm.test_queue import a_job
 
 from gpuwarden.periods import period_of
 from gpuwarden.platforms.slurm_limits import Counter
-from gpuwarden.schedule_api import Cause, Outcome
+from gpuwarden.schedule_api import Cause
 from gpuwarden.scheduling.holdings import Holding
 from gpuwarden.scheduling.slurm.caps import (
     begin_of,
@@ -24,14 +25,10 @@ from gpuwarden.scheduling.slurm.caps import (
     spent_teams,
     unset,
 )
-from gpuwarden.scheduling.slurm.clusters import Cluster
 from gpuwarden.scheduling.slurm.gates import gates
-from gpuwarden.scheduling.slurm.notices import Answered, Notices, Why
-from gpuwarden.slurm_commands import SlurmCommands
+from gpuwarden.scheduling.slurm.notices import Why
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gpuwarden.platforms.slurm_listings import ListedJob
     from gpuwarden.scheduling.policies import Policy
 
@@ -64,6 +61,19 @@ def test_who_came_back_by_day_waits_for_the_evening() -> None:
     told = replace(waiting(), eligible=EVENING)
     assert gates((told,), policy, spent=(), now=MORNING).begins == ()
     assert gates((waiting(),), policy, spent=(), now=EVENING + 1).begins == ()
+
+
+def test_who_made_way_for_a_slot_does_not_start_in_front_of_it_again() -> None:
+    """Nor before its window, if that opens later; and it is told for what it waits."""
+    slot = a_slot(team="speech", start=MORNING + 600, end=MORNING + 1200)
+    plain = replace(waiting(), job=replace(waiting().job, comment=""))
+    found = gates((plain,), box_policy(), spent=(), now=MORNING, slots={"1": slot})
+    assert found.begins == (("1", slot.start),)
+    assert found.words["1"].startswith("It made way for slot b1 of speech, and may start again ")
+    told = replace(plain, eligible=slot.start)
+    assert gates((told,), box_policy(), spent=(), now=MORNING, slots={"1": slot}).begins == ()
+    found = gates((waiting(),), box_policy(), spent=(), now=MORNING, slots={"1": slot})
+    assert found.begins == (("1", EVENING),)
 
 
 def test_a_later_beginning_is_left_alone() -> None:
@@ -197,78 +207,3 @@ def test_the_days_add_up_to_the_time_held(spans: list[tuple[int, int, int]]) -> 
     days = [period_of("day", ZONE, begin + n * 86_400) for n in range(9)]
     total = sum(gpus * seconds for _, seconds, gpus in spans)
     assert sum(gpu_seconds(holdings, "vision", day, now) for day in days) == total
-
-
-# -- asking
-
-
-def notices(folder: Path, script: str, *, status: int = 0) -> tuple[Notices, Path]:
-    """Notices at a Slurm whose job has a script, and what `scancel` was told."""
-    calls = folder / "calls"
-    (folder / "script").write_text(script)
-    for name, text in (
-        ("scontrol", f'cat "{folder}/script"'),
-        ("scancel", f'echo "$@" >> "{calls}"; exit {status}'),
-    ):
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    programs = {name: folder / name for name in ("scontrol", "scancel")}
-    return Notices(Cluster(SlurmCommands(programs, None, 20.0)), {}), calls
-
-
-def test_a_job_gets_the_signal_that_it_asked_for(tmp_path: Path) -> None:
-    """Once, to its batch shell or its steps as it said; then it is told of."""
-    told, calls = notices(tmp_path, "#!/bin/sh\n#SBATCH --signal=B:USR2@60\nexec train\n")
-    why = Why(Cause.WINDOW, "off-peak")
-    policy = box_policy()
-    assert told.ask(running(), why, policy, MORNING) is Answered.ASKED
-    assert told.ask(running(), why, policy, MORNING + 5) is Answered.BEFORE
-    assert calls.read_text().split() == ["--batch", "--signal=USR2", "1"]
-    (preemption,) = told.preemptions()
-    assert (preemption.victim, preemption.cause) == ("1", Cause.WINDOW)
-    assert preemption.steps == {"notified": MORNING}
-    told.observe([running()], MORNING + 60)
-    assert told.preemptions()[0].outcome is Outcome.OPEN
-    told.observe([running()], MORNING + 1201)
-    assert told.preemptions()[0].outcome is Outcome.OVERDUE
-    told.observe([waiting()], MORNING + 1300)
-    assert told.preemptions()[0].outcome is Outcome.DONE
-    assert told.preemptions()[0].steps["left"] == MORNING + 1300
-
-
-def test_a_job_that_has_just_begun_is_asked_later(tmp_path: Path) -> None:
-    """It does not heed its signal yet, and would die of it."""
-    told, calls = notices(tmp_path, "#!/bin/sh\n#SBATCH --signal=USR1@60\n")
-    begun, why = running(start_time=MORNING - 5), Why(Cause.WINDOW, "off-peak")
-    assert told.ask(begun, why, box_policy(), MORNING) is Answered.EARLY
-    assert not calls.exists()
-    assert told.ask(begun, why, box_policy(), MORNING + 55) is Answered.ASKED
-
-
-def test_a_job_that_expects_no_signal_is_sent_none(tmp_path: Path) -> None:
-    """It would be its end."""
-    told, calls = notices(tmp_path, "#!/bin/sh\nexec train # --signal=USR1\n")
-    why = Why(Cause.BOOKING, "b1")
-    assert told.ask(running(), why, box_policy(), MORNING) is Answered.DEAF
-    assert not calls.exists()
-    assert told.preemptions() == ()
-
-
-def test_what_slurm_did_not_pass_on_is_tried_again(tmp_path: Path) -> None:
-    """And is no notice."""
-    told, calls = notices(tmp_path, "#!/bin/sh\n#SBATCH --signal=USR1@60\n", status=1)
-    why = Why(Cause.BUDGET, "vision")
-    for _ in range(2):
-        assert told.ask(running(), why, box_policy(), MORNING) is Answered.FAILED
-    assert len(calls.read_text().splitlines()) == 2
-    assert told.preemptions() == ()
-
-
-def test_another_attempt_is_asked_anew(tmp_path: Path) -> None:
-    """It came back, and its window is closed again."""
-    told, calls = notices(tmp_path, "#!/bin/sh\n#SBATCH --signal=USR1@60\n")
-    why = Why(Cause.WINDOW, "off-peak")
-    told.ask(running(), why, box_policy(), MORNING)
-    again = running(restarts=1, start_time=MORNING + 900)
-    assert told.ask(again, why, box_policy(), MORNING + 1000) is Answered.ASKED
-    assert len(calls.read_text().splitlines()) == 2

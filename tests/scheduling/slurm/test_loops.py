@@ -5,15 +5,26 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.scheduling.slurm.test_queue import NOW, a_job
 from tests.servers import Server, backfill, free_port, prometheus
 
 from gpuwarden.scheduling.engine_terms import AtMost
 from gpuwarden.scheduling.slurm import memories
 from gpuwarden.scheduling.slurm.epochs import Epochs
-from gpuwarden.scheduling.slurm.loops import Guarded, guard, key_of, mark_held, returning
+from gpuwarden.scheduling.slurm.loops import (
+    Guarded,
+    guard,
+    key_of,
+    mark_held,
+    mark_paused,
+    pause_seconds,
+    returning,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +32,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.platforms.slurm_listings import ListedJob
 
+BERLIN = ZoneInfo("Europe/Berlin")
 TERMS = AtMost.model_validate({"times": 3, "per": "10m"})
 
 
@@ -44,8 +56,29 @@ def looks(
     for number, job in enumerate(jobs):
         known = epochs[number] if number < len(epochs) else {}
         now = NOW + number * every
-        found = guard((job,), found.histories, terms, now=now, epochs=known)
+        found = look(job, found, now, terms=terms, epochs=known)
     return found
+
+
+def look(
+    job: ListedJob,
+    before: Guarded,
+    now: float,
+    *,
+    terms: AtMost | None = TERMS,
+    epochs: Mapping[str, int] | None = None,
+    made_way: AtMost | None = None,
+) -> Guarded:
+    """One look at one job."""
+    return guard(
+        (job,),
+        before.histories,
+        terms,
+        now=now,
+        epochs=epochs or {},
+        zone=BERLIN,
+        made_way=made_way,
+    )
 
 
 def test_a_job_that_only_comes_back_is_held() -> None:
@@ -93,6 +126,12 @@ def test_a_new_epoch_clears_it() -> None:
     jobs = [attempt(n) for n in range(6)]
     assert not looks(jobs, epochs=[{"1": n} for n in range(6)]).loops
     assert looks(jobs, epochs=[{"1": 3}] * 6).loops
+    # What it did in an attempt counts for that attempt, whenever it was seen.
+    seen, known = [], []
+    for restarts in range(4):
+        seen += [attempt(restarts, state="RUNNING"), attempt(restarts + 1)]
+        known += [{"1": restarts}, {"1": restarts}]
+    assert looks(seen, epochs=known).histories[key_of(attempt(0))].times == ()
 
 
 def test_a_running_job_is_left_alone() -> None:
@@ -114,16 +153,85 @@ def test_once_released_it_begins_anew() -> None:
     assert set(found.held) == {"1"}
     for reason in ("JobHeldAdmin", "BeginTime"):
         held = a_job(1, restarts=4, reason=reason, priority=0)
-        found = guard((held,), found.histories, TERMS, now=NOW + 60, epochs={})
+        found = look(held, found, NOW + 60)
         assert set(found.held) == {"1"}
         assert not found.loops
-    found = guard((attempt(4),), found.histories, TERMS, now=NOW + 70, epochs={})
+    found = look(attempt(4), found, NOW + 70)
     assert not found.held
     assert not found.loops
     for restarts in (5, 6, 7):
-        found = guard((attempt(restarts),), found.histories, TERMS, now=NOW + 80, epochs={})
+        found = look(attempt(restarts), found, NOW + 80)
         assert not found.loops
-    assert guard((attempt(8),), found.histories, TERMS, now=NOW + 80, epochs={}).loops
+    assert look(attempt(8), found, NOW + 80).loops
+
+
+def test_each_time_it_waits_twice_as_long() -> None:
+    """Told to Slurm once; then it is held."""
+    found, waits = Guarded(), []
+    for restarts in range(4):
+        came_back = NOW + restarts * 100
+        found = look(attempt(restarts), found, came_back)
+        waits += [(pause.until - came_back, pause.due) for pause in found.pauses]
+        if found.pauses:
+            found = mark_paused(found, attempt(restarts))
+            later = replace(attempt(restarts), eligible=found.pauses[0].until)
+            (again,) = look(later, found, came_back + 1).pauses
+            assert not again.due
+            assert not look(later, found, found.pauses[0].until).pauses
+    assert [round(seconds) for seconds, _ in waits] == [43, 86, 171]
+    assert all(due for _, due in waits)
+    assert look(attempt(4), found, NOW + 500).loops
+
+
+def test_who_waits_is_told_how_long_and_why() -> None:
+    """In the policy's time."""
+    found = looks([attempt(0), attempt(2)])
+    (pause,) = found.pauses
+    assert pause.words.startswith(
+        "It came back 2 times within 10m without a new epoch, so it waits"
+    )
+    assert "(after 3 it is held)" in pause.words
+
+
+def test_a_pause_that_a_person_ends_is_over() -> None:
+    """`scontrol update StartTime=now`; and what makes it wait longer is left as it is."""
+    found = looks([attempt(0), attempt(1)])
+    found = mark_paused(found, attempt(1))
+    assert not look(replace(attempt(1), eligible=NOW), found, NOW + 15).pauses
+    later = replace(attempt(1), eligible=NOW + 9999)
+    (pause,) = look(later, looks([attempt(0)]), NOW + 10).pauses
+    assert not pause.due
+
+
+def test_who_gets_on_or_makes_way_waits_for_nothing() -> None:
+    """Neither does one that is held already, nor one that runs."""
+    assert not looks([attempt(n) for n in range(3)], epochs=[{"1": n} for n in range(3)]).pauses
+    assert not looks([attempt(0), attempt(0, state="RUNNING", told=True), attempt(1)]).pauses
+    assert not looks([attempt(0), replace(attempt(1), priority=0)]).pauses
+    assert not looks([attempt(0), attempt(1, state="RUNNING")]).pauses
+
+
+@given(times=st.integers(1, 100), per=st.integers(1, 10**7))
+def test_pauses_leave_room_for_the_hold(times: int, per: int) -> None:
+    """Who waited for each would otherwise never come back often enough; each is the longer one."""
+    terms = AtMost.model_validate({"times": times, "per": f"{per}s"})
+    pauses = [pause_seconds(number, terms) for number in range(1, times + 1)]
+    assert sum(pauses) <= per / 2 * (1 + 1e-9)
+    assert pauses == sorted(pauses)
+    assert pauses[0] <= 60.0
+
+
+def test_who_has_to_leave_again_and_again_is_told_of() -> None:
+    """Slurm goes on asking it, whatever the policy says."""
+    terms = AtMost.model_validate({"times": 2, "per": "1h"})
+    found, seen = Guarded(), []
+    for restarts in range(4):
+        found = look(attempt(restarts), found, NOW + restarts * 600, made_way=terms)
+        seen.append(found.driven_out)
+        running = attempt(restarts, state="RUNNING", told=True)
+        found = look(running, found, NOW + restarts * 600 + 300, made_way=terms)
+    assert seen == [(), (), (), ("1",)]
+    assert not look(attempt(3), found, NOW + 9000, made_way=terms).driven_out
 
 
 def test_a_number_that_is_given_anew_is_another_job() -> None:
@@ -131,13 +239,14 @@ def test_a_number_that_is_given_anew_is_another_job() -> None:
     found = looks([attempt(n) for n in range(4)])
     other = a_job(1, restarts=9, name="other", user_id=77)
     assert key_of(other) not in found.histories
-    assert not guard((other,), found.histories, TERMS, now=NOW + 50, epochs={}).loops
+    assert not look(other, found, NOW + 50).loops
 
 
 def test_jobs_that_are_gone_are_forgotten() -> None:
     """What is remembered does not grow."""
     found = looks([attempt(n) for n in range(4)])
-    assert guard((), found.histories, TERMS, now=NOW, epochs={}).histories == {}
+    gone = guard((), found.histories, TERMS, now=NOW, epochs={}, zone=BERLIN)
+    assert gone.histories == {}
 
 
 def test_it_is_remembered_over_a_restart(tmp_path: Path) -> None:
@@ -146,7 +255,7 @@ def test_it_is_remembered_over_a_restart(tmp_path: Path) -> None:
     memories.save(tmp_path, memories.Memory(histories=found.histories))
     kept = memories.load(tmp_path).histories
     assert kept == found.histories
-    assert guard((attempt(4),), kept, TERMS, now=NOW + 50, epochs={}).loops
+    assert look(attempt(4), Guarded(kept), NOW + 50).loops
 
 
 @pytest.mark.parametrize(

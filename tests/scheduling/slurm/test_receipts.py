@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -236,20 +237,24 @@ def test_a_status_of_an_earlier_attempt_says_nothing(tmp_path: Path) -> None:
         notice=NoticeSeen("SIGUSR1", "epoch", NOW + 1.5),
     )
     # A periodic state is not the one with which it leaves.
-    assert signs_of(status, NOW) == Signs(NOW + 1.5, None, NOW + 8, NOW + 8.5)
+    heard = Signs(NOW + 1.5, None, NOW + 8, NOW + 8.5, heard=NOW + 8)
+    assert signs_of(status, NOW) == heard
     status = replace(status, exit=RunExit(75, "SIGUSR1", NOW + 9))
-    assert signs_of(status, NOW) == Signs(NOW + 1.5, NOW + 8.5, NOW + 8, NOW + 8.5)
+    assert signs_of(status, NOW) == replace(heard, saved=NOW + 8.5, status=75)
     assert signs_of(status, NOW + 20) is None
     earlier = replace(status, checkpoint=Checkpoint(time=NOW, step=1, durable=NOW + 2))
     found = signs_of(earlier, NOW)
     assert found is not None
     assert found.saved is None
     (tmp_path / "jobs").mkdir()
-    job = a_job(1, start_time=NOW)
+    job = a_job(1, start_time=NOW, user_id=os.geteuid())
     assert signs_in(tmp_path)(job, "run1") is None
     assert signs_in(tmp_path)(job, None) is None
     path = job_files.status_path(tmp_path, "run1")
     job_files.write(path, status.encode())
     assert signs_in(tmp_path)(job, "run1") == signs_of(status, NOW)
+    for somebody in (os.geteuid() + 1, None):
+        others = a_job(1, start_time=NOW, user_id=somebody)
+        assert signs_in(tmp_path)(others, "run1") is None
     path.write_text("{", "utf-8")
     assert signs_in(tmp_path)(job, "run1") is None

@@ -74,7 +74,7 @@ def test_the_trainer_itself_gets_the_signals() -> None:
     last = text.splitlines()[-1]
     assert shlex.split(last)[:5] == ["exec", "gpuwarden", "train", "--run-id", "exp1"]
     assert "--on-signal=epoch" in shlex.split(last)
-    assert asked_signal(text) == AskedSignal("USR1", batch=True)
+    assert asked_signal(text) == AskedSignal("USR1", batch=True, makes_way=True)
 
 
 def test_words_survive_the_shell_and_slurm() -> None:
