@@ -100,7 +100,7 @@ def test_a_loop_is_held_and_told_of(empty: SlurmCluster, tmp_path: Path) -> None
     )
     job = empty.submit("exit 75", "--gres=gpu:1", "--account=vision", "--requeue", "--time=5")
     key = f"{job}/{os.geteuid()}/{empty.run('squeue', '-h', f'-j{job}', '-o', '%j').strip()}"
-    before = History(restarts=0, times=(time.time(),))
+    before = History(restarts=0, times=(time.time(),), paused=0)
     memories.save(tmp_path, memories.Memory(histories={key: before}))
     with a_driver(policy, tmp_path) as driver:
         until(lambda: entry(driver, job).why == "requeue_loop", every=0.3)
