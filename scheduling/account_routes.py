@@ -12,6 +12,7 @@ from gpuwarden.errors import ServiceUnavailable, TemporaryError
 from gpuwarden.periods import Span
 from gpuwarden.refusals import Refusal
 from gpuwarden.scheduling import expectations
+from gpuwarden.scheduling.bodies import known_team
 from gpuwarden.scheduling.booking_terms import prices_of
 from gpuwarden.scheduling.calibrations import calibrate
 from gpuwarden.scheduling.documents import idle_hours
@@ -84,6 +85,8 @@ class AccountRoutes:
             holdings, notes = await asyncio.to_thread(self._holdings, span, caller)
         own = [item for item in holdings if team in ("", item.team)]
         prices = prices_of(self._scheduler.policy)
+        if not own:
+            known_team(self._scheduler.policy, team)
         found = account(own, span, by, now=now, prices=prices)
         found = replace(found, notes=(*found.notes, *notes))
         if self._accounts is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -110,7 +111,7 @@ class SchedulerApp:
                     )
                 ),
             ],
-            exception_handlers={Refusal: refused},
+            exception_handlers={Refusal: refused, HTTPException: _no_such},
         )
 
     def caller(self, request: Request) -> Caller:
@@ -185,6 +186,21 @@ class SchedulerApp:
         if self._scheduler.seen is None:
             return PlainTextResponse("the engine was not seen yet\n", status_code=503)
         return PlainTextResponse("ready\n")
+
+
+async def _no_such(_request: Request, error: Exception) -> Response:
+    """The answer where nothing is: as every other refusal, so that clients can read it."""
+    if not isinstance(error, HTTPException):
+        raise error
+    words = (
+        "there is nothing at this path: a newer gpuwarden may have it, or a name in it is none"
+        if error.status_code == 404
+        else error.detail
+    )
+    code = "unknown" if error.status_code == 404 else "method"
+    return JSONResponse(
+        {"error": code, "message": words}, status_code=error.status_code, headers=error.headers
+    )
 
 
 async def _healthy(_request: Request) -> Response:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
+from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.refusals import Refusal, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.requests import Request
+
+    from gpuwarden.scheduling.policies import Policy
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_TEXT = 200
@@ -69,3 +72,19 @@ def flag(body: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise Refusal(400, "malformed", f"{name} is neither true nor false")
     return value
+
+
+def known_team(policy: Policy, name: str | None) -> None:
+    """See that a team that somebody asks about is one; of an empty name it is not asked.
+
+    Raises:
+        Refusal: the policy has none of this name.
+    """
+    if not name or policy.team(name) is not None:
+        return
+    teams = [team.name for team in policy.teams]
+    hint = did_you_mean(name, teams)
+    known = f"there are {', '.join(teams)}" if teams else "the policy has none"
+    raise Refusal(
+        404, "unknown", f"there is no team {name}: {known}" + (f"; {hint}" if hint else "")
+    )

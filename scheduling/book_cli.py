@@ -63,7 +63,8 @@ Exit status:
     "--until",
     default="",
     metavar="WHEN",
-    help="No slot begins after this; as far ahead as the policy allows by default.",
+    help="With --repeat: no slot begins after this; a date without a time is that whole day. "
+    "By default as far ahead as the policy allows.",
 )
 @click.option("--words", default="", help="What it is for; others read it.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be booked, and what it costs.")

@@ -10,11 +10,11 @@ from starlette.responses import JSONResponse, Response
 
 from gpuwarden import durations
 from gpuwarden.refusals import Refusal
-from gpuwarden.scheduling.bodies import flag, read_fields, text, whole
+from gpuwarden.scheduling.bodies import flag, known_team, read_fields, text, whole
 from gpuwarden.scheduling.bookings import Wish
 from gpuwarden.scheduling.calendars import calendar_of
 from gpuwarden.scheduling.documents import booking_entry
-from gpuwarden.scheduling.moments import MomentUnclear, read_moment, show_moment
+from gpuwarden.scheduling.moments import MomentUnclear, read_last, read_moment, show_moment
 from gpuwarden.scheduling.recurrences import Repeat
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.stores import Booked
 
     Handler = Callable[[Request], Awaitable[Response]]
+    Reader = Callable[..., float]
 
 MAX_CARDS = 100_000
 FEED_BACK_SECONDS = 30 * 86400.0
@@ -87,6 +88,10 @@ class BookingRoutes:
             known = ", ".join(each.name for each in policy.cards)
             raise Refusal(400, "malformed", f"say which cards: {known}")
         until = text(body, "until", default="")
+        repeat = _repeat(text(body, "repeat", default="none"))
+        if until and repeat is Repeat.NONE:
+            kinds = ", ".join(each for each in Repeat if each is not Repeat.NONE)
+            raise Refusal(400, "malformed", f"until is for what comes again: say repeat ({kinds})")
         wish = Wish(
             team=team,
             who=caller.name,
@@ -95,8 +100,8 @@ class BookingRoutes:
             # Slots begin with a whole minute: what is shown can be typed again.
             start=math.ceil(self._moment(body, "from", now) / 60) * 60.0,
             seconds=_duration(body, "for"),
-            repeat=_repeat(text(body, "repeat", default="none")),
-            until=self._moment(body, "until", now) if until else None,
+            repeat=repeat,
+            until=self._moment(body, "until", now, read=read_last) if until else None,
         )
         words, key = text(body, "words", default=""), body.get("key")
         key = None if key is None else text(body, "key")
@@ -112,6 +117,8 @@ class BookingRoutes:
         now = self._scheduler.clock.wall()
         begin = self._query_moment(request, "from", now)
         end = self._query_moment(request, "to", begin + 90 * 86400.0)
+        if end <= begin:
+            raise Refusal(400, "malformed", "to is not after from")
         slots = await asyncio.to_thread(self._scheduler.store.slots_between, begin, end)
         team = request.query_params.get("team")
         rows = [
@@ -120,6 +127,8 @@ class BookingRoutes:
             if team in (None, item.slot.team)
             and (item.released is None or request.query_params.get("all") == "true")
         ]
+        if not rows:
+            known_team(self._scheduler.policy, team)
         return JSONResponse({"schema": "gpuwarden.bookings/v1", "slots": rows})
 
     async def _show(self, request: Request) -> Response:
@@ -179,8 +188,7 @@ class BookingRoutes:
             raise Refusal(
                 403, "address", "this address of the calendar is not, or no longer, right"
             )
-        if team and self._scheduler.policy.team(team) is None:
-            raise Refusal(404, "unknown", "there is no such team")
+        known_team(self._scheduler.policy, team)
         now = self._scheduler.clock.wall()
         bookings = self._scheduler.policy.bookings
         ahead = 0.0 if bookings is None else bookings.ahead + bookings.longest
@@ -199,15 +207,16 @@ class BookingRoutes:
     async def _address(self, request: Request) -> Response:
         self._caller(request)
         team = request.query_params.get("team", "")
-        if team and self._scheduler.policy.team(team) is None:
-            raise Refusal(404, "unknown", "there is no such team")
+        known_team(self._scheduler.policy, team)
         return JSONResponse({"path": self._feeds.path(team)})
 
     # -- parts
 
-    def _moment(self, body: dict[str, Any], name: str, now: float) -> float:
+    def _moment(
+        self, body: dict[str, Any], name: str, now: float, *, read: Reader = read_moment
+    ) -> float:
         try:
-            return read_moment(text(body, name), now=now, zone=self._zone)
+            return read(text(body, name), now=now, zone=self._zone)
         except MomentUnclear as error:
             raise Refusal(400, "malformed", f"{name}: {error}") from error
 

@@ -12,11 +12,13 @@ import re
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
+from gpuwarden.periods import period_of
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_DATE_LENGTH = len("2026-12-01")
 _CLOCK = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
 _HOW = "write it like 2026-12-01 20:00, tomorrow 20:00, fri 18:30, +2h or now-7d"
 
@@ -72,6 +74,23 @@ def read_moment(text: str, *, now: float, zone: ZoneInfo) -> float:
     return found
 
 
+def read_last(text: str, *, now: float, zone: ZoneInfo) -> float:
+    """Read a moment up to which something goes; a day without a time is meant to its end.
+
+    Args:
+        text: as somebody typed it.
+        now: Unix time.
+        zone: of the policy.
+
+    Raises:
+        MomentUnclear: it is none, or more than one.
+    """
+    found = read_moment(text, now=now, zone=zone)
+    if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text.strip()) is None:
+        return found
+    return period_of("day", zone.key, found).end - 1
+
+
 def _read(words: str, *, now: float, zone: ZoneInfo) -> float | None:
     now = float(int(now))
     relative = re.fullmatch(r"now|(?:now ?)?([+-]) ?(\S+)", words)
@@ -117,13 +136,30 @@ def _at(day: dt.date, minutes: int, zone: ZoneInfo) -> float:
 
 
 def _iso(words: str, zone: ZoneInfo) -> float | None:
+    # 9:00 is read like 09:00, as it is behind the name of a day.
+    words = re.sub(r"(?<=[0-9][ t])([0-9]:[0-9]{2})", r"0\1", words, count=1)
+    day = re.match(r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])\b", words)
+    if day is not None and not _is_day(day[0]):
+        raise MomentUnclear(f"{words!r} is no moment, for {day[0]} is no day: {_HOW}")
     try:
         date = dt.datetime.fromisoformat(words.upper())
     except ValueError:
         return None
     if date.tzinfo is not None:
         return float(int(date.timestamp()))
+    if date.time() == dt.time() and len(words) == _DATE_LENGTH:
+        # Where clocks skip midnight, the day begins later.
+        noon = date.replace(hour=12, tzinfo=zone).timestamp()
+        return period_of("day", zone.key, noon).begin
     return single(date.replace(microsecond=0), zone)
+
+
+def _is_day(text: str) -> bool:
+    try:
+        dt.date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def single(naive: dt.datetime, zone: ZoneInfo) -> float:

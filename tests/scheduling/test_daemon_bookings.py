@@ -260,3 +260,34 @@ def test_while_nobody_looks_nobody_is_absent(here: Running) -> None:
     assert here.client.schedule().bookings[0].state is BookingState.IDLE
     here.tick(20)
     assert here.client.schedule().bookings[0].state is BookingState.RELEASED
+
+
+def test_a_booking_that_comes_again_includes_its_last_day(here: Running) -> None:
+    """`--until` with a date is that day too; without a repeat it is refused and not passed over."""
+    weekly = {**BOOKING, "from": "mon 09:00", "for": "1h", "repeat": "weekly", "dry_run": True}
+    found = here.client.ask("POST", "/v1/bookings", body={**weekly, "until": "2027-02-01"})
+    assert [item["shown"][:20] for item in found["would"]] == [
+        "Mon 2027-01-18 09:00",
+        "Mon 2027-01-25 09:00",
+        "Mon 2027-02-01 09:00",
+    ]
+    with pytest.raises(InvalidInput, match="say repeat"):
+        here.client.ask("POST", "/v1/bookings", body={**BOOKING, "until": "2027-02-01"})
+
+
+@pytest.mark.parametrize("path", ["/v1/bookings", "/v1/usage", "/v1/calendar-address"])
+def test_a_team_that_is_none_is_told_and_not_shown_empty(here: Running, path: str) -> None:
+    """A letter too many is no quiet week."""
+    with pytest.raises(RefusedAction, match=r'no team visoin.*did you mean "vision"'):
+        here.client.ask("GET", path, parameters={"team": "visoin"})
+    assert here.client.ask("GET", path, parameters={"team": "vision"})
+
+
+def test_what_is_not_there_is_a_refusal_that_can_be_read(here: Running) -> None:
+    """Also of a path that only another version knows, and of times that are the wrong way round."""
+    with pytest.raises(RefusedAction, match="nothing at this path"):
+        here.client.ask("GET", "/v1/bookings/a/b")
+    with pytest.raises(RefusedAction, match="Method Not Allowed"):
+        here.client.ask("DELETE", "/v1/schedule")
+    with pytest.raises(InvalidInput, match="not after"):
+        here.client.ask("GET", "/v1/bookings", parameters={"from": "+2d", "to": "+1d"})

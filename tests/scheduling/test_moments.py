@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.scheduling.moments import MomentUnclear, read_moment, readings, show_moment
+from gpuwarden.scheduling.moments import (
+    MomentUnclear,
+    read_last,
+    read_moment,
+    readings,
+    show_moment,
+)
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = dt.datetime(2026, 11, 30, 11, 30, 17, tzinfo=BERLIN).timestamp()  # a Monday
@@ -41,6 +47,9 @@ def shown(text: str, now: float = NOW, zone: ZoneInfo = BERLIN) -> str:
         ("2026-12-01T20:00Z", "2026-12-01T21:00:00+01:00"),
         ("2026-12-01 20:00+09:00", "2026-12-01T12:00:00+01:00"),
         ("2027-07-01 20:00", "2027-07-01T20:00:00+02:00"),
+        ("2026-12-01 9:00", "2026-12-01T09:00:00+01:00"),
+        ("2026-12-01T9:00:30", "2026-12-01T09:00:30+01:00"),
+        ("2028-02-29 9:00+00:00", "2028-02-29T10:00:00+01:00"),
     ],
 )
 def test_what_people_type(text: str, moment: str) -> None:
@@ -59,7 +68,8 @@ def test_what_people_type(text: str, moment: str) -> None:
         ("24:00", "no moment"),
         ("tomorrow", "no moment"),
         ("mo 20:00", "no moment"),
-        ("2026-02-30 20:00", "no moment"),
+        ("2026-02-30 20:00", "no moment, for 2026-02-30 is no day"),
+        ("2027-02-29", "2027-02-29 is no day"),
         ("20:00 tomorrow", "no moment"),
         ("+2", "lacks a unit"),
         ("+2 hours", "no moment"),
@@ -73,6 +83,27 @@ def test_what_is_no_single_moment_says_what_to_write(text: str, says: str) -> No
     """An hour that is there twice, or not at all, is never guessed."""
     with pytest.raises(MomentUnclear, match=says):
         shown(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-12-24", "2026-12-24T23:59:59+01:00"),
+        ("2026-10-25", "2026-10-25T23:59:59+01:00"),
+        ("2026-12-24 18:00", "2026-12-24T18:00:00+01:00"),
+        ("+2h", "2026-11-30T13:30:17+01:00"),
+    ],
+)
+def test_a_day_up_to_which_something_goes_belongs_to_it(text: str, moment: str) -> None:
+    """Whoever writes a date means all of it; whoever writes a time means that."""
+    found = read_last(text, now=NOW, zone=BERLIN)
+    assert dt.datetime.fromtimestamp(found, BERLIN).isoformat() == moment
+
+
+def test_a_day_whose_midnight_is_skipped_begins_later() -> None:
+    """In Havana clocks go from 0:00 to 1:00: the day is one all the same."""
+    found = shown("2027-03-14", zone=ZoneInfo("America/Havana"))
+    assert found == "2027-03-14T01:00:00-04:00"
 
 
 def test_both_hours_that_are_called_the_same_can_be_written() -> None:
