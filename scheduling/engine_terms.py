@@ -14,6 +14,8 @@ FilePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f]{0,4000}[^/\
 """Absolute path of a file or folder."""
 DnsLabel = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A name as Kubernetes has them: lower-case letters, digits, `-`; at most 63."""
+DnsName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+"""The same with dots, at most 253."""
 SlurmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$")]
 """A name that Slurm's commands and files take without quotes."""
 _PREFIX = r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?"
@@ -130,6 +132,15 @@ class KueueTerms(Strict):
     is ended while it is down. `fallback`: Kueue evicts without a notice where gpuwarden is down,
     and what a notice did not bring; needs Kueue 0.19, and priorities that each preempt all lower
     ones."""
+    admission: Literal["deny", "warn", "none"] = "deny"
+    """What becomes of Jobs in the teams' queues that name a priority which is not their team's, an
+    image outside `images`, or a PriorityClass for their pods. `deny`: the API server refuses them;
+    `warn`: it takes them, warns whoever makes them and writes them into its audit log; `none`:
+    nobody looks, and none of Kubernetes' admission policies (1.30) are needed. Jobs that are there
+    already are left alone."""
+    pod_priorities: Annotated[tuple[DnsName, ...], BeforeValidator(as_tuple)] = ()
+    """PriorityClasses that pods of queued jobs may name by `priorityClassName`; by default none,
+    for with one they may push others' pods from a node without a notice."""
     image: (
         Annotated[
             str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._:/-]{0,400}@sha256:[0-9a-f]{64}$")

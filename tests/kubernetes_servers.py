@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
-from tests import kubernetes_applies, kubernetes_watches
+from tests import kubernetes_admissions, kubernetes_applies, kubernetes_watches
 from tests.kubernetes_controllers import reconcile
-from tests.kubernetes_store import KUEUE, Grant, Refusal, Resource, Store
+from tests.kubernetes_store import KUEUE, Grant, Refusal, Resource, Store, merged
 
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
 
@@ -86,6 +86,7 @@ class Cluster:
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
     bodies: list[Json] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     thaw: threading.Event = field(default_factory=threading.Event)
     controllers: bool = True
@@ -320,7 +321,17 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "DELETE":
             return 200, store.delete(resource, namespace, str(name), options=body)
         make = store.evict(str(namespace), str(name), body) if part == "eviction" else None
+        if make is None:
+            self._admit(resource, namespace, body, None)
         return 201, make or store.create(resource, namespace, body)
+
+    def _admit(
+        self, resource: Resource, namespace: str | None, found: Json, before: Json | None
+    ) -> None:
+        cluster = self.server.cluster
+        cluster.warnings += kubernetes_admissions.admit(
+            cluster.store, resource, namespace, found=found, before=before
+        )
 
     def _get(
         self,
@@ -407,6 +418,9 @@ class _Handler(BaseHTTPRequestHandler):
             body = {"metadata": locks, "status": body["status"]}
         elif resource in KUEUE:
             body = {key: value for key, value in body.items() if key != "status"}
+        if not part:
+            before = store.get(resource, namespace, name)
+            self._admit(resource, namespace, merged(before, body), before)
         return store.patch(resource, namespace, name, body=body)
 
     def _authorise(

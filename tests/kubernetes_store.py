@@ -27,7 +27,16 @@ Json = dict[str, Any]
 SCHEMA = "1.34"
 """Version of Kubernetes whose schemas native objects must meet."""
 _RBAC = "rbac.authorization.k8s.io"
-_NATIVE = {"v1", "batch/v1", "apps/v1", "policy/v1", f"{_RBAC}/v1", "coordination.k8s.io/v1"}
+_ADMISSION = "admissionregistration.k8s.io/v1"
+_NATIVE = {
+    _ADMISSION,
+    "v1",
+    "batch/v1",
+    "apps/v1",
+    "policy/v1",
+    f"{_RBAC}/v1",
+    "coordination.k8s.io/v1",
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -71,6 +80,18 @@ BUILT_IN = (
     Resource(f"{_RBAC}/v1", "clusterroles", "ClusterRole", namespaced=False),
     Resource(f"{_RBAC}/v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False),
     Resource("coordination.k8s.io/v1", "leases", "Lease"),
+    Resource(
+        _ADMISSION,
+        "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicy",
+        namespaced=False,
+    ),
+    Resource(
+        _ADMISSION,
+        "validatingadmissionpolicybindings",
+        "ValidatingAdmissionPolicyBinding",
+        namespaced=False,
+    ),
 )
 KUEUE = tuple(
     Resource(API_VERSION, found["plural"], kind, namespaced=found["namespaced"])
@@ -273,7 +294,7 @@ class Store:
         key = (resource, namespace, name)
         with self.lock:
             before = self._live(key)
-            found = _merged(before, body)
+            found = merged(before, body)
             self._check_locks(resource, before, body.get("metadata", {}))
             _validate(resource, found, before)
             self._write(key, found)
@@ -482,7 +503,7 @@ def _order(item: tuple[Key, Json]) -> tuple[str, str]:
     return namespace or "", name
 
 
-def _merged(before: Any, patch: Any) -> Any:
+def merged(before: Any, patch: Any) -> Any:
     """RFC 7386."""
     if not isinstance(patch, dict):
         return copied(patch)
@@ -491,7 +512,7 @@ def _merged(before: Any, patch: Any) -> Any:
         if value is None:
             found.pop(name, None)
         else:
-            found[name] = _merged(found.get(name), value)
+            found[name] = merged(found.get(name), value)
     return copied(found)
 
 

@@ -166,7 +166,7 @@ class KueueAdapter:
         found: dict[tuple[str, str], FoundObject] = {}
         movable: list[Json] = []
         for kind, where in names.KINDS.items():
-            for item in await client.list(where, None, labels=names.selector(policy)):
+            for item in await self._marked(kind, where, wanted):
                 if kind in shifts.KINDS:
                     movable.append({**item, "kind": kind})
                     continue
@@ -191,6 +191,22 @@ class KueueAdapter:
         # take them again, and before their queues go.
         order[held_jobs.KIND] = order["ServiceAccount"]
         return tuple(sorted(found.values(), key=lambda one: (order[one.kind], one.name)))
+
+    async def _marked(self, kind: str, where: Kind, wanted: Rendering) -> list[Json]:
+        """Everything of a kind that is ours; of a kind that an old server lacks, nothing."""
+        client = self._connected()
+        try:
+            return await client.list(where, None, labels=names.selector(self._policy))
+        except RefusedAction as error:
+            if error.reason != "gone" or where.api_version != names.ADMISSION:
+                raise
+            if any(each.kind == kind for each in wanted.objects):
+                raise RefusedAction(
+                    "no_admission_policies",
+                    f"this Kubernetes has no {kind} in {where.api_version} (since 1.30): update "
+                    "it, or write kueue: {admission: none}; raw Jobs are then held to nothing",
+                ) from error
+            return []
 
     async def carry_out(self, step: Step) -> None:
         """Do one step; done before, it changes nothing.

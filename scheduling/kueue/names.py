@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 API_VERSION: Final = "kueue.x-k8s.io/v1beta2"
 """Served since Kueue 0.15, and what it stores since 0.16."""
 RBAC: Final = "rbac.authorization.k8s.io/v1"
+ADMISSION: Final = "admissionregistration.k8s.io/v1"
+"""Has ValidatingAdmissionPolicies since Kubernetes 1.30."""
 
 # Kueue's own.
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
@@ -86,6 +88,8 @@ KINDS: Final = {
     "ClusterQueue": CLUSTER_QUEUES,
     "LocalQueue": Kind(API_VERSION, "localqueues"),
     "WorkloadPriorityClass": Kind(API_VERSION, "workloadpriorityclasses"),
+    "ValidatingAdmissionPolicy": Kind(ADMISSION, "validatingadmissionpolicies"),
+    "ValidatingAdmissionPolicyBinding": Kind(ADMISSION, "validatingadmissionpolicybindings"),
     "ServiceAccount": Kind("v1", "serviceaccounts"),
     "ClusterRole": Kind(RBAC, "clusterroles"),
     "ClusterRoleBinding": Kind(RBAC, "clusterrolebindings"),
@@ -123,6 +127,11 @@ def priority_name(policy: Policy, priority: str) -> str:
 def check_name(policy: Policy) -> str:
     """The AdmissionCheck of hard budgets."""
     return f"{policy.kueue.cohort}.budget"
+
+
+def admission_name(policy: Policy, what: str) -> str:
+    """An admission policy and its binding, by the kind of objects that it looks at."""
+    return f"{policy.kueue.cohort}.{what}"
 
 
 def controller_name(policy: Policy) -> str:

@@ -42,12 +42,15 @@ _WHOLE: Final = {
     "AdmissionCheck": ("spec",),
     "LocalQueue": ("spec",),
     "WorkloadPriorityClass": ("value", "description"),
+    "ValidatingAdmissionPolicyBinding": ("spec",),
     "ClusterRole": ("rules",),
     "Role": ("rules",),
     "ClusterRoleBinding": ("roleRef", "subjects"),
     "RoleBinding": ("roleRef", "subjects"),
 }
 """Kinds of which every field counts; of the others only those that we write, for a server adds."""
+_DEEP: Final = frozenset({"ValidatingAdmissionPolicyBinding"})
+"""Kinds of those in which anything more, however deep, means something else."""
 _OPTIONAL: Final = {
     "ClusterQueue": (
         "spec.admissionChecksStrategy.admissionChecks",
@@ -59,6 +62,8 @@ _OPTIONAL: Final = {
 SHIFT: Final = "moved by bookings"
 """Not a field of the API: what stands on a queue of bookings, and cannot be believed."""
 _SHIFTED: Final = frozenset({"ClusterQueue", "Cohort"})
+_LISTS: Final = {"ValidatingAdmissionPolicy": ("matchConditions", "variables")}
+"""Lists of a spec to which others may add by names of their own: each is written as a whole."""
 _SERVERS: Final = {
     "LocalQueue": {"spec.stopPolicy": "None"},
 }
@@ -123,7 +128,8 @@ def values_of(body: Json) -> dict[str, str]:
         found.setdefault(path, "")
     if kind in _WHOLE:
         # What is there and not wanted must be seen: the fields' names are a field too.
-        found["fields"] = ", ".join(sorted(path for path in found if path.count(".") < 3))
+        deep = kind in _DEEP
+        found["fields"] = ", ".join(sorted(path for path in found if deep or path.count(".") < 3))
     if kind in _SHIFTED:
         found[SHIFT] = ""
     return found
@@ -155,6 +161,9 @@ def leftovers(wanted: Json, found: Json) -> dict[str, Any]:
                 more.pop(path.rpartition(".")[2], None)
             if more:
                 patch[part] = more
+    for name in _LISTS.get(kind, ()):
+        if wanted["spec"].get(name) != found["spec"].get(name):
+            patch.setdefault("spec", {})[name] = wanted["spec"].get(name)
     return patch
 
 

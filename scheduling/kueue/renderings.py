@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpuwarden.errors import InvalidInput
 from gpuwarden.scheduling.engines import Remark, Rendering
 from gpuwarden.scheduling.kueue import names
+from gpuwarden.scheduling.kueue.admissions import admissions
 from gpuwarden.scheduling.kueue.objects import engine_object
 from gpuwarden.scheduling.kueue.quotas import POOL, shares_of
 from gpuwarden.scheduling.kueue.rights import deployment, rights
@@ -58,6 +59,7 @@ def render(policy: Policy, *, version: str | None = None) -> Rendering:
         )
     bodies = [
         *bodies_of(policy),
+        *admissions(policy),
         *rights(policy),
         *deployment(policy),
     ]
@@ -262,6 +264,8 @@ def remarks(policy: Policy) -> Iterator[Remark]:
 
 def _note(policy: Policy, body: Body) -> str:
     match body["kind"]:
+        case "ValidatingAdmissionPolicy":
+            return "It needs Kubernetes 1.30; kueue.admission: warn refuses nothing and warns."
         case "LocalQueue":
             return f"The namespace {body['metadata']['namespace']} must be there."
         case "Deployment":

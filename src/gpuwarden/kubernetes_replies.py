@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from gpuwarden.platforms.kubernetes import Json
 
 _MAX_MESSAGE: Final = 500
-_WEBHOOK: Final = "admission webhook"
+_POLICIES: Final = ("admission webhook", "ValidatingAdmissionPolicy '")
+"""By whose words a refusal is the cluster's own, and neither lack of rights nor a mistake."""
 
 
 class Listing(NamedTuple):
@@ -65,7 +66,7 @@ def refuse(status: int, said: Json, *, role: str) -> NoReturn:
             raise RefusedAction("gone", message)
         case 409:
             raise RefusedAction("conflict", message)
-        case 403 if _WEBHOOK in message:
+        case 403 | 422 if any(words in message for words in _POLICIES):
             raise RefusedAction("denied", f"the cluster's own policy refused it: {message}")
         case 403:
             raise RefusedAction("forbidden", f"{message}; add this to {role}")

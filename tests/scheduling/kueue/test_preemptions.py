@@ -409,11 +409,12 @@ def test_the_phases_are_what_the_notes_say(tmp_path: Path) -> None:
 
 
 def test_a_priority_that_is_not_the_teams(tmp_path: Path) -> None:
-    """Whoever writes a Job can name any class: nobody has to leave for one of others'."""
+    """Without admission policies a Job can name any class: nobody leaves for one of others'."""
     teams = [
         {"name": "vision", "users": ["ana"], "quota": {"a100-40": 2}, "priorities": ["low"]},
     ]
-    with life(tmp_path, kueue_policy(teams=teams)) as found:
+    policy = kueue_policy(teams=teams, kueue={"admission": "none"})
+    with life(tmp_path, policy) as found:
         full(found)
         high = found.submit("high", "high")
         found.tick(4, seconds=5.0)
