@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuwarden.ruleengine import attack_deeds, attack_words
+from gpuwarden.ruleengine import attack_deeds, attack_moments, attack_words
 from gpuwarden.ruleengine.attacks import Kind, Trick, changed
 from gpuwarden.ruleengine.conditions import (
     All,
@@ -108,6 +108,14 @@ TRICKS = (
         attack_words.silent,
     ),
     Trick(
+        "last-words",
+        Kind.WORD,
+        "says that it lives shortly before each deadline",
+        "what it says stops the clock, and turns none back",
+        _TOLD,
+        attack_moments.last_words,
+    ),
+    Trick(
         "unsaved-work",
         Kind.WORD,
         "says that it has saved nothing for long",
@@ -186,6 +194,14 @@ TRICKS = (
         "the mean stays low",
         "take the mean of an hour (barely-used)",
         attack_deeds.trickle,
+    ),
+    Trick(
+        "last-step",
+        Kind.WORK,
+        "makes one step shortly before each deadline",
+        "clear_after is longer than any window remembers it",
+        "make clear_after longer than the rule's windows and silent_for",
+        attack_moments.last_step,
     ),
     Trick(
         "cpu-spin",

@@ -39,10 +39,12 @@ class Blocked:
     Attributes:
         reason: a stable machine-readable word.
         sentence: the same for people, with the numbers.
+        figures: the numbers, where the sentence is told in other languages too.
     """
 
     reason: str
     sentence: str
+    figures: tuple[tuple[str, float | str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ def _share(situation: Situation) -> list[Blocked]:
 
 
 def _share_of(
-    situation: Situation, limits: TerminateLimits, owners: Collection[str], *, of: str = ""
+    situation: Situation, limits: TerminateLimits, owners: Collection[str], *, file: str = ""
 ) -> list[Blocked]:
     # A dark node's jobs are remembered for a while, whether they still run or not.
     running = situation.running
@@ -194,8 +196,10 @@ def _share_of(
         return [
             Blocked(
                 "share_of_running",
-                f"jobs of {due} owners are due at once{of} among {running} running jobs; more than "
-                f"{limit:.0%} is taken for a fault of the data until a person says otherwise",
+                f"jobs of {due} owners are due at once{_of(file)} among {running} running jobs; "
+                f"more than {limit:.0%} is taken for a fault of the data until a person says "
+                "otherwise",
+                (("owners", due), ("running", running), ("limit", limit), ("file", file)),
             )
         ]
     return []
@@ -248,18 +252,18 @@ def _of_group(situation: Situation, group: LimitGroup, user: str) -> list[Blocke
     """What the limits of one file say: of what its rules have ended, and of whom they would."""
     ends = [end for end in situation.ends if end.rule_id in group.rules]
     in_tick = sum(1 for rule_id in situation.ended_rules if rule_id in group.rules)
-    of = _of(group)
+    of = _of(group.name)
     found = _sliding(group.limits, ends, in_tick, user=user, now=situation.now, of=of)
     return found + _group_share(situation, group)
 
 
 def _group_share(situation: Situation, group: LimitGroup) -> list[Blocked]:
     due = {owner for rule_id in group.rules for owner in situation.due_rules.get(rule_id, ())}
-    return _share_of(situation, group.limits, due, of=_of(group))
+    return _share_of(situation, group.limits, due, file=group.name)
 
 
-def _of(group: LimitGroup) -> str:
-    return f" for the rules of {group.name}"
+def _of(file: str) -> str:
+    return f" for the rules of {file}" if file else ""
 
 
 def _sliding(

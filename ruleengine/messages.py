@@ -20,7 +20,7 @@ from gpuwarden.ruleengine.causes import DATA_LOADING, HYPERPARAMETERS, MODEL, UN
 from gpuwarden.ruleengine.conditions import ProfileCondition, leaves
 from gpuwarden.ruleengine.described import described
 from gpuwarden.ruleengine.model import Action
-from gpuwarden.ruleengine.texts import causes, conditions
+from gpuwarden.ruleengine.texts import causes, conditions, records
 from gpuwarden.ruleengine.texts.speeches import about, local_time, speech
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.budget_uses import Standing
     from gpuwarden.ruleengine.cases import Case
+    from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.leave_records import Leave
     from gpuwarden.ruleengine.model import OwnerMay, Rule
     from gpuwarden.ruleengine.profiles import Expected
@@ -350,7 +351,7 @@ def ended(decision: Decision, freed: float | None, *, speech: Speech, zone: str)
         "time": speech.time(decision.finished_at or decision.created_at, zone),
     }
     if decision.state != "verified":
-        reason = decision.reason or decision.state
+        reason = records.reason(decision.reason or decision.state, speech)
         return {
             "summary": say(phrases.unproven_summary, **names),
             "description": say(phrases.unproven_description, reason=reason, **names),
@@ -462,24 +463,37 @@ def undeliverable(
             user=case.user or phrases.unknown_user,
             rule=case.rule_id,
             waited=speech.about(max(0.0, waited)),
-            why=phrases.semicolon.join(errors) or phrases.undeliverable_unheard,
+            why=records.errors(errors, speech) or phrases.undeliverable_unheard,
         ),
     }
 
 
-def halted(sentence: str, *, whole: bool, speech: Speech) -> dict[str, str]:
+def halted(shares: Sequence[Blocked], *, whole: bool, speech: Speech) -> dict[str, str]:
     """Annotations of the operators' alert that nothing is ended because too much would be.
 
     Args:
-        sentence: what is too much.
+        shares: what is too much, over all rules or by those of a file.
         whole: whether that holds for all rules, or only for those of a file.
         speech: the language.
     """
     phrases = speech.phrases
     return {
         "summary": phrases.halted_summary if whole else phrases.halted_part_summary,
-        "description": speech.say(phrases.halted_description, sentence=sentence),
+        "description": speech.sentences(*(_share(block, speech) for block in shares)),
     }
+
+
+def _share(block: Blocked, speech: Speech) -> str:
+    """What is too much, in a sentence."""
+    known, phrases = dict(block.figures), speech.phrases
+    file, limit = known["file"], known["limit"]
+    return speech.say(
+        phrases.halted_share,
+        owners=known["owners"],
+        running=known["running"],
+        limit=limit if isinstance(limit, str) else speech.amount(limit, Unit.RATIO),
+        of=speech.say(phrases.halted_of_file, file=file) if file else "",
+    )
 
 
 def budget(standing: Standing, share: float, *, zone: str, speech: Speech) -> dict[str, str]:
@@ -519,6 +533,15 @@ def unproven(decision: Decision, *, speech: Speech) -> dict[str, str]:
     """Annotations of the operators' alert that a job's end could not be proven."""
     phrases, say = speech.phrases, speech.say
     return {
-        "summary": say(phrases.pager_summary, job=decision.job_id, state=decision.state),
-        "description": say(phrases.pager_description, reason=decision.reason or phrases.no_reason),
+        "summary": say(
+            phrases.pager_summary,
+            job=decision.job_id,
+            state=phrases.outcome_names.get(decision.state, decision.state),
+        ),
+        "description": say(
+            phrases.pager_description,
+            reason=records.reason(decision.reason, speech)
+            if decision.reason
+            else phrases.no_reason,
+        ),
     }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.budget_uses import Standing
     from gpuwarden.ruleengine.cases import Case, StageMark
     from gpuwarden.ruleengine.directories import User
+    from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.leave_records import Leave
     from gpuwarden.ruleengine.messages import Outlook
     from gpuwarden.ruleengine.model import OwnerMay, Rule
@@ -285,11 +286,13 @@ def back_by(decision: Decision) -> Return | None:
     return Return("started again by the same parent", 1, decision.finished_at, until)
 
 
-def halted_alert(sentence: str, since: float, context: Context, *, whole: bool) -> Alert:
+def halted_alert(
+    shares: Sequence[Blocked], since: float, context: Context, *, whole: bool
+) -> Alert:
     """The operators' alert that nothing is ended because too much would be.
 
     Args:
-        sentence: what is too much.
+        shares: what is too much, over all rules or by those of a file.
         since: Unix time.
         context: what alerts are made with.
         whole: whether that holds for all rules, or only for those of a file.
@@ -297,7 +300,7 @@ def halted_alert(sentence: str, since: float, context: Context, *, whole: bool) 
     return Alert(
         labels={"alertname": "GpuwardenEnforcementHalted", "service": SERVICE, "level": "page"},
         annotations=messages.in_languages(
-            context.languages, partial(messages.halted, sentence, whole=whole)
+            context.languages, partial(messages.halted, shares, whole=whole)
         ),
         starts_at=since,
         ends_at=context.now,

@@ -183,9 +183,8 @@ class Teller:
             owner = directory.user(leave.user)
             found += notices.leave_alerts(leave, owner=owner, context=context)
         if view.halted_since is not None:
-            sentence = "; ".join(block.sentence for block in view.shares)
             whole = not {*view.halted}.isdisjoint(view.shares)
-            found.append(notices.halted_alert(sentence, view.halted_since, context, whole=whole))
+            found.append(notices.halted_alert(view.shares, view.halted_since, context, whole=whole))
         return found
 
     def _came_back(

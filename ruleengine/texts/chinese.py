@@ -243,16 +243,20 @@ CHINESE = Phrases(
     unknown_user="未知",
     halted_summary="gpuwarden 已停止结束任务",
     halted_part_summary="gpuwarden 已停止按某个规则文件结束任务",
-    halted_description="{sentence}。",
+    halted_share="在 {running} 个运行中的任务里，{owners} 位所有者的任务{of}同时到期；"
+    "超过 {limit}即视为数据故障，直到有人另作决定。",
+    halted_of_file="（按 {file} 中的规则）",
     budget_periods={"day": "今日", "week": "本周", "month": "本月"},
     budget_summary="{team} 已用掉其预算（{period}）的 {share}",
     budget_description="已用 {used}，上限 {limit}；本期于 {end} 结束。{forecast}"
     "此通知不会结束任何任务。",
     budget_forecast="按近期速度，届时将达到 {expected}（{low} 至 {high}）。",
+    outcome_names=MappingProxyType({"incomplete": "未能证实", "failed": "失败"}),
     pager_summary="任务 {job} 的回收结果为 {state}",
     pager_description="{reason}。在其释放显卡之前，不会结束这些显卡上的其他任务；"
     "请检查该节点的进程和 agent 的日志。",
     no_reason="未给出原因",
+    record="{meaning}（记录：`{record}`）",
     test_summary="gpuwarden 发给 {user} 的测试消息",
     test_description="管理员正在测试能否通过此渠道联系到 {user}。此消息与任何任务无关。",
     test_next="您无需进行任何操作。",

@@ -180,14 +180,18 @@ class Phrases:
     unknown_user: str
     halted_summary: str
     halted_part_summary: str
-    halted_description: str
+    halted_share: str
+    halted_of_file: str
     budget_periods: Mapping[str, str]
     budget_summary: str
     budget_description: str
     budget_forecast: str
+    outcome_names: Mapping[str, str]
     pager_summary: str
     pager_description: str
     no_reason: str
+    record: str
+    """What a record means, and the record, where it is in another language."""
 
     # -- a test message
     test_summary: str

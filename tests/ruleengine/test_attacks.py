@@ -105,6 +105,7 @@ def test_what_a_job_says_delays_a_sound_rule_by_no_more_than_it_is_trusted(tmp_p
         "say-everything",
         "future-times",
         "forged-throughput",
+        "last-words",
         "claim-run",
     }
     for item in attacked["tricks"]:
@@ -118,9 +119,26 @@ def test_what_a_job_says_delays_a_sound_rule_by_no_more_than_it_is_trusted(tmp_p
     assert found["keep-abuse"] == "granted"
     # What really changes on card and CPU, and who never stays, needs another rule: it is named.
     escaped = {item["trick"] for item in attacked["tricks"] if item["hint"]}
-    assert escaped == {"restart", "restart-believed", "trickle", "cpu-spin"}
+    assert escaped == {"restart", "restart-believed", "trickle", "last-step", "cpu-spin"}
     assert found["just-under"] == "obeys"
     assert status == 1
+
+
+def test_one_step_before_each_deadline_buys_no_more_than_its_window_where_clear_after_is_longer(
+    tmp_path: Path,
+) -> None:
+    """The ladder goes on where it was: it is due as soon as the step is forgotten."""
+    path = tmp_path / "rules.yaml"
+    path.write_text(SOUND.replace("clear_after: 1m", "clear_after: 4m"))
+    rules = check_rule_files([path]).rules
+    assert rules is not None
+    tricks = [trick for trick in TRICKS if trick.name in ("last-step", "last-words")]
+    (attacked,) = asyncio.run(attack(rules, (), tell=lambda _: None, tricks=tricks))
+    found = {item.trick.name: item for item in attacked.results}
+    assert {item.outcome for item in found.values()} <= {Outcome.DELAYED, Outcome.HELD}
+    step = found["last-step"].later
+    assert step is not None
+    assert step <= 4 * 60
 
 
 def test_a_rule_that_only_listens_is_dodged_for_good_and_the_command_fails(tmp_path: Path) -> None:

@@ -11,16 +11,22 @@ import pytest
 from tests.ruleengine.fleets import A100, GIB, NOW_FACTS, a_job, a_profile, a_rule, a_run, fleet_of
 from tests.ruleengine.test_cases import fresh
 
+from gpuwarden.exporter.agent.proofs import DOUBTS
 from gpuwarden.ruleengine import causes, messages, signals
+from gpuwarden.ruleengine.case_records import Case
 from gpuwarden.ruleengine.causes import diagnose
 from gpuwarden.ruleengine.described import Described, described
 from gpuwarden.ruleengine.evaluation import evaluate
+from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.layouts import Message
 from gpuwarden.ruleengine.messages import Outlook, UpcomingAct
 from gpuwarden.ruleengine.model import OwnerMay
 from gpuwarden.ruleengine.needs import condition_keys
 from gpuwarden.ruleengine.profiles import expectation
+from gpuwarden.ruleengine.recipients import NO_ADDRESS
+from gpuwarden.ruleengine.records import Decision
 from gpuwarden.ruleengine.texts import causes as cause_texts
+from gpuwarden.ruleengine.texts import records
 from gpuwarden.ruleengine.texts.conditions import seen, words
 from gpuwarden.ruleengine.texts.phrases import Phrases
 from gpuwarden.ruleengine.texts.speeches import LANGUAGES, PHRASES, speech
@@ -415,3 +421,99 @@ def test_a_description_may_be_written_in_each_language() -> None:
     plain = a_rule(CONDITIONS[0][0], description="Idle")
     assert described(plain.description, "zh") == "Idle"
     assert rule.model_dump(mode="json")["description"] == {"en": "Idle", "zh": "空闲"}
+
+
+# -- records, which are in English
+
+
+CHINESE_TELLS = speech("zh")
+DECISION = Decision(
+    id="1-1-a",
+    epoch=1,
+    case_id=1,
+    rule_id="idle",
+    job_id="proc-1",
+    user="ana",
+    action="terminate",
+    state="incomplete",
+    host="n1",
+    body=b"",
+    signature="",
+    gpus=("GPU-1",),
+    evidence="[]",
+    grace=60.0,
+    expires=0.0,
+    created_at=0.0,
+    finished_at=60.0,
+)
+
+
+def test_every_word_that_an_end_can_be_recorded_with_has_a_meaning_in_each_language() -> None:
+    """Those of the proof, of the agent's way there, of the platforms and of the engine."""
+    words = {
+        *("survivors", "processes", "rebooted", "restarted", "unproven", "platform_silent"),
+        *("still_running", "still_ending", "returned", "not_returned", "node_lost", "overdue"),
+        *("blocked_by_finalizer", "disruption_budget", "incomplete", "failed", *DOUBTS),
+    }
+    for language in LANGUAGES:
+        known = records.MEANINGS.get(language)
+        assert language == records.RECORDS or known is not None
+        assert known is None or words <= known.keys()
+
+
+RECORDED = (
+    "node-1: survivors: pid 4711 did not end in the time given",
+    "still_listed",
+    "returned: slurm says PENDING, and it has come back as slurm-c1-4711-1",
+    "platform_silent: kubernetes does not say what became of it",
+    "something that nobody has foreseen",
+)
+
+
+@pytest.mark.parametrize("reason", RECORDED)
+def test_a_record_is_told_in_the_readers_language_and_quoted(reason: str) -> None:
+    """Owner and operators: outside of the quotation nothing is in English."""
+    decision = dataclasses.replace(DECISION, state="incomplete", reason=reason)
+    for texts in (
+        messages.ended(decision, None, speech=CHINESE_TELLS, zone="UTC"),
+        messages.unproven(decision, speech=CHINESE_TELLS),
+    ):
+        assert f"`{reason}`" in texts["description"]
+        for text in texts.values():
+            assert _foreign(text.replace(decision.job_id, "").replace("idle", "")) <= {"UTC"}
+    assert reason in messages.unproven(decision, speech=speech("en"))["description"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "Slack: HTTP 429",
+        "Slack does not answer: timed out",
+        NO_ADDRESS,
+        "the mail server refused the recipient: 550 no such user",
+        "they have left (by the directory, on 2026-11-30)",
+        "wecom: 45009 api freq out of limit",
+    ],
+)
+def test_why_no_server_took_a_notice_is_told_in_the_readers_language(error: str) -> None:
+    """What the server itself has said is quoted."""
+    case = Case("idle", "proc-1", 0.0, user="ana")
+    texts = messages.undeliverable(case, 3600.0, [error], speech=CHINESE_TELLS)
+    assert f"`{error}`" in texts["description"]
+    plain = re.sub(r"idle|proc-1|ana", "", texts["description"])
+    assert _foreign(plain) == set()
+
+
+def test_what_stops_every_end_is_told_in_the_readers_language() -> None:
+    """With its figures, and the file whose rules would end too many."""
+    figures = (("owners", 7), ("running", 40), ("limit", 0.1), ("file", "/etc/rules/team.yaml"))
+    block = Blocked("share_of_running", "", figures)
+    text = messages.halted([block], whole=False, speech=CHINESE_TELLS)["description"]
+    assert all(word in text for word in ("7", "40", "10 %", "team.yaml"))
+    assert _foreign(text.replace("/etc/rules/team.yaml", "")) == set()
+    plain = dataclasses.replace(block, figures=(*figures[:3], ("file", "")))
+    english = messages.halted([plain], whole=True, speech=speech("en"))["description"]
+    assert english == (
+        "Jobs of 7 owners are due at once among 40 running jobs; more than 10 % is taken for a "
+        "fault of the data until a person says otherwise."
+    )

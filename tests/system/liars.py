@@ -14,6 +14,9 @@ from gpuwarden import job_files
 
 BEAT_SECONDS = 0.5
 FUTURE_SECONDS = 3600.0
+QUIET_SECONDS, LOUD_SECONDS = 27.0, 6.0
+"""Of who speaks up before each deadline of the rules in `test_attacks.ENFORCED`."""
+STEP_SECONDS = 1.0
 
 
 def _described(run_id: str, log: Path) -> job_files.RunDescription:
@@ -34,11 +37,22 @@ def _described(run_id: str, log: Path) -> job_files.RunDescription:
     )
 
 
+def _steps() -> None:
+    """Work on the CPU for a moment, again and again, and say nothing."""
+    while True:
+        time.sleep(QUIET_SECONDS)
+        until = time.monotonic() + STEP_SECONDS
+        while time.monotonic() < until:
+            pass
+
+
 def main(trick: str, run_id: str, folder: Path) -> None:
     """Play one trick for ever."""
     if trick == "idle":
         while True:
             time.sleep(60)
+    if trick == "last-step":
+        _steps()
     jobs, log = job_files.directory(), folder / f"{run_id}.log"
     log.write_text("training\n")
     description = _described(run_id, log)
@@ -47,17 +61,19 @@ def main(trick: str, run_id: str, folder: Path) -> None:
     while True:
         now, sequence = time.time(), sequence + 1
         ahead = FUTURE_SECONDS if trick == "future-times" else 0.0
-        alive = trick in ("fake-heartbeat", "future-times")
+        loud = (now - begin) % (QUIET_SECONDS + LOUD_SECONDS) > QUIET_SECONDS
+        speaks = trick == "last-words" and loud
+        alive = speaks or trick in ("fake-heartbeat", "future-times")
         status = job_files.RunStatus(
             run_id,
             sequence,
-            phase="validate" if trick in ("frozen-phase", "future-times") else "train",
+            phase="validate" if speaks or trick in ("frozen-phase", "future-times") else "train",
             phase_since=begin + ahead,
             heartbeat=now + ahead if alive else begin,
         )
-        if first or alive:
+        if first or alive or trick == "last-words":
             job_files.write(job_files.status_path(jobs, run_id), status.encode())
-        if trick == "touch-log":
+        if speaks or trick == "touch-log":
             log.touch()
         if trick == "future-times":
             os.utime(log, (now + ahead, now + ahead))

@@ -67,6 +67,7 @@ rules:
     - {signal: gpu_memory_share, agg: min, window: 20s, above: 5%, gpus: any}
     - {silent_for: 15s, signals: [log, heartbeat, cpu]}
   for: 5s
+  clear_after: 20s
   trust_for: 20s
   stages:
   - {level: light, after: 0s, do: log}
@@ -76,6 +77,13 @@ rules:
 """
 WORDS = ("touch-log", "fake-heartbeat", "frozen-phase", "future-times", "claim-run")
 """Tricks that rest on what a job says."""
+
+
+def job_id(pid: int) -> str:
+    """As the node names it."""
+    process = read_process(pid)
+    assert process is not None, f"{pid} has ended"
+    return proc_job_id(process, boot_id())
 
 
 @dataclass
@@ -119,12 +127,6 @@ class Node:
                 for card, process in enumerate(self.processes.values())
             ],
         ).write(self.scenario)
-
-    def job_id(self, trick: str) -> str:
-        """As the node names it."""
-        process = read_process(self.processes[trick].pid)
-        assert process is not None, f"{trick} has ended"
-        return proc_job_id(process, boot_id())
 
     def liar(self, trick: str) -> None:
         """Start a job that plays a trick."""
@@ -211,7 +213,11 @@ def test_no_liar_is_spared_for_longer_than_its_word_is_trusted(
     A false name buys nothing; the service whose name it is stays protected.
     """
     with nodes(tmp_path) as found, judged(tmp_path, found):
-        jobs = {trick: node.job_id(trick) for node in found for trick in node.processes}
+        jobs = {
+            trick: job_id(process.pid)
+            for node in found
+            for trick, process in node.processes.items()
+        }
         names = {job: trick for trick, job in jobs.items()}
 
         def detected() -> set[str]:
@@ -233,7 +239,8 @@ def test_liars_are_ended_by_the_agent_and_each_of_them_once(tmp_path: Path) -> N
     """Through notice, deadline, signature and proof, like an honest offender."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(ENFORCED)
-    tricks = ("idle", "touch-log", "fake-heartbeat", "frozen-phase")
+    tricks = ("idle", "touch-log", "fake-heartbeat", "frozen-phase", "last-words", "last-step")
+    cards = [Card(index=card, name=CARDS[0].name) for card in range(len(tricks))]
     with as_launcher(), Stack(tmp_path, rules, owner=getpass.getuser()) as stack:
         liars = {
             trick: stack.launch(
@@ -242,18 +249,25 @@ def test_liars_are_ended_by_the_agent_and_each_of_them_once(tmp_path: Path) -> N
             for trick in tricks
         }
         try:
+            names = {job_id(liar.pid): trick for trick, liar in liars.items()}
             on_cards = [
                 SimulatedProcess(card=card, pid=liar.pid, memory=20 * GIB, sm=0)
                 for card, liar in enumerate(liars.values())
             ]
-            Scenario(cards=CARDS, processes=on_cards).write(stack.scenario)
+            Scenario(cards=cards, processes=on_cards).write(stack.scenario)
             until(lambda: all(liar.poll() is not None for liar in liars.values()), 300)
             query = "SELECT job_id, state FROM decisions"
-            until(lambda: [state for _, state in rows(stack.ledger, query)] == ["verified"] * 4)
+            until(
+                lambda: (
+                    [state for _, state in rows(stack.ledger, query)] == ["verified"] * len(tricks)
+                )
+            )
             assert len({job for job, _ in rows(stack.ledger, query)}) == len(tricks)
             spent = rows(stack.ledger, "SELECT job_id, spent FROM trust")
-            assert len(spent) == len(tricks) - 1
-            assert min(seconds for _, seconds in spent) >= 20
+            trusted = {names[job]: seconds for job, seconds in spent}
+            # Who speaks up before each deadline spends less of it, and gets no further.
+            assert trusted.keys() == set(tricks) - {"idle", "last-step"}
+            assert min(trusted[trick] for trick in tricks if trick in WORDS) >= 20
         finally:
             for liar in liars.values():
                 liar.kill()
