@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import secrets
 import sys
+import zoneinfo
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -175,6 +176,7 @@ def _show_answer(found: dict[str, Any]) -> None:
     if len(would) > _MOST_SHOWN:
         click.echo(f"and {len(would) - _MOST_SHOWN} more, the last {would[-1]['shown']}")
     if would:
+        _tell_zone(found.get("timezone"), would[0]["start"])
         money = "".join(f", {amount:,.2f} {unit}" for unit, amount in found["cost"].items())
         click.echo(f"{found['gpu_hours']:,.1f} GPU-hours{money}")
     for text in found["warnings"]:
@@ -185,6 +187,19 @@ def _show_answer(found: dict[str, Any]) -> None:
         click.echo("It would do from:", err=True)
         for item in found["proposals"]:
             click.echo(f"  {printable(item['shown'])}", err=True)
+
+
+def _tell_zone(name: object, at: float) -> None:
+    """Say whose clocks the times are by, where this machine's show others."""
+    try:
+        theirs = dt.datetime.fromtimestamp(at, zoneinfo.ZoneInfo(str(name)))
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError, OverflowError):
+        return
+    here = theirs.astimezone()
+    if here.utcoffset() != theirs.utcoffset():
+        click.echo(
+            f"by the clocks of {theirs.tzinfo}; here the first begins {here:%a %Y-%m-%d %H:%M}"
+        )
 
 
 @book.command("list")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,7 @@ class BookingRoutes:
             repeat=repeat,
             until=self._moment(body, "until", now, read=read_last) if until else None,
         )
+        _see_weekday(wish, self._zone)
         words, key = text(body, "words", default=""), body.get("key")
         key = None if key is None else text(body, "key")
         dry_run = flag(body, "dry_run")
@@ -258,6 +260,7 @@ class BookingRoutes:
         answer = found.answer
         document = {
             "schema": "gpuwarden.booking/v1",
+            "timezone": self._zone.key,
             "start": None if wish is None else wish.start,
             "until": None if wish is None else wish.until,
             "booking": found.booking,
@@ -300,6 +303,22 @@ def _duration(body: dict[str, Any], name: str) -> float:
         return durations.parse(text(body, name))
     except ValueError as error:
         raise Refusal(400, "malformed", f"{name}: {error}") from error
+
+
+def _see_weekday(wish: Wish, zone: ZoneInfo) -> None:
+    """See that what comes again on weekdays begins on one.
+
+    Raises:
+        Refusal: it begins on a weekend, on which it would not come again.
+    """
+    first = dt.datetime.fromtimestamp(wish.start, zone)
+    if wish.repeat is Repeat.WEEKDAYS and first.weekday() > 4:
+        raise Refusal(
+            400,
+            "malformed",
+            f"from: {first:%Y-%m-%d} is a {first:%A}, and repeat weekdays is Monday to Friday: "
+            "begin on one of them, or say repeat daily",
+        )
 
 
 def _repeat(word: str) -> Repeat:

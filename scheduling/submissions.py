@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from gpuwarden.budget_terms import GPU_HOURS, quantity
 from gpuwarden.errors import InvalidInput, RefusedAction
 from gpuwarden.estimates import GIB, ModelCosts, Range, Unknown
+from gpuwarden.schedule_api import EntryState
 from gpuwarden.scheduling import expectations, images, recommendations
 from gpuwarden.scheduling.card_choices import choose_card, high, none_of
 from gpuwarden.scheduling.estimations import CardEstimate, Fit, Kind, estimate, save_seconds
@@ -25,9 +26,9 @@ from gpuwarden.scheduling.tasks import Task, option_problem, run_id_of, word_pro
 from gpuwarden.scheduling.trainings import read_training
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gpuwarden.schedule_api import BudgetEntry
+    from gpuwarden.schedule_api import BudgetEntry, QueueEntry
     from gpuwarden.scheduling.expectations import Past
     from gpuwarden.scheduling.policies import Image, Policy, Priority, Team, Window
     from gpuwarden.scheduling.trainings import Training
@@ -57,6 +58,8 @@ class Asked:
         images: of one epoch, where the data set is out of sight.
         program: `gpuwarden`, or its absolute path in the training's environment.
         engine: instead of the policy's, or None.
+        mark: a few letters by which tasks without a name that are submitted in one second are told
+            apart, or empty.
     """
 
     words: tuple[str, ...]
@@ -77,6 +80,7 @@ class Asked:
     images: int | None = None
     program: str = "gpuwarden"
     engine: str | None = None
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +189,7 @@ def plan(
             policy.images, training.model_name, wanted=asked.image, gpu=chosen.gpu
         )
     limit = _limit(asked, training, chosen, policy=policy, foretold=foretold, past=past)
-    name = asked.name if asked.name is not None else usual_name(training, now)
+    name = asked.name if asked.name is not None else usual_name(training, now, asked.mark)
     task = Task(
         name=name,
         run_id=run_id_of(name),
@@ -263,16 +267,47 @@ def budget_doubts(
     return tuple(found)
 
 
-def usual_name(training: Training, now: float) -> str:
-    """A name for a task that was given none: model, data set, and the second of its submission."""
+def refuse_second(task: Task, entries: Iterable[QueueEntry]) -> None:
+    """See that nobody trains, or is about to train, the run of a task.
+
+    Args:
+        task: that is to be submitted.
+        entries: of the queue.
+
+    Raises:
+        RefusedAction: a job of it waits or runs, and the task does not wait for its end.
+    """
+    over = (EntryState.DONE, EntryState.FAILED)
+    for entry in entries:
+        if entry.run_id == task.run_id and entry.state not in over and entry.id not in task.after:
+            raise RefusedAction(
+                "run_active",
+                f"run {task.run_id} is job {entry.id} of {entry.user} already ({entry.state}): two "
+                f"at a time would train the same run. Say another --name, or --after {entry.id} to "
+                "go on when that one has succeeded",
+            )
+
+
+def usual_name(training: Training, now: float, mark: str = "") -> str:
+    """A name for a task that was given none: model, data set, and the second of its submission.
+
+    Args:
+        training: what it trains.
+        now: Unix time.
+        mark: of this submission, where others may come in the same second; or empty.
+    """
     data = re.sub(r"\.[a-z]+$", "", training.data.rstrip("/").rpartition("/")[2].lower())
     moment = dt.datetime.fromtimestamp(now, dt.UTC).strftime("%m%d-%H%M%S")
     parts = [re.sub(r"[^a-z0-9-]+", "-", part).strip("-") for part in (training.model_name, data)]
-    return "-".join([*(part[:20] for part in parts if part), moment])
+    return "-".join([*(part[:20] for part in parts if part), moment, *([mark] if mark else [])])
 
 
-def read(asked: Asked) -> Training:
+def read(asked: Asked, policy: Policy | None = None) -> Training:
     """Look up what the words name: the model in the tables, the data set on this machine.
+
+    Args:
+        asked: on the command line.
+        policy: whose names it uses, to tell of those that are none at the same time; or None.
 
     Raises:
         InvalidInput: words that cannot be meant, or a data set that is not there; every problem,
@@ -286,9 +321,27 @@ def read(asked: Asked) -> Training:
         problems.append(f"--gpus {asked.gpus}: from 1 to {MOST_GPUS}, all of one node")
     if asked.time_limit is not None and asked.time_limit < _SHORT_LIMIT:
         problems.append(f"--time {span(asked.time_limit)}: a minute at least")
-    if problems:
-        raise InvalidInput("\n".join(problems))
-    return read_training(asked.words, gpus=asked.gpus, images=asked.images)
+    names = [] if policy is None else list(_unknown_names(asked, policy))
+    if not problems:
+        try:
+            training = read_training(asked.words, gpus=asked.gpus, images=asked.images)
+        except InvalidInput as error:
+            problems.append(str(error))
+    if problems or names:
+        raise InvalidInput("\n".join([*problems, *names]))
+    return training
+
+
+def _unknown_names(asked: Asked, policy: Policy) -> Iterator[str]:
+    """What was said by a name that the policy does not have."""
+    for option, wanted, known in (
+        ("--team", asked.team, [each.name for each in policy.teams]),
+        ("--priority", asked.priority, [each.name for each in policy.priorities]),
+        ("--window", asked.window, [each.name for each in policy.windows]),
+        ("--card", asked.card, [each.name for each in policy.cards]),
+    ):
+        if wanted is not None and wanted not in known:
+            yield f"{option} {wanted}: {none_of(wanted, known)}"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
 from gpuwarden.scheduling.expectations import Past, read_past
 from gpuwarden.scheduling.policy_checks import load_policy
 from gpuwarden.scheduling.predictions import training_of_words
-from gpuwarden.scheduling.submissions import Asked, budget_doubts, plan, read
+from gpuwarden.scheduling.submissions import Asked, budget_doubts, plan, read, refuse_second
+from gpuwarden.scheduling.submit_parsing import SubmitCommand, read_time_limit, split_words
 from gpuwarden.scheduling.tasks import Foreseen
 from gpuwarden.scheduling.yolo_words import spelt_out
 from gpuwarden.training_profiles import load_profiles
@@ -58,6 +59,7 @@ What the estimate rests on, and how cards, batches and images are chosen: docs/s
 
 @click.command(
     "submit",
+    cls=SubmitCommand,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -94,7 +96,7 @@ What the estimate rests on, and how cards, batches and images are chosen: docs/s
     "--time",
     "time_limit",
     metavar="DURATION",
-    callback=option_values.read_positive_seconds,
+    callback=read_time_limit,
     help="Time limit of an attempt, such as 4h. Default: the upper end of what is expected, and a "
     "margin. Needed where nothing is known of the model or the card.",
 )
@@ -156,10 +158,10 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
     with contextlib.chdir(said["chdir"] or "."):
         asked = _asked(words, said, policy, now)
         client = DaemonClient(said["socket"], said["url"], token_file=said["token_file"])
-        training = read(asked)
+        training = read(asked, policy)
         past = _past(asked, client)
         found = plan(asked, training, policy, profiles=profiles, now=now, past=past)
-        found = _with_budgets(found, client)
+        found = _with_schedule(found, client)
         engine = asked.engine or policy.engine
         if said["output"] != "json":  # before the engine is asked, which may say no, or nothing
             click.echo(submission_texts.as_text(found, engine=engine))
@@ -227,18 +229,23 @@ def _past(asked: Asked, client: DaemonClient) -> Past | None:
         return None
 
 
-def _with_budgets(found: Plan, client: DaemonClient) -> Plan:
-    """With what the daemon says of the team's budgets; without a daemon nobody can tell."""
+def _with_schedule(found: Plan, client: DaemonClient) -> Plan:
+    """With what the daemon says of the team's budgets; without a daemon nobody can tell.
+
+    Raises:
+        RefusedAction: the run is in the queue already.
+    """
     try:
-        budgets = client.schedule().budgets
+        schedule = client.schedule()
     except (ServiceUnavailable, RefusedAction):
         return found
-    doubts = budget_doubts(budgets, team=found.task.team, hours=found.gpu_hours)
+    refuse_second(found.task, schedule.entries)
+    doubts = budget_doubts(schedule.budgets, team=found.task.team, hours=found.gpu_hours)
     return dataclasses.replace(found, warnings=(*found.warnings, *doubts))
 
 
 def _asked(words: tuple[str, ...], said: dict[str, Any], policy: Policy, now: float) -> Asked:
-    options = tuple(word for word in words if word.startswith("-"))
+    plain, options = split_words(words)
     deadline = said["deadline"]
     try:
         moment = (
@@ -251,12 +258,13 @@ def _asked(words: tuple[str, ...], said: dict[str, Any], policy: Policy, now: fl
     if moment is not None and moment <= now:
         raise InvalidInput(f"--deadline {deadline} is past")
     return Asked(
-        words=spelt_out([word for word in words if not word.startswith("-")]),
+        words=spelt_out(plain),
         options=options,
         user=user_name(),
         operator=_is_operator(policy),
         directory=str(Path.cwd()),
         deadline=moment,
+        mark=secrets.token_hex(2),
         **{key: said[key] for key in ("team", "priority", "gpus", "card", "window", "after")},
         **{
             key: said[key] for key in ("name", "image", "time_limit", "images", "program", "engine")

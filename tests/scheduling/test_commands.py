@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pwd
+import time
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -255,6 +256,21 @@ def test_a_booking_is_shown_with_its_cost_made_listed_extended_and_given_back(
     assert f"given back by {ME}" in told(here, "book", "show", name)
     assert name not in told(here, "book", "list")
     assert name in told(here, "book", "list", "--all")
+
+
+@pytest.mark.parametrize(("zone", "told_so"), [("America/New_York", True), ("Europe/Paris", False)])
+def test_whose_clocks_the_times_are_by_is_told_to_who_has_others(
+    here: Running, monkeypatch: pytest.MonkeyPatch, *, zone: str, told_so: bool
+) -> None:
+    """A colleague abroad reads in the evening what begins at noon for him."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        shown = told(here, "book", *SLOT, "--dry-run")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert ("by the clocks of Europe/Berlin; here the first begins" in shown) is told_so
 
 
 def test_what_the_engine_keeps_besides_is_told(here: Running) -> None:

@@ -275,6 +275,15 @@ def test_a_booking_that_comes_again_includes_its_last_day(here: Running) -> None
         here.client.ask("POST", "/v1/bookings", body={**BOOKING, "until": "2027-02-01"})
 
 
+def test_weekdays_begin_on_a_weekday(here: Running) -> None:
+    """Of a Saturday it would be the only slot that is none of them."""
+    body = {**BOOKING, "for": "1h", "repeat": "weekdays", "until": "+14d", "dry_run": True}
+    with pytest.raises(InvalidInput, match=r"is a Saturday.*repeat daily"):
+        here.client.ask("POST", "/v1/bookings", body={**body, "from": "sat 09:00"})
+    found = here.client.ask("POST", "/v1/bookings", body={**body, "from": "mon 09:00"})
+    assert {item["shown"][:3] for item in found["would"]} == {"Mon", "Tue", "Wed", "Thu", "Fri"}
+
+
 @pytest.mark.parametrize("path", ["/v1/bookings", "/v1/usage", "/v1/calendar-address"])
 def test_a_team_that_is_none_is_told_and_not_shown_empty(here: Running, path: str) -> None:
     """A letter too many is no quiet week."""

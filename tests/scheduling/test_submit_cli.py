@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pwd
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from tests.scheduling.daemon_scenes import WAITS
 from tests.scheduling.daemons import PlayedQueue, running
 from tests.scheduling.policy_files import NOW, TEXT
 
 from gpuwarden.errors import RefusedAction
+from gpuwarden.schedule_api import EntryState
 from gpuwarden.scheduling.submit_cli import submit
 
 if TYPE_CHECKING:
@@ -60,6 +63,12 @@ def test_a_no_is_status_1_and_says_what_would_do(policy: Path) -> None:
         (["model=yolov8m", "data=9", "--deadline", "2020-01-01"], "is past"),
         (["model=yolov8m", "data=9", "--", "--run-id=x"], "made from --name"),
         (["model=yolov8m", "data=9", "--time", "4"], "lacks a unit"),
+        (["model=yolov8m", "data=9", "--time", "4:00:00"], "4:00:00 is written 4h here"),
+        (["model=yolov8m", "data=9", "--time", "1-12:00"], "1-12:00 is written 1d12h here"),
+        (["model=yolov8m", "data=9", "--time", "4:00"], "is not a duration"),
+        (["--model", "yolov8m", "data=9"], "written model=VALUE, without dashes"),
+        (["model=yolov8m", "--upload=s3://x"], "behind the words: -- --upload=VALUE"),
+        (["model=yolov8m", "--", "--upload", "s3://x"], "written --upload=s3://x"),
         (["yolov8m"], "is no KEY=VALUE"),
     ],
 )
@@ -69,6 +78,51 @@ def test_what_cannot_be_meant_is_told(words: list[str], told: str, policy: Path)
     text = result.output + str(result.exception)
     assert result.exit_code != 0
     assert told in text
+
+
+def test_every_mistake_is_told_at_once(policy: Path) -> None:
+    """Of words, of names that the policy does not have, and of the data set."""
+    words = ["model=yolov8m", "data=nowhere.yaml", "batch=0", "--team", "visoin"]
+    names = ["--priority", "hgih", "--card", "a100", "--window", "night"]
+    result = CliRunner().invoke(submit, ["--policy", str(policy), *words, *names])
+    text = str(result.exception)
+    for told in ("batch=0", "nowhere.yaml", 'mean "vision"', 'mean "high"', 'mean "a100-40"'):
+        assert told in text
+    assert "--window night: the policy knows" in text
+
+
+def test_a_run_that_is_in_the_queue_is_not_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at a time would write the same states; one after the other is a continuation."""
+    monkeypatch.chdir(tmp_path)
+    text = TEXT.replace("users: [ana, bo]", f"users: [{ME}]")
+    text = text.replace("engine: slurm", "engine: local")
+    with running(tmp_path, text, now=NOW, driver=PlayedQueue) as here:
+        where = ["--policy", str(tmp_path / "policy.yaml"), "--socket", str(here.settings.socket)]
+        words = [*where, "model=yolov8m.yaml", "data=100", "--name", "night", "-y"]
+        here.driver.rows = (dataclasses.replace(WAITS, engine="local", run_id="night"),)
+        here.tick(5)
+        again = CliRunner().invoke(submit, words)
+        assert isinstance(again.exception, RefusedAction)
+        assert "is job 7 of ana already (pending)" in str(again.exception)
+        assert here.driver.taken == []
+        assert CliRunner().invoke(submit, [*words, "--after", "7"]).exit_code == 0
+        here.driver.rows = (dataclasses.replace(here.driver.rows[0], state=EntryState.DONE),)
+        here.tick(5)
+        assert CliRunner().invoke(submit, words).exit_code == 0
+        assert len(here.driver.taken) == 2
+
+
+def test_tasks_of_one_second_have_names_of_their_own(policy: Path) -> None:
+    """A sweep that submits many at once trains as many runs."""
+    words = ["model=yolov8m.yaml", "data=100", "--engine", "local", "-o", "json", "--dry-run"]
+    words += ["--socket", str(policy.parent / "none.sock")]
+    names = set()
+    for _ in range(2):
+        result = CliRunner().invoke(submit, ["--policy", str(policy), *words])
+        names.add(json.loads(result.output)["task"]["run_id"])
+    assert len(names) == 2
 
 
 def test_a_policy_with_a_mistake_is_shown_with_its_line(policy: Path) -> None:
