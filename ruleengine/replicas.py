@@ -7,6 +7,7 @@ where that fails, everything is asked anew of the next. Rows of shards are put t
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 FRESH_SCRAPES = 2.0
 PROBE_SECONDS = 3.0
 """A replica that hangs holds up no tick: it is asked last."""
+
+_LAST_SEEN = "last_over_time(gpuwarden_snapshot_timestamp_seconds[1h])"
+"""Of each node; for as long as a server remembers what it held."""
+_Homes = dict[str, int]
+"""Node -> number of its shard, of nodes that several know."""
 
 log = structlog.get_logger(__name__)
 _Answer = TypeVar("_Answer")
@@ -149,7 +155,9 @@ class Servers:
         return tuple(self._used)
 
     def _source(self, chosen: Sequence[Replica]) -> Source:
-        return chosen[0] if len(chosen) == 1 else Shards(chosen)
+        if len(chosen) == 1:
+            return chosen[0]
+        return Shards(chosen, scrape_interval=self._interval)
 
     async def _order(self, group: list[Replica]) -> list[Replica]:
         """Replicas as they are to be tried: those that see more nodes first."""
@@ -181,12 +189,19 @@ class Servers:
 class Shards:
     """A `Source` of several that hold different nodes.
 
+    A node may move from one to another, as when targets are hashed over one server more: the former
+    one remembers for an hour what it held. Each node is that of the shard which has seen it last,
+    and what others say of it is left out.
+
     Args:
         parts: one of each shard.
+        scrape_interval: of the nodes, in seconds.
     """
 
-    def __init__(self, parts: Sequence[Replica]) -> None:
+    def __init__(self, parts: Sequence[Replica], *, scrape_interval: float) -> None:
         self._parts = parts
+        self._apart = 2 * FRESH_SCRAPES * scrape_interval
+        self._homes: tuple[float, asyncio.Task[_Homes]] | None = None
 
     async def instant(self, query: str, time: float) -> list[Sample]:
         """The rows of all shards.
@@ -197,25 +212,55 @@ class Shards:
         Raises:
             ServiceUnavailable: a shard does not answer, or two of them scrape the same node.
         """
-        answers = await asyncio.gather(*(part.instant(query, time) for part in self._parts))
+        homes, answers = await asyncio.gather(
+            self._homes_at(time),
+            asyncio.gather(*(part.instant(query, time) for part in self._parts)),
+        )
         found: dict[frozenset[tuple[str, str]], Sample] = {}
         twice: set[frozenset[tuple[str, str]]] = set()
-        for answer in answers:
+        for number, answer in enumerate(answers):
             own: dict[frozenset[tuple[str, str]], Sample] = {}
             for row in answer:
-                own[frozenset(row.labels.items())] = row
+                if homes.get(row.labels.get("instance", ""), number) == number:
+                    own[frozenset(row.labels.items())] = row
             twice |= own.keys() & found.keys()
             found |= own
         for key in twice:
             instance = found.pop(key).labels.get("instance")
             if instance is not None:
-                names = ", ".join(part.name for part in self._parts)
-                raise ServiceUnavailable(
-                    f"{instance} is scraped by two of the shards {names}, or was within the last "
-                    "hour: each node belongs to one; servers that scrape the same nodes are "
-                    "`replicas`"
-                )
+                raise self._shared(instance)
         return list(found.values())
+
+    async def _homes_at(self, time: float) -> _Homes:
+        """Where each node is that more than one shard knows; asked once for all queries."""
+        if self._homes is None or self._homes[0] != time:
+            self._homes = (time, asyncio.ensure_future(self._find_homes(time)))
+        return await asyncio.shield(self._homes[1])
+
+    async def _find_homes(self, time: float) -> _Homes:
+        answers = await asyncio.gather(*(part.instant(_LAST_SEEN, time) for part in self._parts))
+        seen: dict[str, list[tuple[float, int]]] = {}
+        for number, answer in enumerate(answers):
+            for row in answer:
+                # NaN is in no order; who dates a snapshot wrongly does so at every shard.
+                if not math.isnan(row.value):
+                    name = row.labels.get("instance", "")
+                    seen.setdefault(name, []).append((row.value, number))
+        homes: dict[str, int] = {}
+        for name, times in seen.items():
+            latest, *others = sorted(times, reverse=True)
+            if others and latest[1] != others[0][1]:
+                if latest[0] - others[0][0] <= self._apart:
+                    raise self._shared(name)
+                homes[name] = latest[1]
+        return homes
+
+    def _shared(self, instance: str) -> ServiceUnavailable:
+        names = ", ".join(part.name for part in self._parts)
+        return ServiceUnavailable(
+            f"{instance} is scraped by two of the shards {names}, or was until a moment ago: each "
+            "node belongs to one; servers that scrape the same nodes are `replicas`"
+        )
 
     async def clock_skew(self) -> float:
         """That of the clock which is furthest from ours."""

@@ -20,7 +20,7 @@ from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
 from gpuwarden.ruleengine.verdicts import FleetFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gpuwarden.ruleengine.prometheus import Source
 
@@ -39,6 +39,8 @@ class Held:
     fails_after: int | None = None
     refuses: bool = False
     asked: int = 0
+    seen: dict[str, float] = field(default_factory=dict)
+    """Node -> its last snapshot."""
     times: set[float] = field(default_factory=set)
 
     async def instant(self, query: str, time: float) -> list[Sample]:
@@ -48,6 +50,8 @@ class Held:
             raise ServiceUnavailable("gone")
         if query.startswith("count(timestamp("):
             return [Sample({}, self.lit)]
+        if query.startswith("last_over_time(gpuwarden_snapshot"):
+            return [Sample({"instance": name}, at) for name, at in self.seen.items()]
         if self.refuses:
             raise QueryRefused("execution: receive series from store-2: unavailable")
         self.asked += 1
@@ -158,10 +162,13 @@ def test_a_replica_that_hangs_is_asked_last() -> None:
     assert (hanging.asked, other.asked) == (0, 3)
 
 
-def of_shards(*rows: list[Sample]) -> list[Sample]:
-    """The rows of a query to shards with these answers."""
-    parts = [Replica(str(number), Held(rows=list(part))) for number, part in enumerate(rows)]
-    return asyncio.run(Shards(parts).instant("q", NOW))
+def of_shards(*rows: list[Sample], seen: Sequence[dict[str, float]] = ()) -> list[Sample]:
+    """The rows of a query to shards with these answers, that saw their nodes so long ago."""
+    held = [Held(rows=list(part)) for part in rows]
+    for one, ages in zip(held, seen, strict=False):
+        one.seen = {name: NOW - age for name, age in ages.items()}
+    parts = [Replica(str(number), one) for number, one in enumerate(held)]
+    return asyncio.run(Shards(parts, scrape_interval=5.0).instant("q", NOW))
 
 
 def test_rows_of_shards_are_put_together() -> None:
@@ -183,6 +190,54 @@ def test_a_node_in_two_shards_is_a_mistake() -> None:
         of_shards([row], [row])
 
 
+def test_a_node_that_has_moved_is_that_of_the_shard_which_saw_it_last() -> None:
+    """Also while it is dark; a job that has ended since is not brought back by the other's word."""
+    row = Sample({"instance": "n1", "uuid": "GPU-1"}, 1.0)
+    ghost = Sample({"instance": "n1", "uuid": "GPU-1", "job_id": "ended"}, 1.0)
+    other = Sample({"instance": "n2", "uuid": "GPU-2"}, 1.0)
+    seen = [{"n1": 60.0, "n2": 2.0}, {"n1": 2.0}]
+    assert of_shards([row, ghost, other], [row], seen=seen) == [other, row]
+    assert of_shards([row, other], [row, ghost], seen=[{"n1": 900.0}, {"n1": 1800.0}]) == [
+        row,
+        other,
+    ]
+
+
+def test_a_node_that_two_shards_have_seen_just_now_is_a_mistake() -> None:
+    """Or has moved this moment: neither is believed until it is clear."""
+    row = Sample({"instance": "n1", "uuid": "GPU-1"}, 1.0)
+    with pytest.raises(ServiceUnavailable, match="n1 is scraped by two of the shards 0, 1"):
+        of_shards([row], [], seen=[{"n1": 12.0}, {"n1": 2.0}])
+
+
+def test_of_two_real_servers_a_node_that_has_moved_is_known_by_one() -> None:
+    """The former one remembers what it held for an hour, and nothing waits for that."""
+
+    def history(age: float, job: str) -> History:
+        made, at = History(), round(PAST - age)
+        labels = {"instance": "n1:9835", "job": "gpuwarden"}
+        made.add("gpuwarden_snapshot_timestamp_seconds", at, at - 1.0, labels)
+        made.add("gpu_job_holds_gpu", at, 1.0, {**labels, "job_id": job, "uuid": "GPU-1"})
+        return made
+
+    async def story() -> list[str]:
+        async with (
+            temporary_prometheus(history(300.0, "ended")) as old,
+            temporary_prometheus(history(2.0, "lives")) as new,
+            PrometheusClient(old) as one,
+            PrometheusClient(new) as two,
+        ):
+            made = Servers(
+                [[Replica("old", one)], [Replica("new", two)]],
+                wall=lambda: PAST,
+                scrape_interval=5.0,
+            )
+            rows = await made.current().instant("last_over_time(gpu_job_holds_gpu[1h])", PAST)
+            return [row.labels["job_id"] for row in rows]
+
+    assert asyncio.run(story()) == ["lives"]
+
+
 def test_a_shard_that_is_away_hides_nodes_and_so_everything_waits() -> None:
     """Unless a replica of that shard answers: then everything is asked anew."""
     a, b, c = Held(), Held(fails_after=0), Held()
@@ -198,7 +253,7 @@ def test_a_shard_that_is_away_hides_nodes_and_so_everything_waits() -> None:
 def test_the_clock_that_is_furthest_off_counts() -> None:
     """With a shard's clock wrong nothing is ended."""
     parts = [Replica("a", Held(skew=0.1)), Replica("b", Held(skew=-7.0))]
-    assert asyncio.run(Shards(parts).clock_skew()) == -7.0
+    assert asyncio.run(Shards(parts, scrape_interval=5.0).clock_skew()) == -7.0
 
 
 def _down(fleet: Fleet) -> None:
