@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import DriverUnavailable, RefusedAction, TemporaryError
-from gpuwarden.job_files import LeaveRequest, RequestState
-from gpuwarden.schedule_api import Outcome, Problem
+from gpuwarden.schedule_api import Problem
 from gpuwarden.scheduling.drivers import SlotsRefused
 from gpuwarden.scheduling.local import endings, readings, views
 from gpuwarden.scheduling.local.card_uses import CardUses, Holder, uses_of
 from gpuwarden.scheduling.local.cards import NvmlCards
 from gpuwarden.scheduling.local.clock_changes import ClockChanges, move_request
 from gpuwarden.scheduling.local.commands import Commands
+from gpuwarden.scheduling.local.engine_requests import EngineRequests
 from gpuwarden.scheduling.local.forecasts import expected_starts
 from gpuwarden.scheduling.local.launches import Launcher
+from gpuwarden.scheduling.local.notices import Notices
 from gpuwarden.scheduling.local.orders import Orders, hold_id
 from gpuwarden.scheduling.local.plans import plan
 from gpuwarden.scheduling.local.processes import ProcessTable, boot_id, send_all
@@ -81,6 +82,8 @@ class LocalDriver:
         self._start = Starts(self._queue, self._launcher)
         self._commands = Commands(self._queue, context.wake)
         self._orders = Orders(self._queue, self._files)
+        engine = EngineRequests.of(context)
+        self._notices = Notices(self._queue, self._files, engine, views.job_id)
         self._boot = boot_id()
         self._slots: tuple[Slot, ...] = ()
         self._plan = Plan()
@@ -148,7 +151,7 @@ class LocalDriver:
         self._plan = plan(scene, self._policy, now)
         self._starts = expected_starts(scene, self._policy, now)
         self._act(self._plan, jobs, uses, now)
-        problems += self._queue_problems(now)
+        problems += self._queue_problems(now) + self._notices.problems()
         if unfit := self._start.unfit(now):
             problems.append(("launches", f"Nothing is started for a minute: {unfit}"))
         self._tell_problems(problems, now)
@@ -275,9 +278,9 @@ class LocalDriver:
                 self._queue.change_attempt(attempt.id, **changes)
             if seconds is not None:
                 self._queue.change_job(job.id, epoch_seconds=seconds)
-        note = self._note_of(attempt)
+        note = self._notices.open_one(attempt)
         if note is not None and status is not None:
-            self._follow(note, status, now)
+            self._notices.follow(note, status, now)
         if over:
             found = endings.seen(record, status, rebooted=rebooted, now=now)
             self._settle_end(attempt, found)
@@ -293,7 +296,7 @@ class LocalDriver:
 
     def _requests(self, attempt: Attempt) -> set[str]:
         """Ids of the requests by which an attempt may have been asked."""
-        note = self._note_of(attempt)
+        note = self._notices.open_one(attempt)
         return {hold_id(attempt), *(() if note is None else (note.id,))}
 
     def _follow_clock(self) -> None:
@@ -307,31 +310,10 @@ class LocalDriver:
             if (job := self._queue.job(str(attempt.job))) is not None:
                 move_request(self._files(job), self._requests(attempt), moved)
 
-    def _note_of(self, attempt: Attempt) -> Note | None:
-        notes = self._queue.notes(closed_since=float("inf"))
-        return next((note for note in notes if note.attempt == attempt.id), None)
-
-    def _follow(self, note: Note, status: RunStatus, now: float) -> None:
-        """Write down the steps that a job tells of its notice."""
-        answer = status.request
-        if answer is None or answer.decision_id != note.id or note.notified is None:
-            return
-        changes: dict[str, float] = {}
-        saved = None if status.checkpoint is None else status.checkpoint.durable
-        leaving = answer.state is RequestState.LEAVING
-        if note.saved is None and leaving and saved is not None and saved >= note.notified:
-            changes["saved"] = min(saved, now)
-        if note.acknowledged is None:
-            # A trainer that tells no times had it at the latest when it had saved.
-            told = answer.times.get(RequestState.RECEIVED.value, changes.get("saved", now))
-            changes["acknowledged"] = min(max(told, note.notified), now)
-        if changes:
-            self._queue.change_note(note.id, **changes)
-
     def _settle_end(self, attempt: Attempt, found: endings.Ended) -> None:
         current = next(each for each in self._queue.attempts("running") if each.id == attempt.id)
         job = self._queue.job(str(attempt.job))
-        note = self._note_of(attempt)
+        note = self._notices.open_one(attempt)
         if job is None:
             return
         least = 0.0 if self._policy.preemption is None else self._policy.preemption.minimum_run
@@ -382,7 +364,7 @@ class LocalDriver:
 
     def _freed(self, attempt: Attempt, now: float) -> None:
         """An attempt's memory is back: its notice is closed, its cards are anybody's."""
-        note = self._note_of(attempt)
+        note = self._notices.open_one(attempt)
         # A tick has one time, and a job may have ended after it had begun.
         freed = now if attempt.ended is None else max(now, attempt.ended)
         notes = {} if note is None else {note.id: {"freed": freed, "closed": freed}}
@@ -401,7 +383,7 @@ class LocalDriver:
                 status = self._statuses.get(attempt.id)
                 asked = self._files(job).request()
                 found = readings.working(job, attempt, notes.get(attempt.id), status, asked=asked)
-                if self._files_problem:
+                if self._files_problem or attempt.id in self._notices.silent:
                     found = dataclasses.replace(found, deaf=True)
                 working.append(found)
         busy = {each.id for each in working if not each.id.endswith(views.LEFT)}
@@ -433,7 +415,7 @@ class LocalDriver:
         running = {str(each.job): each for each in self._queue.attempts("running")}
         for entry in decided.withdrawn:
             if entry in running:
-                self._withdraw(running[entry], now)
+                self._notices.withdraw(running[entry], now)
         for notice in decided.notices:
             if notice.victim in running:
                 self._tell(notice, running[notice.victim], now)
@@ -451,46 +433,10 @@ class LocalDriver:
         self._queue.tell(Note.of(notice, attempt, now))
 
     def _give_notices(self, now: float) -> None:
-        """Deliver notices that are written down; one whose file is gone is delivered again."""
-        running = {each.id: each for each in self._queue.attempts("running")}
-        for note in self._queue.notes(closed_since=float("inf")):
-            job = self._queue.job(str(note.job))
-            if note.attempt not in running or job is None:
-                continue
-            files = self._files(job)
-            if files.others():
-                continue
-            standing = files.request()
-            if standing is not None:
-                # Somebody else's request is left alone: it may be a rule's, which holds the job.
-                if standing.decision_id == note.id and note.notified is None:
-                    self._queue.change_note(note.id, notified=now)
-                continue
-            # A notice that was late in coming gives as much time as it was to give.
-            late = note.notified is None
-            deadline = (
-                max(note.deadline, now + note.deadline - note.made) if late else note.deadline
-            )
-            try:
-                files.ask(LeaveRequest(note.id, deadline, note.at, "requeue", note.words))
-            except OSError as error:
-                self._files_problem = f"{self._root / 'requests'}: {error}"
-                continue
-            if late:
-                self._queue.change_note(note.id, notified=now, deadline=deadline)
-                log.info("asked to leave", entry=job.entry, words=note.words)
-
-    def _withdraw(self, attempt: Attempt, now: float) -> None:
-        note, job = self._note_of(attempt), self._queue.job(str(attempt.job))
-        if note is None or job is None:
-            return
-        self._files(job).withdraw(note.id)
-        self._queue.change_note(
-            note.id,
-            closed=now,
-            outcome=Outcome.WITHDRAWN.value,
-            last="Nobody needs its cards any more.",
-        )
+        self._notices.give(now)
+        if self._notices.failed:
+            self._files_problem = f"{self._root / 'requests'}: {self._notices.failed}"
+            self._notices.failed = ""
 
     def _escalate(self, now: float) -> None:
         """End what is past its deadline: asked once more by signal, then for good."""

@@ -100,6 +100,10 @@ MIGRATIONS = (
     CREATE INDEX notices_job ON notices (job);
     CREATE INDEX notices_closed ON notices (closed);
     """,
+    """
+    -- By which way it was given: the engine's leave, `file`, or nothing yet.
+    ALTER TABLE notices ADD COLUMN leave TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 

@@ -126,6 +126,7 @@ class Note:
     lost: float | None
     last: str
     closed: float | None
+    leave: str
 
     @classmethod
     def of(cls, notice: Notice, attempt: Attempt, now: float) -> Note:
@@ -150,6 +151,7 @@ class Note:
             lost=None,
             last="",
             closed=None,
+            leave="",
         )
 
     STEPS = ("notified", "acknowledged", "saved", "left", "freed", "started")

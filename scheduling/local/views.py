@@ -108,7 +108,7 @@ def _entry(
         if wait and waiting
         else (),
         requeues=job.requeues,
-        job_id=_job_id(job, attempt),
+        job_id=job_id(job, attempt),
         start=start if state is EntryState.PENDING else None,
     )
 
@@ -117,7 +117,7 @@ def _entries_of(wait: Wait) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.removesuffix(LEFT) for each in wait.must_end))
 
 
-def _job_id(job: Job, attempt: Attempt | None) -> str | None:
+def job_id(job: Job, attempt: Attempt | None) -> str | None:
     """The exporter's name of it, where that is sure: its parent is another user's then."""
     if attempt is None or attempt.process is None or attempt.boot is None:
         return None

@@ -94,10 +94,21 @@ class LabBox:
         folder: for everything.
         policy: in force; its job files are put below the folder.
         cards: to show.
+        engine: address of a rule engine that has jobs asked, or None.
     """
 
-    def __init__(self, folder: Path, policy: Policy | None = None, cards: int = 4) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy: Policy | None = None,
+        cards: int = 4,
+        engine: str | None = None,
+    ) -> None:
         self.folder = folder
+        self.engine = engine
+        self.token = folder / "engine.token"
+        self.token.write_text("a-secret-of-16-characters", "ascii")
+        self.token.chmod(0o600)
         self.jobs = folder / "node"
         self.work = folder / "work"
         self.work.mkdir(exist_ok=True)
@@ -112,7 +123,10 @@ class LabBox:
 
     def open(self) -> None:
         """Start the daemon's driver, as after any end of the one before."""
-        context = Context(self.state, self.clock, lambda: None)
+        token = None if self.engine is None else self.token
+        context = Context(
+            self.state, self.clock, lambda: None, leaves=self.engine, leaves_token=token
+        )
         self.driver = LocalDriver(self.policy, context, self.cards)
         self.cards.jobs = self._pids
         self.driver.start(self.clock.wall())

@@ -18,8 +18,8 @@ def open_lab(tmp_path: Path) -> Iterator[Callable[..., LabBox]]:
     """Opens boxes of two cards under a policy, and ends what runs in them."""
     made: list[LabBox] = []
 
-    def opened(**changes: Any) -> LabBox:
-        made.append(LabBox(tmp_path, quick(**changes), cards=2))
+    def opened(engine: str | None = None, **changes: Any) -> LabBox:
+        made.append(LabBox(tmp_path, quick(**changes), cards=2, engine=engine))
         return made[-1]
 
     yield opened

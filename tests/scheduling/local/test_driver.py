@@ -181,6 +181,7 @@ def test_people_cancel_hold_and_release(lab: LabBox) -> None:
     assert lab.request("a") is None
     lab.driver.release(entry, by="ana", now=lab.clock.wall())
     trains(lab, "a", entry)
+    lab.until(lambda: lab.log("a", entry).count("from") == 2)  # it hears signals by then
     lab.driver.cancel(entry, by="ana", now=lab.clock.wall())
     lab.until(lambda: lab.state_of(entry) == "failed")
     assert lab.entry(entry).standing == "cancelled"

@@ -81,6 +81,7 @@ def note(**others: Any) -> Note:
         "outcome": "open",
         "notified": 4100.0,
         "last": "",
+        "leave": "",
         **others,
     }
     return Note(**chosen)
