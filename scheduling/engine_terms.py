@@ -90,6 +90,37 @@ class KueueTeam(Strict):
 # -- of all
 
 
+_OWN_OPTIONS = frozenset(
+    {
+        "account", "array", "begin", "chdir", "comment", "cpus-per-task", "dependency", "error",
+        "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "hold", "job-name",
+        "mem", "no-requeue", "nodes", "ntasks", "open-mode", "output", "parsable", "partition",
+        "qos", "requeue", "reservation", "signal", "test-only", "time", "time-min", "uid", "wait",
+        "wrap",
+    }
+)  # fmt: skip
+"""Of `sbatch`, by which gpuwarden itself says what a task needs, or which would undo it."""
+
+
+def _sites_own(option: str) -> str:
+    name = option.partition("=")[0].removeprefix("--")
+    if name in _OWN_OPTIONS:
+        raise PydanticCustomError(
+            "GW610",
+            "gpuwarden writes {name} itself, or cannot work with it: `cards`, `teams` and "
+            "`gpuwarden submit` say what is in it",
+            {"name": f"--{name}"},
+        )
+    return option
+
+
+SbatchOption = Annotated[
+    str,
+    StringConstraints(pattern=r"^--[a-z][a-z-]{1,40}(=[A-Za-z0-9_.,:;@%+*/&|()\[\]=-]{1,200})?$"),
+    AfterValidator(_sites_own),
+]
+
+
 class SlurmTerms(Strict):
     """Of the Slurm cluster."""
 
@@ -107,6 +138,9 @@ class SlurmTerms(Strict):
     container: Annotated[tuple[Words, ...], BeforeValidator(as_tuple)] = ()
     """The command that runs another one in an image, with `{image}` for it, such as
     [apptainer, exec, --nv, "docker://{image}"]. Without it no job can have an image."""
+    sbatch: Annotated[tuple[SbatchOption, ...], BeforeValidator(as_tuple)] = ()
+    """What the site wants of every job, and gpuwarden does not write itself, each as `sbatch` takes
+    it: [--mem-per-cpu=4G, --constraint=gpu]."""
     requeues: AtMost | None = None
     """A job that comes back without a new epoch waits longer each time, and is held, and told of,
     when it came back more often than this; by default nobody is."""

@@ -85,6 +85,12 @@ def _reader(engine: str) -> Callable[[Any, float], Sequence[QueueEntry]] | None:
     invoke_without_command=True,
     epilog="""
 \b
+Examples:
+  gpuwarden queue --mine --all
+  gpuwarden queue show 4711
+  gpuwarden queue logs --follow 4711
+
+\b
 Exit status:
   0   told, or done
   1   the answer is no: there is no such job, or it is not yours

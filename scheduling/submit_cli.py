@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gpuwarden import option_values
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.option_values import output_option
 from gpuwarden.scheduling import submission_texts
 from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
 from gpuwarden.scheduling.expectations import Past, read_past
+from gpuwarden.scheduling.moments import MomentUnclear, read_last
 from gpuwarden.scheduling.policy_checks import load_policy
 from gpuwarden.scheduling.predictions import training_of_words
 from gpuwarden.scheduling.submissions import Asked, budget_doubts, plan, read, refuse_second
@@ -49,7 +49,7 @@ behind the words, each as --option=value:
 \b
 Exit status:
   0   submitted; with --dry-run: it could be
-  1   the answer is no: no room on any card, or the policy forbids it
+  1   the answer is no: no room on any card, the policy forbids it, or the run is in the queue
   2   wrong usage or input
   3   the engine does not answer: nothing was submitted
 
@@ -89,7 +89,7 @@ What the estimate rests on, and how cards, batches and images are chosen: docs/s
 @click.option(
     "--name",
     help="Of the task and its run. The same name again continues an unfinished run. Default: from "
-    "the model, the data set and the time.",
+    "the model, the data set and the time, with a mark of its own.",
 )
 @click.option("--image", help="One of the policy's images. Default: that for the model.")
 @click.option(
@@ -97,14 +97,14 @@ What the estimate rests on, and how cards, batches and images are chosen: docs/s
     "time_limit",
     metavar="DURATION",
     callback=read_time_limit,
-    help="Time limit of an attempt, such as 4h. Default: the upper end of what is expected, and a "
-    "margin. Needed where nothing is known of the model or the card.",
+    help="Time limit of an attempt, such as 4h. Default: what the slowest of the trainings like it "
+    "took here, else the upper end of the estimate, and a margin. Needed where neither is known.",
 )
 @click.option(
     "--deadline",
     metavar="WHEN",
-    help="Be done by then: 2026-12-24T08:00, by the policy's time zone. Cards that are too slow "
-    "are passed over.",
+    help="Be done by then: fri 18:00, +20h, 2026-12-24 08:00, by the policy's time zone; a date "
+    "without a time is that whole day. Cards that are too slow are passed over.",
 )
 @click.option(
     "--images",
@@ -148,8 +148,9 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
       gpuwarden submit model=mine.yaml data=my.yaml --card a100-40 --time 6h
 
     Says for each kind of cards what the training needs there, how long it takes and what it costs,
-    and when it would start. What fits no card is refused, with the batch that would; so is a data
-    set that is not there, and an image that the policy does not list.
+    what trainings like it took here, and when it would start. What fits no card is refused, with
+    the batch that would; so is a data set that is not there, an image that the policy does not
+    list, and a run that is in the queue already.
     """
     now = time.time()
     policy = load_policy(said["policy_file"], now=now, engine=said["engine"])
@@ -248,12 +249,8 @@ def _asked(words: tuple[str, ...], said: dict[str, Any], policy: Policy, now: fl
     plain, options = split_words(words)
     deadline = said["deadline"]
     try:
-        moment = (
-            None
-            if deadline is None
-            else option_values.parse_moment(deadline, now=now, zone=policy.zone)
-        )
-    except ValueError as error:
+        moment = None if deadline is None else read_last(deadline, now=now, zone=policy.zone)
+    except MomentUnclear as error:
         raise InvalidInput(f"--deadline: {error}") from error
     if moment is not None and moment <= now:
         raise InvalidInput(f"--deadline {deadline} is past")

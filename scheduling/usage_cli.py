@@ -30,6 +30,12 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 @click.command(
     epilog="""
 \b
+Examples:
+  gpuwarden usage --from 2026-11-01 --to 2026-12-01
+  gpuwarden usage --by job --team vision --from now-1d
+  gpuwarden usage --budgets --check
+
+\b
 Exit status:
   0   told; the two accounts agree, or only one is there
   1   with --check: they differ by more than 2 %; with --budgets: a hard budget is spent
@@ -90,7 +96,8 @@ def usage(
 
     Time is counted from starts to ends, each attempt once: a job that came back is one job with
     several attempts. Where the daemon knows a Prometheus (--prometheus), what the nodes saw stands
-    beside it; a `!` marks lines that differ by more than 2 %, and the reasons are told.
+    beside it; a `!` marks lines that differ by more than 2 % (and ten minutes, and five of each
+    card that was held across an end of the time), and the reasons are told.
     """
     client = DaemonClient(socket, url, token_file=token_file)
     if budgets:

@@ -131,6 +131,7 @@ def script(task: Task, policy: Policy, now: float) -> Script:
         f"--signal={_signal(task, policy, warnings)}",
         *_if("--begin", begin(task, policy, now)),
         *_if("--dependency", _dependency(task)),
+        *policy.slurm.sbatch,
     ]
     if task.deadline is not None:
         warnings.append("Slurm is not told of the deadline: a job that misses it goes on")

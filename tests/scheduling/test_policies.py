@@ -88,6 +88,8 @@ WRONG = (
     ("timezone: Europe/Berlin", "timezone: CET", "GW107", "time zone"),
     ("slurm: {gres: h100, partition: gpu}", "", "GW605", "write slurm: {gres: a100}"),
     ("gres: h100", "gres: a100", "GW607", "same gres and partition as cards[0]"),
+    ("version: 1\n", "version: 1\nslurm: {sbatch: [--time=3]}\n", "GW610", "writes --time itself"),
+    ("version: 1\n", "version: 1\nslurm: {sbatch: ['--x y']}\n", "GW107", "does not match"),
     ("share: 3", "slurm: {account: SPEECH}", "GW607", "same account as teams[0]"),
     ("share: 3", "slurm: {account: Root}", "GW607", "the account root is Slurm's own"),
     ("share: 3", "slurm: {account: gpuwarden}", "GW607", "is that of all teams"),

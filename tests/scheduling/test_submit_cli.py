@@ -80,6 +80,15 @@ def test_what_cannot_be_meant_is_told(words: list[str], told: str, policy: Path)
     assert told in text
 
 
+@pytest.mark.parametrize("when", ["+9000h", "2099-12-24", "2099-12-24 8:00", "2099-12-24T08:00Z"])
+def test_a_deadline_is_written_like_the_moments_of_bookings(policy: Path, when: str) -> None:
+    """The same words mean the same in both commands."""
+    words = ["model=yolov8m.yaml", "data=100", "--engine", "local", "-o", "json", "--dry-run"]
+    words += ["--socket", str(policy.parent / "none.sock"), "--deadline", when]
+    result = CliRunner().invoke(submit, ["--policy", str(policy), *words])
+    assert json.loads(result.output)["task"]["deadline"] > 0
+
+
 def test_every_mistake_is_told_at_once(policy: Path) -> None:
     """Of words, of names that the policy does not have, and of the data set."""
     words = ["model=yolov8m", "data=nowhere.yaml", "batch=0", "--team", "visoin"]

@@ -309,6 +309,20 @@ def test_a_refusal_says_what_to_do(
         submitter.foresee(a_task(**changes))
 
 
+def test_what_a_site_wants_of_every_job_is_said_besides() -> None:
+    """Memory by CPU, a feature of nodes: nothing that the task itself says is touched."""
+    wanted = ("--mem-per-cpu=4G", "--constraint=a100&nvlink", "--exclusive")
+    plain, sites = (
+        options(script(a_task(), box_policy(slurm={"sbatch": each}), NOW).text)
+        for each in ((), wanted)
+    )
+    assert sites == plain | {
+        "--mem-per-cpu": "4G",
+        "--constraint": "a100&nvlink",
+        "--exclusive": "",
+    }
+
+
 def test_a_slurm_that_brings_nothing_back_is_told_of() -> None:
     """Whatever JobRequeue is for others: the script asks to be queued again itself."""
     assert no_return_of_left({"RequeueExit": "75", "JobRequeue": "0"}) is None
