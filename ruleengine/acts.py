@@ -23,7 +23,6 @@ from gpuwarden.ruleengine.model import Action
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuwarden.ruleengine.model import Rule, Stage
 
 CHECKPOINT_SECONDS = 300.0
 """How long a request to save stands where the stage does not say."""
@@ -123,30 +122,6 @@ class Promise:
     notice_delivered_for: float
     grace: float
     key: str = LAST_STAGE
-
-
-def stage_keys(rule: Rule) -> tuple[tuple[str, Stage], ...]:
-    """Names of a rule's stages, stable when other stages come and go: `moderate-notify`.
-
-    A second stage of the same level and action is `moderate-notify-2`.
-    """
-    counts: dict[str, int] = {}
-    named: list[tuple[str, Stage]] = []
-    for stage in rule.stages:
-        name = f"{stage.level}-{stage.do}"
-        counts[name] = counts.get(name, 0) + 1
-        named.append((name if counts[name] == 1 else f"{name}-{counts[name]}", stage))
-    return tuple(named)
-
-
-def acting_stages(rule: Rule) -> tuple[tuple[str, Stage], ...]:
-    """The stages that do something to a job, in order."""
-    return tuple(item for item in stage_keys(rule) if item[1].do.acts)
-
-
-def taking_stages(rule: Rule) -> tuple[tuple[str, Stage], ...]:
-    """The stages that take its cards, in order."""
-    return tuple(item for item in stage_keys(rule) if item[1].do.takes)
 
 
 def hardest(acts: Sequence[Act]) -> int:

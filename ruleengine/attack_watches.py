@@ -135,7 +135,7 @@ class Watch:
         if notified and seen.told is None:
             seen.told = min(notified)
         seen.held_by |= {block.reason for block in self._stage.blocks.get(pair, ())}
-        final = [key for key, stage in cases.stage_keys(rule) if not stage.do.ends][-1:]
+        final = [key for key, stage in rule.keyed_stages if not stage.do.ends][-1:]
         if seen.staged is None and final and final[0] in marks:
             seen.staged = marks[final[0]].at
         if not self._ending and seen.last is None:

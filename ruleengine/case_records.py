@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -65,7 +64,7 @@ class StageMark:
     """A stage that a case has entered.
 
     Attributes:
-        key: name of the stage within its rule, see `stage_keys`.
+        key: name of the stage within its rule, see `Rule.keyed_stages`.
         level: light, moderate or severe.
         do: what it does, as in `Action`.
         mode: the rule's mode when the stage was entered; what the owner was told depends on it.
@@ -96,8 +95,7 @@ class Delivery:
     proven_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """One rule against one job. Durations are seconds, points in time Unix seconds.
 
     Attributes:
@@ -205,7 +203,7 @@ class Case:
         promises = data.get("promises", [])
         if data.get("promise") is not None:
             promises = [data["promise"]]  # of a time in which only the last stage acted
-        known = {item.name for item in dataclasses.fields(cls)}
+        known = set(cls.__struct_fields__)
         data = {name: value for name, value in data.items() if name in known}
         data["state"] = CaseState(data["state"])
         data["marks"] = tuple(StageMark(**mark) for mark in data.get("marks", ()))

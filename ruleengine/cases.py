@@ -20,14 +20,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from gpuwarden.ruleengine.acts import (
     LAST_STAGE,
     Act,
     ActState,
     Promise,
-    acting_stages,
-    stage_keys,
-    taking_stages,
     with_act,
 )
 from gpuwarden.ruleengine.case_records import (
@@ -76,7 +75,6 @@ __all__ = [
     "Promise",
     "StageMark",
     "Step",
-    "acting_stages",
     "ahead",
     "asking_stages",
     "far_enough",
@@ -85,8 +83,6 @@ __all__ = [
     "next_stage",
     "remaining",
     "remaining_of",
-    "stage_keys",
-    "taking_stages",
     "terms",
     "upcoming",
 ]
@@ -154,7 +150,7 @@ def advance(  # the order of the rows is the state machine
     events: list[Event] = []
     if case.state is CaseState.WATCHING:
         if truth is Truth.YES and case.yes_for >= rule.for_:
-            case = dataclasses.replace(case, state=CaseState.DETECTED, detected_at=wall)
+            case = replace(case, state=CaseState.DETECTED, detected_at=wall)
             events.append(Event("detected", {"for": rule.for_}))
         else:
             return Step(case)
@@ -172,7 +168,7 @@ def advance(  # the order of the rows is the state machine
 def _observed(case: Case, truth: Truth | None, delta: float, *, worded: bool) -> Case:
     """Run the clocks: time between two observations counts only if both were the same."""
     if worded and truth is not Truth.YES:
-        return dataclasses.replace(case, last="word")
+        return replace(case, last="word")
     now = {Truth.YES: "yes", Truth.NO: "no", Truth.UNKNOWN: "unknown", None: "missing"}[truth]
     same = delta if now == case.last else 0.0
     # Not knowing freezes both clocks, that of `for` and that of `clear_after`.
@@ -188,7 +184,7 @@ def _observed(case: Case, truth: Truth | None, delta: float, *, worded: bool) ->
         missing = case.missing_for + same
     known = now in ("yes", "no") and case.last in ("yes", "no")
     runs = case.detected_at is not None and known
-    return dataclasses.replace(
+    return replace(
         case,
         last=now,
         yes_for=yes,
@@ -201,7 +197,7 @@ def _observed(case: Case, truth: Truth | None, delta: float, *, worded: bool) ->
 
 def _graded(case: Case, rule: Rule, grades: Sequence[Grade], delta: float) -> Case:
     """Run the clocks of the stages' own conditions."""
-    keys = [key for key, stage in stage_keys(rule) if stage.when is not None]
+    keys = [key for key, stage in rule.keyed_stages if stage.when is not None]
     if not keys and not case.grades:
         return case
     found = {grade.stage: grade.truth for grade in grades}
@@ -214,7 +210,7 @@ def _graded(case: Case, rule: Rule, grades: Sequence[Grade], delta: float) -> Ca
         )
         for key in keys
     )
-    return dataclasses.replace(case, grades=clocks)
+    return replace(case, grades=clocks)
 
 
 def _closing(case: Case, rule: Rule) -> CloseReason | None:
@@ -232,7 +228,7 @@ def _closing(case: Case, rule: Rule) -> CloseReason | None:
 def _entered(case: Case, rule: Rule, wall: float) -> tuple[Case, list[Event]]:
     """Enter every stage whose time has come, except those that act."""
     events = []
-    for key, stage in stage_keys(rule):
+    for key, stage in rule.keyed_stages:
         if stage.do.acts and rule.mode == "enforce":
             continue  # see _due and asking_stages
         mark = case.mark(key)
@@ -263,7 +259,7 @@ def _marked(
         elapsed=case.elapsed,
         would=would,
     )
-    return dataclasses.replace(case, marks=(*rest, fresh))
+    return replace(case, marks=(*rest, fresh))
 
 
 def _promised(case: Case, rule: Rule) -> Case:
@@ -274,15 +270,15 @@ def _promised(case: Case, rule: Rule) -> Case:
 
 
 def _bound_to(case: Case, rule: Rule) -> Case:
-    fresh = tuple(_promise(case, rule, *item) for item in acting_stages(rule))
+    fresh = tuple(_promise(case, rule, *item) for item in rule.acting_stages)
     named = {promise.key for promise in fresh}
     rest = tuple(promise for promise in case.promises if promise.key not in named)
-    return dataclasses.replace(case, promises=(*rest, *fresh))
+    return replace(case, promises=(*rest, *fresh))
 
 
 def _promise(case: Case, rule: Rule, key: str, stage: Stage) -> Promise:
     """What a notice says now: keeps not included, the stage's own condition as if it held now."""
-    held = terms(dataclasses.replace(case, kept=0.0), key, stage)
+    held = terms(replace(case, kept=0.0), key, stage)
     earliest = case.elapsed + lacking(case, rule, key, stage)
     return (
         held if stage.when is None else dataclasses.replace(held, after=max(held.after, earliest))
@@ -292,7 +288,7 @@ def _promise(case: Case, rule: Rule, key: str, stage: Stage) -> Promise:
 def _untold(case: Case) -> Case:
     """The case without the proof that its owner has every notice."""
     state = CaseState.DETECTED if case.state in (CaseState.NOTIFIED, CaseState.DUE) else case.state
-    return dataclasses.replace(case, state=state, notified_at=None, notice_age=0.0, due_for=0.0)
+    return replace(case, state=state, notified_at=None, notice_age=0.0, due_for=0.0)
 
 
 def _bound(case: Case, rule: Rule) -> Case:
@@ -311,7 +307,7 @@ def _notified(
     if case.notified_at is not None:
         newer = delivery.proven_at is not None and delivery.proven_at > case.notified_at
         if delivery.complete and not newer:
-            return dataclasses.replace(case, notice_age=case.notice_age + delta), []
+            return replace(case, notice_age=case.notice_age + delta), []
         # Another recipient is required, or has only now been reached: the last proof counts.
         case, events = _untold(case), [Event("notice_open", {"age": case.notice_age})]
     told = any(m.do == "notify" and not m.would and m.mode == rule.mode for m in case.marks)
@@ -319,7 +315,7 @@ def _notified(
     if not waits or not told or not delivery.complete:
         return case, events
     # The age counts from the tick that learns of the proof: later than the proof, never earlier.
-    case = dataclasses.replace(
+    case = replace(
         case,
         state=case.state if case.leaving else CaseState.NOTIFIED,
         notified_at=delivery.proven_at or wall,
@@ -332,8 +328,8 @@ def _due(case: Case, rule: Rule, truth: Truth | None, delta: float) -> tuple[Cas
     if case.state is CaseState.REFUSED:
         left = case.retry_in - delta
         if left > 0:
-            return dataclasses.replace(case, retry_in=left), []
-        return dataclasses.replace(case, state=_told(case), retry_in=0.0), [Event("retry", {})]
+            return replace(case, retry_in=left), []
+        return replace(case, state=_told(case), retry_in=0.0), [Event("retry", {})]
     if case.state not in (CaseState.NOTIFIED, CaseState.DUE):
         return case, []
     following = next_stage(case, rule) if truth is Truth.YES else None
@@ -341,14 +337,14 @@ def _due(case: Case, rule: Rule, truth: Truth | None, delta: float) -> tuple[Cas
         why = "it was asked to save" if case.saving else "the rule no longer says so"
         return postponed(case, why)
     if case.state is CaseState.DUE:
-        return dataclasses.replace(case, due_for=case.due_for + delta), []
+        return replace(case, due_for=case.due_for + delta), []
     detail = {
         "elapsed": case.elapsed,
         "notice_age": case.notice_age,
         "stage": following[0],
         "do": following[1].do.value,
     }
-    return dataclasses.replace(case, state=CaseState.DUE, due_for=0.0), [Event("due", detail)]
+    return replace(case, state=CaseState.DUE, due_for=0.0), [Event("due", detail)]
 
 
 def _told(case: Case) -> CaseState:
@@ -360,7 +356,7 @@ def postponed(case: Case, why: str) -> tuple[Case, list[Event]]:
     """A due case goes back to notified: after an outage, or where fresh facts do not confirm it."""
     if case.state is not CaseState.DUE:
         return case, []
-    case = dataclasses.replace(case, state=CaseState.NOTIFIED, due_for=0.0)
+    case = replace(case, state=CaseState.NOTIFIED, due_for=0.0)
     return case, [Event("postponed", {"why": why})]
 
 
@@ -370,7 +366,7 @@ def kept(case: Case, rule: Rule, seconds: float) -> tuple[Case, list[Event]]:
     if following is None:
         return case, []
     overdue = max(0.0, case.elapsed - terms(case, *following).after)
-    case = dataclasses.replace(case, kept=case.kept + overdue + seconds)
+    case = replace(case, kept=case.kept + overdue + seconds)
     back, events = postponed(case, "kept")
     return back, [*events, Event("kept", {"seconds": seconds})]
 
@@ -392,16 +388,16 @@ def authorised(case: Case, rule: Rule, decision_id: str, *, key: str, wall: floa
         key: name of the stage.
         wall: Unix time.
     """
-    stage = dict(stage_keys(rule)).get(key)
+    stage = dict(rule.keyed_stages).get(key)
     if stage is None or not stage.do.acts:
         raise ValueError(f"rule {rule.id} has no stage {key} that acts")
     earlier = case.act(key)
     act = Act(key, stage.do.value, decision_id, wall, tries=0 if earlier is None else earlier.tries)
     case = _marked(case, rule, key, stage, wall=wall)
-    case = dataclasses.replace(case, acts=with_act(case.acts, act))
+    case = replace(case, acts=with_act(case.acts, act))
     if not stage.do.takes:
         return case
-    return dataclasses.replace(case, state=CaseState.AUTHORISED, decision_id=decision_id)
+    return replace(case, state=CaseState.AUTHORISED, decision_id=decision_id)
 
 
 def settled(case: Case, decision_id: str, state: ActState) -> Case:
@@ -416,14 +412,14 @@ def settled(case: Case, decision_id: str, state: ActState) -> Case:
         act = Act(LAST_STAGE, Action.TERMINATE.value, decision_id, case.opened_at)
     if act is None:
         return case
-    case = dataclasses.replace(case, acts=with_act(case.acts, act.became(state)))
+    case = replace(case, acts=with_act(case.acts, act.became(state)))
     if decision_id != case.decision_id:
         return case
     following = _following(Action(act.do), state)
     if following is not None and following is not CaseState.REFUSED:
-        return dataclasses.replace(case, state=following)
+        return replace(case, state=following)
     wait = RETRY_REFUSED_SECONDS if following is CaseState.REFUSED else 0.0
-    return dataclasses.replace(
+    return replace(
         case, state=following or _told(case), decision_id=None, retry_in=wait, due_for=0.0
     )
 
@@ -449,7 +445,7 @@ def _following(do: Action, state: ActState) -> CaseState | None:
 def skipped(case: Case, key: str, do: Action, *, wall: float, why: str) -> tuple[Case, Event]:
     """The case without a stage that cannot be carried out on its job; it goes on to the next."""
     act = Act(key, do.value, "", wall, ActState.SKIPPED)
-    case, _ = postponed(dataclasses.replace(case, acts=with_act(case.acts, act)), why)
+    case, _ = postponed(replace(case, acts=with_act(case.acts, act)), why)
     return case, Event("skipped", {"stage": key, "do": do.value, "why": why})
 
 

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.ruleengine.acts import (
     CHECKPOINT_SECONDS,
     Promise,
-    acting_stages,
     hardest,
-    taking_stages,
 )
 from gpuwarden.ruleengine.model import Action
 
@@ -38,7 +36,7 @@ def asking_stages(case: Case, rule: Rule) -> tuple[tuple[str, Stage], ...]:
         return ()
     return tuple(
         (key, stage)
-        for key, stage in acting_stages(rule)
+        for key, stage in rule.acting_stages
         if not stage.do.takes and ahead(case, key, stage) and reached(case, rule, key, stage)
     )
 
@@ -59,7 +57,7 @@ def upcoming(case: Case, rule: Rule, *, now: float) -> tuple[tuple[str, Stage, f
     leaving = leaving_for(case, rule, now=now)
     found = [
         (key, stage, max(_wait(case, rule, key, stage), leaving if stage.do.takes else 0.0))
-        for key, stage in acting_stages(rule)
+        for key, stage in rule.acting_stages
         if ahead(case, key, stage)
     ]
     return tuple(sorted(found, key=lambda item: item[2]))
@@ -71,7 +69,7 @@ def leaving_for(case: Case, rule: Rule, *, now: float) -> float:
     The arguments are those of `upcoming`.
     """
     acts = [act for act in case.acts if case.leaving and act.decision_id == case.decision_id]
-    stages = dict(taking_stages(rule))
+    stages = dict(rule.taking_stages)
     return max(
         (
             act.at + terms(case, act.key, stages[act.key]).grace - now
@@ -157,7 +155,7 @@ def ahead(case: Case, key: str, stage: Stage) -> bool:
 
 def _open_stages(case: Case, rule: Rule) -> list[tuple[str, Stage]]:
     """Stages that may still take the job's cards."""
-    return [item for item in taking_stages(rule) if ahead(case, *item)]
+    return [item for item in rule.taking_stages if ahead(case, *item)]
 
 
 def _wait(case: Case, rule: Rule, key: str, stage: Stage) -> float:

@@ -8,14 +8,15 @@ stayed.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from gpuwarden.ruleengine import canaries, cases, guards, notices
 from gpuwarden.ruleengine.acts import ActState
-from gpuwarden.ruleengine.cases import CaseState, Delivery, Event
+from gpuwarden.ruleengine.cases import CaseState, Delivery, Event, Step
 from gpuwarden.ruleengine.guards import PastEnd, Situation
 from gpuwarden.ruleengine.settings import EngineSettings
 from gpuwarden.ruleengine.verdicts import Truth
@@ -23,7 +24,7 @@ from gpuwarden.ruleengine.verdicts import Truth
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from gpuwarden.ruleengine.cases import Case, Step
+    from gpuwarden.ruleengine.cases import Case
     from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.model import Action, Rule, RuleSet, Stage
     from gpuwarden.ruleengine.verdicts import FleetFacts, Grade, JobFacts, Verdict
@@ -115,7 +116,7 @@ class DryRun:
                 return None
             case, delta = cases.opened(rule, pair[1], wall=time), 0.0
         if user and user != case.user:
-            case = dataclasses.replace(case, user=user)
+            case = replace(case, user=user)
         rule = canaries.applied(rule, case.user, _NONE_HELD)
         case = self._answered(rule, pair, case, time)
         if outage:
@@ -131,7 +132,7 @@ class DryRun:
             worded=worded,
         )
         if before:
-            step = dataclasses.replace(step, events=(*before, *step.events))
+            step = Step(step.case, (*before, *step.events), step.closed)
         if any(event.kind == "detected" for event in step.events):
             self._found.append((rule.id, pair[1], time))
         if step.closed is not None:
@@ -139,7 +140,7 @@ class DryRun:
             return step
         self.cases[pair] = step.case
         asked = self._saved(rule, pair, time)
-        step = dataclasses.replace(step, case=self.cases[pair], events=(*step.events, *asked))
+        step = Step(self.cases[pair], (*step.events, *asked))
         if self.delivered:
             known = self._proven.setdefault(pair, {})
             for mark in notices.told_marks(step.case, rule):

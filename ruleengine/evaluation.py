@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from gpuwarden import durations, hours, quantities
 from gpuwarden.ruleengine import signals, whitelists
-from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
@@ -128,10 +127,10 @@ def evaluate(
     Returns:
         The verdict. `self_report_only` says that the answer without the job's word would be YES.
     """
-    verdict = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted))
-    if not trusted or verdict.certain or verdict.protected or not listens(rule):
+    verdict, heard = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted))
+    if not heard or verdict.certain:
         return verdict
-    plain = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted=False))
+    plain, _ = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted=False))
     return verdict.beside(plain)
 
 
@@ -145,10 +144,10 @@ def evaluate_both(
     now: float,
 ) -> tuple[Verdict, Verdict]:
     """The verdicts of `evaluate` with and without a job's word, for who weighs its budget."""
-    verdict, plain = (
-        _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted))
-        for trusted in (True, False)
-    )
+    verdict, heard = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted=True))
+    if not heard:
+        return verdict, verdict
+    plain, _ = _judge(rule, job, _Context(fleet, profiles, whitelist, now, trusted=False))
     return verdict.beside(plain), plain
 
 
@@ -251,7 +250,23 @@ class _Context:
     trusted: bool
 
 
-def _judge(rule: Rule, job: JobFacts, context: _Context) -> Verdict:
+def _judge(rule: Rule, job: JobFacts, context: _Context) -> tuple[Verdict, bool]:
+    """The verdict, and whether the job's word had a part in it."""
+    early = _before_measuring(rule, job, context)
+    if early is not None:
+        return early, False
+    judge = _Judge(rule, job, context)
+    gate = judge.gate()
+    truth, evidence = judge.condition(rule.when)
+    if gate is not None:
+        truth, evidence = Truth.UNKNOWN, (gate, *evidence)
+    verdict = Verdict(rule.id, job.job_id, truth, evidence, grades=judge.grades(truth))
+    return verdict, judge.heard
+
+
+def _before_measuring(rule: Rule, job: JobFacts, context: _Context) -> Verdict | None:
+    """What is said of a job whatever its figures are, or None."""
+
     def verdict(truth: Truth, *evidence: Evidence, protected: str = "") -> Verdict:
         return Verdict(rule.id, job.job_id, truth, evidence, protected)
 
@@ -266,12 +281,7 @@ def _judge(rule: Rule, job: JobFacts, context: _Context) -> Verdict:
         return verdict(Truth.UNKNOWN, _unknown(text, job.not_fresh_reason or "dark_node"))
     if protected is Truth.UNKNOWN:
         return verdict(Truth.UNKNOWN, _unknown("not on the whitelist", "whitelist", why))
-    judge = _Judge(rule, job, context)
-    gate = judge.gate()
-    truth, evidence = judge.condition(rule.when)
-    if gate is not None:
-        truth, evidence = Truth.UNKNOWN, (gate, *evidence)
-    return replace(verdict(truth, *evidence), grades=judge.grades(truth))
+    return None
 
 
 def _elsewhere(rule: Rule, job: JobFacts, now: float) -> Evidence | None:
@@ -295,7 +305,11 @@ def _which(gpus: Gpus | GpuShare) -> str:
 
 
 class _Judge:
-    """One rule, one job, one moment."""
+    """One rule, one job, one moment.
+
+    Attributes:
+        heard: whether what the job says of itself had a part in what was found so far.
+    """
 
     def __init__(self, rule: Rule, job: JobFacts, context: _Context) -> None:
         self._rule = rule
@@ -309,12 +323,18 @@ class _Judge:
             begin = -math.inf
         self._begin = begin
         self._warm = begin + rule.cold_start if begin is not None else None
+        self.heard = False
 
     # -- before the conditions
 
     def gate(self) -> Evidence | None:
         """Why the rule is not judged yet, or None."""
-        return self._cold() or self._phase()
+        cold = self._cold()
+        if cold is not None:
+            return cold
+        phase = self._phase()
+        self.heard = self.heard or phase is not None
+        return phase
 
     def _cold(self) -> Evidence | None:
         text = f"cold start of {durations.render(self._rule.cold_start)} is over"
@@ -352,7 +372,7 @@ class _Judge:
         if all(stage.when is None for stage in self._rule.stages):
             return ()
         found = []
-        for key, stage in stage_keys(self._rule):
+        for key, stage in self._rule.keyed_stages:
             if stage.when is not None:
                 further, evidence = self.condition(stage.when)
                 found.append(Grade(key, all_of((truth, further)), evidence))
@@ -550,6 +570,7 @@ class _Judge:
         channels: list[str] = [
             channel for channel in condition.signals if channel == "cpu" or self._context.trusted
         ]
+        self.heard = self.heard or channels not in ([], ["cpu"])
         text = f"silent for {durations.render(needed)} on {', '.join(channels) or 'nothing'}"
         activity = self._job.activity
         if self._context.fleet.why_absent(ACTIVITY, self._job.job_id) == "not_asked":

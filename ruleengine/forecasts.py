@@ -126,7 +126,7 @@ def _stages(case: Case, rule: Rule, now: float, kept_until: float | None) -> lis
         wait = max(0.0, rule.for_ - case.yes_for)
         what = f"the rule {rule.id} counts it as broken"
         found.append(Forecast("found", what, wait, _IF_SO))
-    for key, stage in cases.stage_keys(rule):
+    for key, stage in rule.keyed_stages:
         mark = case.mark(key)
         if stage.do.acts and rule.mode is Mode.ENFORCE:
             ahead = cases.ahead(case, key, stage)

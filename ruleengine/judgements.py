@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sqlite3
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import structlog
 
 from gpuwarden.ruleengine import cases, evaluation, notices, papers
@@ -219,7 +219,7 @@ class Judgements:
         else:
             case = stored.case
         run_id = job.run.run_id if job.run is not None and not job.run.conflict else case.run_id
-        case = dataclasses.replace(
+        case = msgspec.structs.replace(
             case, user=job.user or case.user, run_id=run_id, instance=job.instance or case.instance
         )
         rule = self._trials.applied(rule, case.user)
@@ -240,7 +240,7 @@ class Judgements:
         case, events = step.case, [*before, *step.events]
         if truth is Truth.YES and case.detected_at is not None:
             cause = self._cause(rule, job, facts)
-            case = dataclasses.replace(
+            case = msgspec.structs.replace(
                 case,
                 cause=cause.name,
                 because=cause.because,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwarden.diagnostics import Severity
-from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.condition_differences import normal, words
 from gpuwarden.ruleengine.conditions import (
     All,
@@ -36,7 +35,7 @@ _Demand = tuple["Hashable", float]
 
 def lint_grades(rule: Rule) -> Iterator[Finding]:
     """Lint the conditions of a rule's stages; paths begin at the rule."""
-    stages = list(stage_keys(rule))
+    stages = list(rule.keyed_stages)
     base = dict(_demands(rule.when))
     for index, (key, stage) in enumerate(stages):
         path = ("stages", index, "when")

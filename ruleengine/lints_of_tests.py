@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwarden.diagnostics import Severity, did_you_mean
-from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.histories import made_names
 from gpuwarden.ruleengine.linting import Finding
 from gpuwarden.ruleengine.model import Target
@@ -176,7 +175,7 @@ def _of_the_rule(place: tuple[Step, ...], item: Expectation, rule: Rule) -> Iter
     if key != rule.target.value:
         wanted = "a card: give gpu" if rule.target is Target.GPU else "a job: give job"
         yield _error("GW231", (*place, key), f"the rule judges {wanted}")
-    stages = [name for name, _ in stage_keys(rule)]
+    stages = [name for name, _ in rule.keyed_stages]
     if item.stage is not None and item.stage not in (*stages, "none"):
         message = f'the rule has no stage "{item.stage}"; it has {", ".join(stages)}'
         yield _error("GW231", (*place, "stage"), message, did_you_mean(item.stage, stages))

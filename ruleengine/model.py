@@ -7,9 +7,10 @@ Validation here is about one value or one mapping; what follows from several is 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -60,7 +61,7 @@ from gpuwarden.ruleengine.rule_tests import RuleTest
 from gpuwarden.training_profiles import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "Action",
@@ -121,10 +122,11 @@ class Level(StrEnum):
     MODERATE = "moderate"
     SEVERE = "severe"
 
-    @property
-    def rank(self) -> int:
-        """0 for light to 2 for severe."""
-        return list(Level).index(self)
+    rank: int
+    """0 for light to 2 for severe."""
+
+    def __init__(self, _value: str) -> None:
+        self.rank = len(type(self).__members__)
 
 
 class Action(StrEnum):
@@ -137,25 +139,21 @@ class Action(StrEnum):
     REQUEUE = "requeue"
     TERMINATE = "terminate"
 
-    @property
-    def rank(self) -> int:
-        """0 for log to 5 for terminate."""
-        return list(Action).index(self)
+    rank: int
+    """0 for log to 5 for terminate."""
+    acts: bool
+    """Whether something is done to the job, and not only said."""
+    takes: bool
+    """Whether the job loses its cards: it must have been announced, and the limits hold."""
+    ends: bool
+    """Whether the attempt is ended whatever the job does; that happens at most once."""
 
-    @property
-    def acts(self) -> bool:
-        """Whether something is done to the job, and not only said."""
-        return self.rank >= Action.CHECKPOINT.rank
-
-    @property
-    def takes(self) -> bool:
-        """Whether the job loses its cards: it must have been announced, and the limits hold."""
-        return self.rank >= Action.YIELD.rank
-
-    @property
-    def ends(self) -> bool:
-        """Whether the attempt is ended whatever the job does; that happens at most once."""
-        return self.rank >= Action.REQUEUE.rank
+    def __init__(self, value: str) -> None:
+        # Asked many times for each case and tick: found once, and not by search.
+        self.rank = len(type(self).__members__)
+        self.ends = value in ("requeue", "terminate")
+        self.takes = self.ends or value == "yield"
+        self.acts = self.takes or value == "checkpoint"
 
 
 MatchKey = Literal[
@@ -289,6 +287,37 @@ class Rule(Strict):
     """How long, in all, what a job says of itself may delay this rule."""
     stages: Annotated[tuple[Stage, ...], BeforeValidator(some_tuple)]
     """The escalation, in order of `after`."""
+
+    @functools.cached_property
+    def keyed_stages(self) -> tuple[tuple[str, Stage], ...]:
+        """Its stages with their names, stable when other stages come and go: `moderate-notify`.
+
+        A second stage of the same level and action is `moderate-notify-2`.
+        """
+        counts: dict[str, int] = {}
+        named: list[tuple[str, Stage]] = []
+        for stage in self.stages:
+            name = f"{stage.level}-{stage.do}"
+            counts[name] = counts.get(name, 0) + 1
+            named.append((name if counts[name] == 1 else f"{name}-{counts[name]}", stage))
+        return tuple(named)
+
+    @functools.cached_property
+    def acting_stages(self) -> tuple[tuple[str, Stage], ...]:
+        """The stages that do something to a job, with their names, in order."""
+        return tuple(item for item in self.keyed_stages if item[1].do.acts)
+
+    @functools.cached_property
+    def taking_stages(self) -> tuple[tuple[str, Stage], ...]:
+        """The stages that take its cards, with their names, in order."""
+        return tuple(item for item in self.keyed_stages if item[1].do.takes)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other values; what is found of the stages is found anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in ("keyed_stages", "acting_stages", "taking_stages"):
+            copied.__dict__.pop(name, None)
+        return copied
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gpuwarden.ruleengine import cases, guards
+from gpuwarden.ruleengine import guards
 from gpuwarden.ruleengine.causes import diagnose
 from gpuwarden.ruleengine.dry_runs import Judged
 from gpuwarden.ruleengine.replay_incidents import (
@@ -351,7 +351,7 @@ class Arm:
 
     def _count_stale(self, track: Track, codes: Numbers, frame: Frame) -> None:
         """Find where a rule that takes the last thing it saw for now would have ended the job."""
-        last = [item for item in cases.taking_stages(track.rule) if item[1].do.ends][:1]
+        last = [item for item in track.rule.taking_stages if item[1].do.ends][:1]
         pair = (track.rule.id, track.subject)
         yes, streak = codes == YES, self._streaks.get(pair, 0.0)
         if not last or not (yes.any() or streak):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from gpuwarden import quantities
 from gpuwarden.diagnostics import did_you_mean
 from gpuwarden.errors import InvalidInput
-from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.conditions import All, Any_, Not, Signal, leaves
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def variants(rules: RuleSet, text: str) -> list[tuple[str, RuleSet]]:
 def _places(rule: Rule) -> dict[str, set[str]]:
     """Signals that are compared: by the rule's `when` (""), and by a stage's, by its key."""
     conditions = {"": rule.when}
-    conditions |= {key: stage.when for key, stage in stage_keys(rule) if stage.when is not None}
+    conditions |= {key: stage.when for key, stage in rule.keyed_stages if stage.when is not None}
     return {
         key: {leaf.signal for leaf in leaves(condition) if isinstance(leaf, Signal)}
         for key, condition in conditions.items()
@@ -119,7 +118,7 @@ def _variant(rule: Rule, place: str, signal: str, given: tuple[str, str | None])
         stage.model_copy(update={"when": _replaced(stage.when, changed)})
         if key == place and stage.when is not None
         else stage
-        for key, stage in stage_keys(rule)
+        for key, stage in rule.keyed_stages
     )
     return rule.model_copy(update={"stages": stages})
 

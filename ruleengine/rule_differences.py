@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden import durations, quantities
-from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.condition_differences import condition_changes, words
 from gpuwarden.ruleengine.deadlines import grace_of
 from gpuwarden.ruleengine.effects import Change, Effect, flipped, longer, more, overall
@@ -190,7 +189,7 @@ def _others(old: Strict, new: Strict, known: frozenset[str]) -> Iterator[Change]
 
 
 def _stages(old: Rule, new: Rule) -> Iterator[Change]:
-    before, after = dict(stage_keys(old)), dict(stage_keys(new))
+    before, after = dict(old.keyed_stages), dict(new.keyed_stages)
     ends = old.takes or new.takes
     for key in sorted(before.keys() | after.keys()):
         part = f"stages.{key}"

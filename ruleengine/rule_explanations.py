@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden import durations, quantities
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.cases import stage_keys
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
@@ -94,7 +93,7 @@ def explain_rule(rule: Rule, rules: RuleSet, *, scrape_interval: float) -> dict[
         "earliest": {"violation": violation, "detected": detected},
         "stages": [
             _stage(key, stage, rule, begin=begin, scrape_interval=scrape_interval)
-            for key, stage in stage_keys(rule)
+            for key, stage in rule.keyed_stages
         ],
         "limits": (
             rules.limits.terminate.model_dump() if rules.limits is not None and rule.takes else None

@@ -245,14 +245,14 @@ def upcoming(case: Case, rule: Rule, now: float) -> tuple[UpcomingAct, ...]:
 def grace_of(case: Case, rule: Rule) -> float:
     """Seconds that the job has for leaving, by the act in flight, else by the one that follows."""
     keys = {act.key for act in case.acts if act.decision_id == case.decision_id}
-    own = [item for item in cases.taking_stages(rule) if item[0] in keys]
+    own = [item for item in rule.taking_stages if item[0] in keys]
     following = own[0] if own else cases.next_stage(case, rule)
     return 0.0 if following is None else cases.terms(case, *following).grace
 
 
 def _deadline(case: Case, rule: Rule) -> float:
     """Seconds from the detection of a case to the last act that its owner is told of."""
-    stages = cases.taking_stages(rule)[-1:]
+    stages = rule.taking_stages[-1:]
     return max((cases.terms(case, *item).after for item in stages), default=0.0)
 
 

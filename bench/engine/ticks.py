@@ -11,9 +11,10 @@ import asyncio
 import json
 import resource
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 import gpuwarden.ruleengine
 from bench.engine.fleets import SCRAPE_SECONDS
@@ -62,7 +63,9 @@ def _age(engine: Engine) -> None:
     changes = []
     for stored in engine.cases.all():
         case = stored.case
-        older = replace(case, yes_for=case.yes_for + DAY, elapsed=case.elapsed + DAY)
+        older = msgspec.structs.replace(
+            case, yes_for=case.yes_for + DAY, elapsed=case.elapsed + DAY
+        )
         changes.append(Change(stored.id, older, "observe", (), None))
     engine.cases.save(changes, time=engine.clock.wall())
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -258,7 +257,7 @@ def test_a_milder_rule_counts_at_once() -> None:
 
 def test_a_keep_moves_the_deadline_also_when_it_is_over() -> None:
     """An overdue case gets the whole time that was granted, from now on."""
-    before = dataclasses.replace(due(), elapsed=1000.0)
+    before = msgspec.structs.replace(due(), elapsed=1000.0)
     case, events = cases.kept(before, rule(), 3600.0)
     assert case.state is CaseState.NOTIFIED
     assert [event.kind for event in events] == ["postponed", "kept"]

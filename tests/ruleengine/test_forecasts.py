@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 from tests.ruleengine.test_cases import NO, PROVEN, TICK, UNKNOWN, YES, fresh, rule, run
 
@@ -96,7 +95,7 @@ def test_what_is_decided_is_not_foretold() -> None:
     case = run(fresh(), *[YES] * 40).case
     acting = cases.authorised(case, rule(), "d1", key="severe-terminate", wall=1.0)
     assert [item.kind for item in forecasts(acting, rule(), now=NOW)] == ["answer"]
-    done = dataclasses.replace(acting, state=CaseState.VERIFIED)
+    done = msgspec.structs.replace(acting, state=CaseState.VERIFIED)
     assert forecasts(done, rule(), now=NOW) == ()
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -203,7 +203,7 @@ def test_a_due_case_goes_back_when_the_stage_is_withdrawn() -> None:
 def test_a_stage_that_notifies_waits_as_well() -> None:
     """Nobody is told before it has come so far, and without a notice nothing is ended."""
     judged = graded(LOG, NOTIFY | {"when": full("90%")}, END, mode="enforce", clear_after="1m")
-    case = dataclasses.replace(fresh(), rule_id=judged.id)
+    case = msgspec.structs.replace(fresh(), rule_id=judged.id)
     for truth, marks in ((NO, ["light-log"]), (UNKNOWN, ["light-log"])):
         step = Step(case)
         for _ in range(100):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from tests.ruleengine.test_cases import due, rule
 
@@ -184,18 +185,21 @@ def test_zero_is_none_allowed() -> None:
     ("changes", "reason"),
     [
         ({"mode": "warn"}, "mode"),
-        ({"case": dataclasses.replace(due(), state=CaseState.NOTIFIED)}, "not_due"),
-        ({"case": dataclasses.replace(due(), state=CaseState.REFUSED, retry_in=9.0)}, "refused"),
+        ({"case": msgspec.structs.replace(due(), state=CaseState.NOTIFIED)}, "not_due"),
+        (
+            {"case": msgspec.structs.replace(due(), state=CaseState.REFUSED, retry_in=9.0)},
+            "refused",
+        ),
         ({"job": None}, "job_gone"),
         ({"job": dataclasses.replace(JOB, fresh=False)}, "dark_node"),
         ({"protected": "whitelist: demo"}, "protected"),
         ({"truth": Truth.UNKNOWN}, "not_confirmed"),
         ({"truth": Truth.NO}, "not_confirmed"),
         ({"kept_until": NOW + 1}, "kept"),
-        ({"case": dataclasses.replace(due(), acts=(SAVING,))}, "saving"),
+        ({"case": msgspec.structs.replace(due(), acts=(SAVING,))}, "saving"),
         ({"delivery": Delivery()}, "notice_not_delivered"),
-        ({"case": dataclasses.replace(due(), notice_age=299.0)}, "notice_too_young"),
-        ({"case": dataclasses.replace(due(), elapsed=479.0)}, "deadline"),
+        ({"case": msgspec.structs.replace(due(), notice_age=299.0)}, "notice_too_young"),
+        ({"case": msgspec.structs.replace(due(), elapsed=479.0)}, "deadline"),
         ({"job": dataclasses.replace(JOB, start_time=NOW - 3601)}, "work_lost"),
         ({"job": dataclasses.replace(JOB, start_time=None)}, "work_unknown"),
         ({"incomplete_cards": {"GPU-1"}}, "incomplete_reclaim"),

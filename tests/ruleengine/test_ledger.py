@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.ruleengine.test_cases import due, rule
 
@@ -24,7 +25,7 @@ KEY = DeliveryKey("f1", "2026-01-01T00:00:00Z", "firing", "email", "a@example.or
 
 def add(ledger: Ledger, job_id: str = "proc-1") -> StoredCase:
     """Store a due case."""
-    case = dataclasses.replace(due(), job_id=job_id)
+    case = msgspec.structs.replace(due(), job_id=job_id)
     (stored,) = ledger.save([Change(None, case, "enforce", (Event("detected"),))], time=1.0)
     return stored
 

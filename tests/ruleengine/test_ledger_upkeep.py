@@ -7,6 +7,7 @@ import dataclasses
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from tests.ruleengine.engines import World, running
 from tests.ruleengine.leaves import a_leave
@@ -39,7 +40,7 @@ def closed(ledger: Ledger, job_id: str, at: float) -> StoredCase:
 
 def many_closed(ledger: Ledger, count: int, at: float) -> None:
     """So many closed cases, written in two transactions."""
-    cases = [dataclasses.replace(due(), job_id=f"proc-old-{number}") for number in range(count)]
+    cases = [msgspec.structs.replace(due(), job_id=f"proc-old-{number}") for number in range(count)]
     opened = [Change(None, case, "enforce", (Event("detected"),)) for case in cases]
     stored = ledger.save(opened, time=1.0)
     ledger.save(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import html
 import io
 import logging
@@ -12,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import msgspec
 import pytest
 from tests.ruleengine.browsing import KEY, WEB, application
 from tests.ruleengine.engines import World, running
@@ -133,7 +133,7 @@ def test_a_link_of_another_rule_job_run_or_owner_keeps_nothing(servers: World) -
                 ({"job_id": "proc-2"}, (404, 404)),
             ):
                 values: dict[str, Any] = changed
-                path = links.url(dataclasses.replace(case, **values), 0.0).removeprefix(URL)
+                path = links.url(msgspec.structs.replace(case, **values), 0.0).removeprefix(URL)
                 shown, posted = await client.get(path), await client.post(path, data=FORM)
                 assert (shown.status_code, posted.status_code) == statuses, changed
             forged = Links(b"o" * 32, URL).url(case, 0.0).removeprefix(URL)
@@ -159,7 +159,7 @@ def test_a_link_ends_a_week_after_the_announced_end(servers: World) -> None:
 def test_the_link_of_a_case_does_not_change_with_time() -> None:
     """A notice that changed at every tick would be another notice."""
     links = Links(KEY, URL)
-    assert links.url(CASE, 480.0) == links.url(dataclasses.replace(CASE, elapsed=60.0), 480.0)
+    assert links.url(CASE, 480.0) == links.url(msgspec.structs.replace(CASE, elapsed=60.0), 480.0)
     claim = links.read(links.url(CASE, 480.0).rpartition("/")[2], now=1060.0)
     assert claim is not None
     assert (claim.rule_id, claim.job_id, claim.run_id, claim.user) == (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 from tests.ruleengine.test_cases import YES, due, fresh, rule, run
 
@@ -40,7 +41,7 @@ EVIDENCE = (
 def told(state: CaseState = CaseState.NOTIFIED, mode: str = "enforce") -> Case:
     """A case whose owner has the notice."""
     case = run(fresh(), *[YES] * 20, by=rule(mode)).case
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         case,
         state=state,
         user="alice",
@@ -91,7 +92,7 @@ def test_only_a_training_is_told_that_it_is_asked_to_save(
     run_id: str | None, says: str, never: str
 ) -> None:
     """A notebook cannot save on request: its owner must do it before the end."""
-    (alert,) = alerts(dataclasses.replace(told(), run_id=run_id))
+    (alert,) = alerts(msgspec.structs.replace(told(), run_id=run_id))
     assert says in alert.annotations["next"]
     assert never not in alert.annotations["next"]
     assert "SIGTERM, and SIGKILL 1m later" in alert.annotations["next"]
@@ -111,7 +112,7 @@ def test_a_notice_says_from_where_the_lost_work_counts() -> None:
 def test_labels_are_identity_only() -> None:
     """Numbers and prose would make a new alert of every change."""
     (first,) = alerts(told())
-    later = dataclasses.replace(told(), elapsed=999.0, because="other", remedy="other")
+    later = msgspec.structs.replace(told(), elapsed=999.0, because="other", remedy="other")
     (second,) = alerts(later)
     assert first.labels == second.labels
     assert first.starts_at == second.starts_at
@@ -162,7 +163,7 @@ def test_an_ending_replaces_the_notice_and_is_replaced_by_the_end() -> None:
 @pytest.mark.parametrize("run_id", ["run-a", None])
 def test_an_ending_says_what_happens_and_no_more(run_id: str | None) -> None:
     """Only who runs a trainer is asked to save; both get SIGTERM, the grace, SIGKILL."""
-    acting = dataclasses.replace(
+    acting = msgspec.structs.replace(
         cases.authorised(due(), rule(), "d", key="severe-terminate", wall=NOW), run_id=run_id
     )
     (alert,) = alerts(acting)
@@ -255,10 +256,10 @@ def test_operators_hear_of_a_notice_that_does_not_arrive(
     notice: Notice | None, waited: float, *, stands: bool
 ) -> None:
     """At once where it failed, after a while where nothing is heard of it."""
-    case = dataclasses.replace(told(CaseState.DETECTED), notified_at=None)
+    case = msgspec.structs.replace(told(CaseState.DETECTED), notified_at=None)
     marks = tuple(dataclasses.replace(mark, at=NOW - waited) for mark in case.marks)
     found = notices.undeliverable_alerts(
-        dataclasses.replace(case, marks=marks),
+        msgspec.structs.replace(case, marks=marks),
         rule(),
         [] if notice is None else [notice],
         undelivered_after=300.0,

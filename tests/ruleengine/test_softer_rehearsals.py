@@ -112,7 +112,7 @@ def test_what_is_foretold_happens_and_not_before() -> None:
 
 def acts_of_rule() -> set[str]:
     """What the stages of the rule do to a job."""
-    return {stage.do.value for _, stage in cases.acting_stages(RULE)}
+    return {stage.do.value for _, stage in RULE.acting_stages}
 
 
 TESTS = """

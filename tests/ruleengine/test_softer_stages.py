@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,7 +176,7 @@ def test_an_end_that_was_refused_is_tried_for_ever_and_never_made_softer() -> No
         assert following(case, rule) == TERMINATE
         case = after(case, 11, rule).case
         assert case.state is CaseState.DUE
-    far = dataclasses.replace(
+    far = msgspec.structs.replace(
         case, grades=(dataclasses.replace(case.clock(YIELD), last="yes", held=9e9),)
     )
     assert following(far, rule) == TERMINATE
@@ -243,7 +244,7 @@ def test_what_was_told_binds_for_each_stage() -> None:
             "terminate": {"after": "5m"},
         }
     )
-    found = {key: cases.terms(told, key, stage) for key, stage in cases.acting_stages(strict)}
+    found = {key: cases.terms(told, key, stage) for key, stage in strict.acting_stages}
     assert {key: item.after / 60 for key, item in found.items()} == {
         CHECKPOINT: 4,
         YIELD: 8,
@@ -382,7 +383,7 @@ def test_whatever_happens_acts_keep_their_order_their_times_and_their_notices(
     """None without a YES now, before its time or notice, or after a harder one; one end at most."""
     case: Case | None = None
     decided: list[Action] = []
-    names = dict(cases.stage_keys(rule))
+    names = dict(rule.keyed_stages)
     for truth, ticks, proven, answer in history:
         if case is None:
             case, decided = fresh(rule), []
