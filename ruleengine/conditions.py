@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -130,18 +131,18 @@ class Comparing(Strict):
         names = ("above", "at_least", "below", "at_most")
         return [name for name in names if getattr(self, name) is not None]
 
-    @property
+    @functools.cached_property
     def comparison(self) -> str:
         """Which limit is given: above, at_least, below or at_most."""
         return self._given()[0]
 
-    @property
+    @functools.cached_property
     def limit(self) -> Quantity:
         """The limit that is given."""
         quantity: Quantity = getattr(self, self.comparison)
         return quantity
 
-    @property
+    @functools.cached_property
     def upward(self) -> bool:
         """Whether larger values make it true."""
         return self.comparison in ("above", "at_least")
@@ -159,7 +160,7 @@ class Comparing(Strict):
             case _:
                 return value <= limit
 
-    @property
+    @functools.cached_property
     def comparison_text(self) -> str:
         """The comparison in words, such as `<= 5 %`."""
         sign = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}[self.comparison]
@@ -223,12 +224,12 @@ class Signal(Comparing):
                 "GW113", "needs a window, unless agg is last, which takes none", {}
             )
 
-    @property
+    @functools.cached_property
     def spec(self) -> signals.SignalSpec:
         """What is known of the signal."""
         return signals.SIGNALS[self.signal]
 
-    @property
+    @functools.cached_property
     def key(self) -> SignalKey:
         """The query that measures it for the whole fleet."""
         agg: str = self.agg or "avg"
@@ -271,7 +272,7 @@ class ProfileLimits(Strict):
                 )
         return self
 
-    @property
+    @functools.cached_property
     def entries(self) -> dict[str, Deviation]:
         """Signal -> deviation, in a fixed order."""
         given = {
@@ -317,7 +318,7 @@ class NoProgress(Strict):
     no_progress_for: Annotated[Seconds, Field(gt=0)]
     """How long; unknown without a trainer, and while part of it was no training."""
 
-    @property
+    @functools.cached_property
     def key(self) -> SignalKey:
         """The query that measures it for the whole fleet: the steps in that time."""
         return SignalKey(signals.PROGRESS, "avg", self.no_progress_for)
@@ -351,7 +352,7 @@ class Promql(Comparing):
         flat = " ".join(self.promql.split())
         return flat if len(flat) <= 60 else f"{flat[:57]}..."
 
-    @property
+    @functools.cached_property
     def key(self) -> SignalKey:
         """The query that measures it for the whole fleet."""
         return SignalKey("promql", "last", promql=self.promql)
@@ -384,7 +385,7 @@ class OverBudget(Comparing):
         """What is compared, in words."""
         return f"the used share of the team's budget of this {self.over_budget} is"
 
-    @property
+    @functools.cached_property
     def key(self) -> SignalKey:
         """The query that measures it for the whole fleet."""
         return SignalKey("promql", "last", promql=self.promql)
@@ -452,7 +453,7 @@ class Waiting(Comparing):
         """Whether the job's end must serve who waits."""
         return bool(self.platform) and self.fits is not False
 
-    @property
+    @functools.cached_property
     def key(self) -> SignalKey:
         """What measures it."""
         if self.slurm is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -61,7 +61,7 @@ from gpuwarden.ruleengine.rule_tests import RuleTest
 from gpuwarden.training_profiles import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "Action",
@@ -312,14 +312,7 @@ class Rule(Strict):
         """The stages that take its cards, with their names, in order."""
         return tuple(item for item in self.keyed_stages if item[1].do.takes)
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with other values; what is found of the stages is found anew."""
-        copied = super().model_copy(update=update, deep=deep)
-        for name in ("keyed_stages", "acting_stages", "taking_stages"):
-            copied.__dict__.pop(name, None)
-        return copied
-
-    @property
+    @functools.cached_property
     def conditions(self) -> tuple[Condition, ...]:
         """The rule's `when`, and that of each stage that has one."""
         return (self.when, *(stage.when for stage in self.stages if stage.when is not None))

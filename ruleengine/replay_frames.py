@@ -95,6 +95,11 @@ class Group:
             )
         return self._facts[tick]
 
+    @property
+    def known_ticks(self) -> list[int]:
+        """Ticks whose facts are at hand."""
+        return list(self._facts)
+
     def subject(self, name: str, tick: int) -> JobFacts | None:
         """A job's or card's facts, or None where there is none at that tick."""
         facts = self.facts(tick)

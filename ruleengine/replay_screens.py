@@ -9,6 +9,7 @@ slower, and never wrong.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from dataclasses import dataclass
@@ -160,8 +161,11 @@ class Judge:
         return Situation(verdict, plain, job)
 
     def _track(self, rule: Rule, group: Group, name: str, codes: Numbers) -> Track:
-        distinct, first, index = np.unique(codes, return_index=True, return_inverse=True)
-        found = [self.evaluate(rule, group, name, int(tick)) for tick in first]
+        distinct, ticks, index = np.unique(codes, return_index=True, return_inverse=True)
+        # Any tick of a situation will do: one whose facts another rule has looked at costs less.
+        known = np.array(group.known_ticks, dtype=np.int64)
+        ticks[index[known]] = known
+        found = [self.evaluate(rule, group, name, tick) for tick in ticks.tolist()]
         trusted = np.full(len(distinct), NOT_JUDGED, dtype=np.int64)
         plain, own = trusted.copy(), np.zeros(len(distinct), dtype=bool)
         for number, item in enumerate(found):
@@ -445,12 +449,17 @@ def _comparing(leaf: Comparing) -> Holds:
 
 
 def _exceeded(values: Floats, target: Expected, deviation: Deviation) -> Numbers:
-    """What `Expected.exceeded` says of each value; equal values are asked once."""
-    distinct, index = np.unique(values, return_inverse=True)
-    found = [
-        math.isfinite(value) and target.exceeded(float(value), deviation) for value in distinct
-    ]
-    return np.array(found, dtype=np.int64)[index]
+    """What `Expected.exceeded` says of each value: what is further out than one that is, is too."""
+    distinct = np.unique(values[np.isfinite(values)]).tolist()
+    middle = bisect.bisect_left(distinct, target.value)
+    low, high = distinct[:middle], distinct[middle:]
+    inside = bisect.bisect_left(
+        low, x=True, key=lambda value: not target.exceeded(value, deviation)
+    )
+    outside = bisect.bisect_left(high, x=True, key=lambda value: target.exceeded(value, deviation))
+    least = low[inside] if inside < len(low) else target.value
+    most = high[outside] if outside < len(high) else math.inf
+    return np.where((values < least) | (values >= most), 1, 0)
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden import durations
@@ -288,7 +288,7 @@ def amount(key: SignalKey) -> SignalKey | None:
     knows each card's memory need not have Prometheus look it up for each job in each query.
     """
     spec = SIGNALS.get(key.signal)
-    return replace(key, signal=spec.amount) if spec is not None and spec.amount else None
+    return key._replace(signal=spec.amount) if spec is not None and spec.amount else None
 
 
 def query(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | None = None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,8 +31,7 @@ class Truth(Enum):
     YES = 1.0
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SignalKey:
+class SignalKey(NamedTuple):
     """One query for the whole fleet: what is measured, how it is aggregated, over what window.
 
     Attributes:

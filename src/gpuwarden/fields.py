@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 import zoneinfo
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,9 @@ from pydantic_core import PydanticCustomError
 from gpuwarden import quantities
 from gpuwarden.quantities import Deviation, Quantity, Window
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 class Strict(BaseModel):
     """Base of everything that a person writes: frozen, refuses unknown keys."""
@@ -28,6 +31,13 @@ class Strict(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other values; what `functools.cached_property` found is found anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
 
 
 def _text_schema(pattern: str, *examples: str) -> WithJsonSchema:

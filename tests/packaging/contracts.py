@@ -8,6 +8,7 @@ Only what versions have in common is used here; a new contract is added to both 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -176,11 +177,10 @@ def _ledger(path: Path) -> None:
 def _defaults() -> dict[str, Any]:
     """What a case must have besides, in the words of the version that writes."""
     found: dict[str, Any] = {}
-    for item in dataclasses.fields(Case):
-        plain = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        if plain:
-            kind = str(item.type)
-            found[item.name] = 0.0 if "float" in kind else [] if "tuple" in kind else "x"
+    for name, item in inspect.signature(Case).parameters.items():
+        if item.default is inspect.Parameter.empty:
+            kind = str(item.annotation)
+            found[name] = 0.0 if "float" in kind else [] if "tuple" in kind else "x"
     return found
 
 

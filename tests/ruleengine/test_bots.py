@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
 import pytest
 from tests.ruleengine.test_ledger import add
 from tests.ruleengine.worlds import Sink, webhook
@@ -283,7 +284,7 @@ async def _told(
     bot = BotSettings.model_validate({"kind": "wecom", "key_file": "k", "proves": proves})
     with Ledger(folder / "l") as ledger:
         stored = add(ledger)
-        owned = dataclasses.replace(stored.case, user=user)
+        owned = msgspec.structs.replace(stored.case, user=user)
         ledger.save([Change(stored.id, owned, "enforce")], time=2.0)
         group = Group()
         hop = LastHop(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from tests.ruleengine.engines import World, running
 from tests.ruleengine.test_notices import ALICE, CONTEXT, OUTLOOK, rule, told
@@ -95,7 +95,7 @@ def test_a_value_that_changes_makes_no_new_alert(values: tuple[str, ...]) -> Non
     """T38: three values are one alert, told once; only a level makes another one of it."""
     book, posts = AlertBook(resend=3600.0), 0
     for number, value in enumerate(values):
-        case = dataclasses.replace(told(), because=f"measured {value}", elapsed=60.0 * number)
+        case = msgspec.structs.replace(told(), because=f"measured {value}", elapsed=60.0 * number)
         alerts = notices.case_alerts(
             case, rule(), evidence=(), outlook=OUTLOOK, owner=ALICE, context=CONTEXT
         )

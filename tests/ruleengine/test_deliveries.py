@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import email
 import email.policy
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from aiosmtpd.controller import Controller
 from tests.ruleengine.test_ledger import add
@@ -147,7 +147,7 @@ async def post(
     """A last hop with both channels, whose mail server has so much time for a message."""
     with Ledger(folder / "l") as ledger, slack() as (sink, reply):
         stored = add(ledger)
-        owned = dataclasses.replace(stored.case, user=user)
+        owned = msgspec.structs.replace(stored.case, user=user)
         ledger.save([Change(stored.id, owned, "enforce")], time=2.0)
         clock = clock or SystemClock()
         smtp = SmtpSettings.model_validate(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import sqlite3
 import threading
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from tests.ruleengine.engines import RULES, TICK, World, running
 from tests.ruleengine.worlds import Job
@@ -374,7 +374,7 @@ def test_a_reload_keeps_the_cases_of_the_other_rules(servers: World) -> None:
             await world.tick()
             after = world.engine.cases.get("idle-held", "proc-1")
             assert after is not None
-            assert after.case == dataclasses.replace(
+            assert after.case == msgspec.structs.replace(
                 stored.case,
                 elapsed=stored.case.elapsed + TICK,
                 yes_for=stored.case.yes_for + TICK,

@@ -7,6 +7,7 @@ import re
 import string
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from tests.ruleengine.fleets import A100, GIB, NOW_FACTS, a_job, a_profile, a_rule, a_run, fleet_of
 from tests.ruleengine.test_cases import fresh
@@ -308,7 +309,7 @@ def _notice(language: Language, **changes: Any) -> Message:
     rule = rule.model_copy(
         update={"description": Described.of({"en": "Held for nothing", "zh": "占而不用"})}
     )
-    case = dataclasses.replace(
+    case = msgspec.structs.replace(
         fresh(),
         user="alice",
         instance="n1:9835",
