@@ -11,6 +11,7 @@ import structlog
 from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -20,6 +21,7 @@ from gpuwarden.ruleengine.access import Access, SignInNeeded
 from gpuwarden.ruleengine.api import Api
 from gpuwarden.ruleengine.api_engine_models import Delivered
 from gpuwarden.ruleengine.audit_routes import AuditRoutes
+from gpuwarden.ruleengine.base_paths import BasePath, base_of
 from gpuwarden.ruleengine.budget_routes import BudgetRoutes
 from gpuwarden.ruleengine.deliveries import MalformedMessage
 from gpuwarden.ruleengine.drill_routes import DrillRoutes
@@ -168,6 +170,7 @@ class EngineApp:
 
     def starlette(self) -> Starlette:
         """The ASGI application."""
+        base = base_of(self._engine.settings.external_url)
         return Starlette(
             routes=[
                 Route("/metrics", self.metrics),
@@ -193,6 +196,7 @@ class EngineApp:
                 LedgerUnusable: self._unusable,
                 HTTPException: self._unserved,
             },
+            middleware=[Middleware(BasePath, base=base)] if base else [],
         )
 
     def _veiled(

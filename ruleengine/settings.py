@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from gpuwarden.errors import InvalidInput
 from gpuwarden.fields import Seconds, Strict, as_tuple, some_tuple
 from gpuwarden.node_api import RegistrationRefused, Target
+from gpuwarden.ruleengine.base_paths import ExternalUrl
 from gpuwarden.ruleengine.bot_settings import BotName, BotSettings
 from gpuwarden.ruleengine.directories import Email
 from gpuwarden.ruleengine.drill_settings import DrillSettings
@@ -248,7 +249,7 @@ class EngineSettings(Strict):
     """Weekly reports by mail (`gpuwarden report --send`); without it nobody gets one."""
     kill_switch: File = "/run/gpuwarden/halt"
     """While this file exists nothing is ended."""
-    external_url: Url = f"http://{DEFAULT_LISTEN}"
+    external_url: ExternalUrl = f"http://{DEFAULT_LISTEN}"
     """How people reach the engine's pages; written into notices."""
     cool_down: Seconds = 600.0
     """Between two ends of one owner's jobs, so that there is time to react to the first."""

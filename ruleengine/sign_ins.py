@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from itsdangerous import BadData, URLSafeSerializer
 
 from gpuwarden.refusals import Refusal
+from gpuwarden.ruleengine.base_paths import base_of
 from gpuwarden.ruleengine.links import SIGNED
 from gpuwarden.ruleengine.roles import EVERYONE, Person, Role
 
@@ -89,7 +90,10 @@ class SignIns:
         self._forms = URLSafeSerializer(secret, salt="gpuwarden form", signer_kwargs=SIGNED)
         self.secure = web.tls_cert_file is not None or external_url.startswith("https://")
         """Whether browsers are to send the cookie over TLS only."""
-        self.cookie = "__Host-gpuwarden" if self.secure else "gpuwarden"
+        self.cookie_path = base_of(external_url) or "/"
+        """Where browsers are to send it: not to others below another path of the same host."""
+        prefix = "__Host-" if self.cookie_path == "/" else "__Secure-"
+        self.cookie = f"{prefix if self.secure else ''}gpuwarden"
         """Name of the session's cookie."""
 
     @property

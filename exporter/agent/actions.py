@@ -408,11 +408,10 @@ class Actions:
                 record, Outcome.UNDELIVERABLE, "no_run", "the job has no run that could be asked"
             )
         if request.action is Action.CANCEL:
-            if self._requests.withdraw(run_id):
+            if self._requests.cancel(run_id, request.decision_id):
                 return finish(record, Outcome.DONE)
-            return finish(
-                record, Outcome.UNDELIVERABLE, "no_request", f"{run_id} has no leave request"
-            )
+            text = f"{run_id} has no leave request of this decision"
+            return finish(record, Outcome.UNDELIVERABLE, "no_request", text)
         self._ladder.resolver.guards.check_kill_switch()
         obstacle = self._deliveries.obstacle(request)
         if obstacle is not None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import errno
 import stat
+import threading
 from typing import TYPE_CHECKING
 
 from gpuwarden import job_files
+from gpuwarden.agent_api import decision_of
 from gpuwarden.errors import RefusedAction
 from gpuwarden.job_files import JobFileError, LeaveRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from gpuwarden.clock import Clock
@@ -26,7 +28,7 @@ MAX_FILES = 10_000
 
 
 class LeaveRequests:
-    """The folder `requests/` of the job directory.
+    """The folder `requests/` of the job directory. Safe for threads.
 
     Attributes:
         directory: the job directory.
@@ -45,6 +47,8 @@ class LeaveRequests:
         self.directory = directory
         self._folder = directory / "requests"
         self._clock = clock
+        # What was read must still be what is removed.
+        self._changing = threading.Lock()
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True, exist_ok=True)
             self._folder.chmod(0o755)
@@ -59,21 +63,21 @@ class LeaveRequests:
         Raises:
             RefusedAction: `requests`, the file cannot be written.
         """
+        path = job_files.request_path(self.directory, run_id)
         try:
-            job_files.write(
-                job_files.request_path(self.directory, run_id), request.encode(), durable=True
-            )
+            with self._changing:
+                job_files.write(path, request.encode(), durable=True)
         except (OSError, JobFileError) as error:
             raise RefusedAction(
                 "requests", f"the leave request cannot be written to {self._folder}: {error}"
             ) from error
 
-    def withdraw(self, run_id: str, decision_id: str | None = None) -> bool:
-        """Remove a run's request.
+    def withdraw(self, run_id: str, decision_id: str) -> bool:
+        """Remove a run's request if it is this one.
 
         Args:
             run_id: the run.
-            decision_id: only if it is this decision's; None removes any.
+            decision_id: of the request.
 
         Returns:
             Whether there was one to remove.
@@ -82,12 +86,39 @@ class LeaveRequests:
             RefusedAction: `requests`, it cannot be removed.
         """
         path = job_files.request_path(self.directory, run_id)
+        return self._remove(path, lambda present: present == decision_id)
+
+    def cancel(self, run_id: str, asked: str) -> bool:
+        """Remove a run's request if it is that of the same decision.
+
+        Args:
+            run_id: the run.
+            asked: id of the question that takes it back; one that names no decision takes back
+                whatever the run was asked.
+
+        Returns:
+            Whether there was one to remove.
+
+        Raises:
+            RefusedAction: `requests`, it cannot be removed.
+        """
+        decision = decision_of(asked)
+        path = job_files.request_path(self.directory, run_id)
+        return self._remove(
+            path,
+            lambda present: (
+                decision is None or present is None or (decision_of(present) or present) == decision
+            ),
+        )
+
+    def _remove(self, path: Path, means: Callable[[str | None], bool]) -> bool:
+        """Remove a request if it is meant, by its decision; None: it cannot be read."""
         try:
-            if decision_id is not None:
+            with self._changing:
                 present = self._read(path)
-                if present is None or present.decision_id != decision_id:
+                if not means(None if present is None else present.decision_id):
                     return False
-            path.unlink()
+                path.unlink()
         except FileNotFoundError:
             return False
         except OSError as error:

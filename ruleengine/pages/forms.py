@@ -134,7 +134,7 @@ class Forms:
             self._sign_ins.cookie,
             value,
             max_age=self._sign_ins.session_seconds,
-            path="/",
+            path=self._sign_ins.cookie_path,
             secure=self._sign_ins.secure,
             httponly=True,
             samesite="strict",
@@ -147,7 +147,7 @@ class Forms:
         answer = RedirectResponse("/sign-in", status_code=303, headers=HEADERS)
         answer.delete_cookie(
             self._sign_ins.cookie,
-            path="/",
+            path=self._sign_ins.cookie_path,
             secure=self._sign_ins.secure,
             httponly=True,
             samesite="strict",

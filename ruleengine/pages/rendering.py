@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from gpuwarden import durations, quantities
 from gpuwarden.ruleengine import explain, losses
 from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.base_paths import base_of, linked
 from gpuwarden.ruleengine.enforcement_routes import enforcement_document
 from gpuwarden.ruleengine.leave_documents import leave_sentence
 from gpuwarden.ruleengine.messages import about, local_time
@@ -101,6 +102,7 @@ class Pages:
         self._sign_ins = sign_ins
         self._names = names
         self._environment = _environment()
+        self._base = base_of(engine.settings.external_url)
 
     def zone(self, person: Person | None) -> str:
         """The time zone for who reads a page."""
@@ -137,6 +139,8 @@ class Pages:
             "form": self._sign_ins.form(person) if person is not None and known else "",
             "operator": person is not None and person.role.includes(Role.OPERATOR),
             "admin": known and person is not None and person.role is Role.ADMIN,
+            # The API takes no session: a link to it is for whom the proxy names, or where all read.
+            "api_opens": not known or person is None or person.session.startswith("proxy "),
             "can_open": known and person is not None and self._names.must_open(person),
             "zone": zone or self.zone(person),
             "scheduled": self._engine.settings.scheduler is not None,
@@ -157,12 +161,12 @@ class Pages:
                 },
             ),
         }
-        body = self._environment.get_template(template).render(shown)
+        body = linked(self._environment.get_template(template).render(shown), self._base)
         return HTMLResponse(body, status_code=status, headers=HEADERS)
 
     def bounce(self, target: str) -> str:
         """A page that leads to another one of ours at once."""
-        return self._environment.get_template("bounce.html").render(target=target)
+        return self._environment.get_template("bounce.html").render(target=self._base + target)
 
     async def style(self, _request: Request) -> Response:
         """The style sheet of every page."""

@@ -18,6 +18,7 @@ from gpuwarden.agent_api import (
     ActionRequest,
     ActionState,
     ProcessRef,
+    question_id,
 )
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS, SignedRequest
@@ -39,7 +40,6 @@ MAX_WATCH_SECONDS = 10_800.0
 """For how long an agent watches at most."""
 _MAX_SEEN = 4096
 MAX_CARDS = 256
-_NUMBER = ":"
 
 log = structlog.get_logger(__name__)
 
@@ -101,7 +101,7 @@ class Questions:
             reason: one line for the owner and the journal.
         """
         request = ActionRequest(
-            decision_id=f"{decision_id}{_NUMBER}{action.value}",
+            decision_id=question_id(decision_id, action),
             epoch=self.epoch,
             node=node.info.node,
             boot_id=node.info.boot_id,
@@ -130,9 +130,9 @@ class Questions:
         request = ActionRequest.decode(part.body)
         name = request.decision_id
         if action is not None:
-            name = f"{part.decision_id}{_NUMBER}{action.value}"
+            name = question_id(part.decision_id, action)
         if number is not None:
-            name = f"{part.decision_id}{_NUMBER}{request.action.value}{_NUMBER}{number}"
+            name = question_id(part.decision_id, request.action, number)
         request = dataclasses.replace(
             request,
             decision_id=name,

@@ -30,6 +30,8 @@ MAX_BODY_BYTES = 256 * 1024
 MAX_LIFETIME_SECONDS = 60.0
 """A request that expires later than this after its receipt is refused."""
 
+_PART = ":"
+"""Parts a decision's id from what is asked for it."""
 _DECISION_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _SIGNATURE = re.compile(r"key_id=([0-9a-f]{16}), signature=([A-Za-z0-9+/=]{88})")
 
@@ -44,7 +46,7 @@ class Action(StrEnum):
     REQUEST_LEAVE = "request_leave"
     """Ask the trainer to save and leave; no signal follows."""
     CANCEL = "cancel"
-    """Withdraw a leave request that the trainer has not yet followed."""
+    """Withdraw the decision's leave request that the trainer has not yet followed."""
     TERMINATE = "terminate"
     """The whole ladder: leave request, SIGTERM, grace, SIGKILL, proof."""
     WATCH = "watch"
@@ -104,6 +106,8 @@ class ActionRequest:
 
     Attributes:
         decision_id: the engine's; key of every action but `terminate`, whose key is `job_id`.
+            Where a decision asks several things, each has an id of its own (`question_id`), and a
+            `cancel` takes back what its own decision asked, and nothing of another's.
         epoch: grows with each start of the engine; an agent refuses a smaller one than it has seen.
         node: name of the node as `GET /v1/node` gave it.
         boot_id: boot of the node as `GET /v1/node` gave it.
@@ -363,6 +367,24 @@ class NodeInfo:
             boot_id=_text(data, "boot_id", 64),
             key_ids=tuple(_text({"key_ids": key}, "key_ids", 64) for key in keys),
         )
+
+
+def question_id(decision_id: str, action: Action, number: int | None = None) -> str:
+    """Under which an agent knows one of the things that a decision asks.
+
+    Args:
+        decision_id: the decision's, without a colon.
+        action: what is asked.
+        number: of the try, where it is to be another question than before.
+    """
+    parts = (decision_id, action.value, *(() if number is None else (str(number),)))
+    return _PART.join(parts)
+
+
+def decision_of(asked: str) -> str | None:
+    """The decision that a question's id names; None: it is no such id, and names none."""
+    decision, part, _question = asked.partition(_PART)
+    return decision if part else None
 
 
 def signing_bytes(body: bytes) -> bytes:

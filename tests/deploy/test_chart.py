@@ -375,6 +375,26 @@ engine:
     assert paths["pod-resources"]["path"] == "/data01/kubelet/pod-resources"
 
 
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("https://gw.example.org", "/"),
+        ("https://gw.example.org/", "/"),
+        ("https://gw.example.org/tools/gpuwarden/", "/tools/gpuwarden"),
+    ],
+)
+def test_the_ingress_leads_where_people_find_the_pages(url: str, path: str, tmp_path: Path) -> None:
+    """Below the path of external_url, if it has one."""
+    values = tmp_path / "values.yaml"
+    values.write_text(f"""
+engine:
+  config: {{external_url: "{url}", web: {{tokens: [{{name: a, role: admin, file: /secrets/a}}]}}}}
+  ingress: {{enabled: true, host: gw.example.org}}
+""")
+    (item,) = rendered(values).kind("Ingress")
+    assert [each["path"] for each in item["spec"]["rules"][0]["http"]["paths"]] == [path]
+
+
 def test_no_object_is_too_large_to_be_applied(plain: Rendered) -> None:
     """`kubectl apply`, and Argo CD as it comes, keep a copy in an annotation of 256 KiB at most."""
     for item in plain.objects:

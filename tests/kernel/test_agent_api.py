@@ -19,6 +19,8 @@ from gpuwarden.agent_api import (
     ProcessRef,
     Proof,
     SignalledProcess,
+    decision_of,
+    question_id,
 )
 
 REQUEST = ActionRequest(
@@ -179,3 +181,13 @@ def test_only_a_plain_true_says_that_processes_are_gone(said: object) -> None:
     report = ActionReport.decode(json.dumps(fields).encode())
     assert report.proof is not None
     assert not report.proof.gone
+
+
+@pytest.mark.parametrize("number", [None, 3])
+def test_a_question_names_its_decision(number: int | None) -> None:
+    """So an agent knows what a `cancel` means, without a field that older ones would refuse."""
+    asked = question_id("leave-0a1b", Action.REQUEST_LEAVE, number)
+    assert decision_of(asked) == "leave-0a1b"
+    assert decision_of("leave-0a1b") is None
+    request = dataclasses.replace(REQUEST, decision_id=asked)
+    assert ActionRequest.decode(request.encode()).decision_id == asked

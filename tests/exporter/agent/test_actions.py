@@ -5,12 +5,14 @@ import json
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.servers import until
 
-from gpuwarden.agent_api import Action, ActionReport, ActionState, Outcome
+from gpuwarden import job_files
+from gpuwarden.agent_api import Action, ActionReport, ActionState, Outcome, question_id
 from gpuwarden.exporter.agent.authorisations import Rejected
 from gpuwarden.exporter.agent.journal import Journal, Record
 from gpuwarden.job_files import LeaveRequest, request_path
@@ -405,13 +407,45 @@ def test_a_run_is_asked_to_save_and_go_on(node: Node, jobs: Jobs) -> None:
 
 
 def test_a_request_can_be_withdrawn(node: Node, jobs: Jobs) -> None:
-    """`cancel` removes the request; where there is none it says so."""
+    """`cancel` removes the request; where there is none it says so. It need name no decision."""
     job = jobs.start("polite")
     node.ask(job.job_id, Action.REQUEST_LEAVE, run_id="run-1")
     assert node.ask(job.job_id, Action.CANCEL, run_id="run-1").outcome is Outcome.DONE
     assert asked(node, "run-1") is None
     report = node.ask(job.job_id, Action.CANCEL, run_id="run-1")
     assert (report.outcome, report.reason) == (Outcome.UNDELIVERABLE, "no_request")
+
+
+def test_a_decision_takes_back_its_own_request_only(node: Node, jobs: Jobs) -> None:
+    """A late `cancel` of an older decision leaves the newer one's request where it is."""
+    job = jobs.start("polite")
+
+    def ask(decision: str, action: Action) -> ActionReport:
+        asked_as = question_id(decision, action)
+        return node.ask(job.job_id, action, run_id="run-1", decision_id=asked_as)
+
+    assert ask("leave-old", Action.REQUEST_LEAVE).outcome is Outcome.DONE
+    assert ask("7-4-new", Action.REQUEST_LEAVE).outcome is Outcome.DONE
+    late = ask("leave-old", Action.CANCEL)
+    assert (late.outcome, late.reason) == (Outcome.UNDELIVERABLE, "no_request")
+    standing = asked(node, "run-1")
+    assert standing is not None
+    assert standing.decision_id == question_id("7-4-new", Action.REQUEST_LEAVE)
+    assert ask("7-4-new", Action.CANCEL).outcome is Outcome.DONE
+    assert asked(node, "run-1") is None
+
+
+def test_the_ladders_own_request_is_not_taken_back_by_another(node: Node, jobs: Jobs) -> None:
+    """`terminate` writes its request under the decision's plain id: that is its own, too."""
+    job = jobs.start("polite")
+    request = LeaveRequest(decision_id="7-5-end", leave_by=time.time() + 60.0)
+    job_files.write(request_path(node.jobs, "run-1"), request.encode())
+    other = question_id("leave-old", Action.CANCEL)
+    report = node.ask(job.job_id, Action.CANCEL, run_id="run-1", decision_id=other)
+    assert report.reason == "no_request"
+    own = question_id("7-5-end", Action.CANCEL)
+    report = node.ask(job.job_id, Action.CANCEL, run_id="run-1", decision_id=own)
+    assert report.outcome is Outcome.DONE
 
 
 @pytest.mark.parametrize("action", [Action.REQUEST_LEAVE, Action.REQUEST_CHECKPOINT, Action.CANCEL])
