@@ -11,7 +11,7 @@ import asyncio
 import importlib
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpuwarden.errors import GpuwardenError, MissingExtra
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from gpuwarden.scheduling.policies import Engine, Policy
 
+MOST_AT_ONCE = 50
+"""Steps that are done at once: a command takes no endless list."""
 OWNER = "gpuwarden"
 """The word by which an adapter marks what is gpuwarden's, wherever the engine keeps such words."""
 
@@ -230,6 +232,22 @@ class Adapter(Protocol):
         """Let go of connections."""
 
 
+@runtime_checkable
+class Batching(Protocol):
+    """An adapter that can do some steps at once, where each alone would take long."""
+
+    def together(self, first: Step, other: Step) -> bool:
+        """Whether two steps, one of which follows the other, can be done at once."""
+
+    async def carry_out_all(self, steps: Sequence[Step]) -> None:
+        """Do steps that can be done at once; done before, they change nothing.
+
+        Raises:
+            ServiceUnavailable: the engine does not answer; any of them may or may not be done.
+            RefusedAction: the engine refuses one of them; any of them may or may not be done.
+        """
+
+
 def adapter_of(engine: Engine, policy: Policy) -> Adapter:
     """The adapter of an engine: `adapter(policy)` of its package's module `adapters`.
 
@@ -341,18 +359,51 @@ async def carry_out(
 ) -> Outcome:
     """Do steps one after another, and stop at the first that fails.
 
+    What an adapter can do at once is done so; if that fails, one after the other, for it to be
+    known which of them does.
+
     Args:
         adapter: of the engine.
         steps: of a plan.
         tell: is told of each step before it is tried, with its number from 1 on.
     """
-    for index, step in enumerate(steps):
-        tell(index + 1, step)
-        try:
-            await adapter.carry_out(step)
-        except GpuwardenError as error:
-            return Outcome(tuple(steps[:index]), step, error, tuple(steps[index + 1 :]))
-        except asyncio.CancelledError:
-            # Ctrl-C: what was done is still kept and told.
-            return Outcome(tuple(steps[:index]), step, None, tuple(steps[index + 1 :]))
+    done = 0
+    while done < len(steps):
+        batch = _batch(adapter, steps[done:])
+        if len(batch) > 1 and isinstance(adapter, Batching):
+            for number, step in enumerate(batch, start=done + 1):
+                tell(number, step)
+            try:
+                await adapter.carry_out_all(batch)
+                done += len(batch)
+                continue
+            except GpuwardenError:
+                pass
+            except asyncio.CancelledError:
+                return _stopped(steps, done)
+        for step in batch:
+            if len(batch) == 1:
+                tell(done + 1, step)
+            try:
+                await adapter.carry_out(step)
+            except GpuwardenError as error:
+                return _stopped(steps, done, error)
+            except asyncio.CancelledError:
+                # Ctrl-C: what was done is still kept and told.
+                return _stopped(steps, done)
+            done += 1
     return Outcome(tuple(steps))
+
+
+def _batch(adapter: Adapter, steps: Sequence[Step]) -> Sequence[Step]:
+    """The first of some steps, and those behind it that can be done with it."""
+    if not isinstance(adapter, Batching):
+        return steps[:1]
+    count = 1
+    while count < min(len(steps), MOST_AT_ONCE) and adapter.together(steps[0], steps[count]):
+        count += 1
+    return steps[:count]
+
+
+def _stopped(steps: Sequence[Step], done: int, error: GpuwardenError | None = None) -> Outcome:
+    return Outcome(tuple(steps[:done]), steps[done], error, tuple(steps[done + 1 :]))

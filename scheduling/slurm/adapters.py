@@ -14,7 +14,7 @@ from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.platforms.slurm_texts import decode_settings
 from gpuwarden.scheduling.engines import FoundObject
 from gpuwarden.scheduling.slurm.accounts import ACCOUNT, KINDS, QOS, USER
-from gpuwarden.scheduling.slurm.applies import commands_of
+from gpuwarden.scheduling.slurm.applies import account_in, commands_of, merged
 from gpuwarden.scheduling.slurm.configs import config_terms, satisfied_values
 from gpuwarden.scheduling.slurm.inits import render_init
 from gpuwarden.scheduling.slurm.names import by_qos
@@ -31,7 +31,7 @@ from gpuwarden.scheduling.slurm.versions import version_of, written
 from gpuwarden.slurm_commands import SlurmCommands
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator, Collection, Sequence
 
     from gpuwarden.scheduling.engines import Rendering, Step
     from gpuwarden.scheduling.policies import Policy
@@ -102,15 +102,37 @@ class SlurmAdapter:
             ServiceUnavailable: the database does not answer; it may or may not have been done.
             RefusedAction: it refuses, or what is there is not gpuwarden's.
         """
+        await self.carry_out_all((step,))
+
+    def together(self, first: Step, other: Step) -> bool:
+        """Whether two steps are about people of one account, who come or go."""
+        return (
+            (first.act, first.kind) == (other.act, other.kind)
+            and first.kind == USER
+            and account_in(first.name) == account_in(other.name)
+        )
+
+    async def carry_out_all(self, steps: Sequence[Step]) -> None:
+        """Do steps of one kind, those that can be by one command.
+
+        A person costs sacctmgr a second where each is added alone: it asks five questions.
+
+        Raises:
+            ServiceUnavailable: the database does not answer; any of them may have been done.
+            RefusedAction: it refuses one, or what is there is not gpuwarden's.
+        """
         cluster = await self._name()
-        for command in commands_of(step, await self._bookkeeping((step.kind,)), cluster):
+        there = await self._bookkeeping({step.kind for step in steps})
+        commands = [each for step in steps for each in commands_of(step, there, cluster)]
+        what = f"{steps[0]}{f' and {len(steps) - 1} more' if len(steps) > 1 else ''}"
+        for command in merged(commands):
             answer = await self._commands.run("sacctmgr", "--immediate", *command.words)
             said = f"{answer.output} {answer.complaint}".strip()
             if not answer.status or (command.again and "nothing" in said.lower()):
                 continue
             if _UNANSWERED.search(said.lower()):
                 raise ServiceUnavailable(f"slurmdbd does not answer: {_line(said)}")
-            raise RefusedAction("refused", f"sacctmgr refuses {step}: {_line(said)}{_advice(said)}")
+            raise RefusedAction("refused", f"sacctmgr refuses {what}: {_line(said)}{_advice(said)}")
 
     async def aclose(self) -> None:
         """Nothing is held open."""

@@ -6,7 +6,7 @@ Every change names the cluster: a slurmdbd may serve several, and only this one 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpuwarden.errors import RefusedAction
 from gpuwarden.scheduling.engines import Act
@@ -20,7 +20,7 @@ from gpuwarden.scheduling.slurm.accounts import (
 from gpuwarden.scheduling.slurm.configs import clock_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gpuwarden.scheduling.engines import EngineObject, FoundObject, Step
     from gpuwarden.scheduling.slurm.readings import Bookkeeping
@@ -69,6 +69,36 @@ def commands_of(step: Step, there: Bookkeeping, cluster: str) -> tuple[Command, 
     if step.wanted is None:
         raise RefusedAction("no_object", f"{step} names nothing that could be made")
     return tuple(_making(step.wanted, have, there, cluster))
+
+
+def account_in(name: str) -> str:
+    """The account of an association, by its name."""
+    return _pair(name)[1]
+
+
+def merged(commands: Sequence[Command]) -> tuple[Command, ...]:
+    """The same, with those about people that differ in nothing else made one; these come last.
+
+    What has to be done before somebody can go, such as another default account, comes before.
+    """
+    people: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    others: list[Command] = []
+    for command in commands:
+        words = command.words
+        at = next((n for n, word in enumerate(words) if word.startswith("name=")), None)
+        if at is None or words[:2] not in _OF_PEOPLE:
+            others.append(command)
+        else:
+            key = (words[:at], words[at + 1 :])
+            people.setdefault(key, []).append(words[at].removeprefix("name="))
+    lists = (
+        Command((*before, f"name={','.join(names)}", *after))
+        for (before, after), names in people.items()
+    )
+    return (*others, *lists)
+
+
+_OF_PEOPLE: Final = (("add", "user"), ("delete", "user"))
 
 
 def _making(
