@@ -98,6 +98,7 @@ def _queue_row(
         "standing": entry.standing,
         "tone": "dull" if entry.standing == CANCELLED else _TONES.get(entry.state, "dull"),
         "gpus": entry.gpus,
+        "tasks": entry.tasks,
         "gpu_type": entry.gpu_type,
         "position": entry.position,
         "submitted": entry.submitted,
@@ -144,8 +145,8 @@ def queue_figures(document: ScheduleDocument) -> dict[str, int]:
         ("running", (EntryState.RUNNING,)),
     ):
         rows = [entry for entry in document.entries if entry.state in states]
-        found[name] = len(rows)
-        found[f"{name}_cards"] = sum(entry.gpus for entry in rows)
+        found[name] = sum(entry.tasks for entry in rows)
+        found[f"{name}_cards"] = sum(entry.gpus * entry.tasks for entry in rows)
     return found
 
 

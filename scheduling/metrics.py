@@ -75,8 +75,8 @@ class SchedulerCollector(Collector):
         for item in document.entries:
             if item.state in _LIVE:
                 continue
-            jobs[item.team, item.priority, item.state.value] += 1
-            gpus[item.team, item.state.value] += item.gpus
+            jobs[item.team, item.priority, item.state.value] += item.tasks
+            gpus[item.team, item.state.value] += item.gpus * item.tasks
             if item.state is EntryState.PENDING:
                 key = (item.team, item.priority)
                 oldest[key] = max(oldest.get(key, 0.0), now - item.submitted)

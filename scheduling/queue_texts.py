@@ -41,7 +41,7 @@ def row(item: QueueEntry, *, now: float, zone: ZoneInfo) -> tuple[str, ...]:
         item.team,
         item.priority,
         f"{item.standing}{place}",
-        f"{item.gpus}{card}",
+        f"{'' if item.tasks == 1 else f'{item.tasks} x '}{item.gpus}{card}",
         _since(item, now),
         expected(item, now=now, zone=zone),
         item.words,
@@ -148,9 +148,9 @@ def about_entry(
     """Everything about one job, a line each."""
     cards = f"{item.gpus} x {item.gpu_type}" if item.gpu_type else _cards(item.gpus)
     yield f"{item.id} {item.name}: {item.standing}"
-    yield (
-        f"  {item.user} of {item.team or 'no team'}, priority {item.priority or 'none'}, {cards}"
-    )
+    each = "" if item.tasks == 1 else f" for each of {item.tasks} tasks"
+    whose = f"{item.user} of {item.team or 'no team'}, priority {item.priority or 'none'}"
+    yield f"  {whose}, {cards}{each}"
     if item.run_id is not None or item.job_id is not None:
         known = [text for text in (item.run_id, item.job_id) if text]
         yield f"  run {', job '.join(known)}"

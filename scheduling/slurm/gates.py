@@ -35,7 +35,8 @@ class Gates:
     """What is to be done.
 
     Attributes:
-        begins: number of a waiting job -> Unix time before which it may not start.
+        begins: of a waiting job, what Slurm's commands call it, and the Unix time before which it
+            may not start.
         leaves: running jobs that have to leave, and for what.
         words: number of a job that waits for a slot to begin -> why, as one sentence.
     """
@@ -77,7 +78,7 @@ def gates(
             starts += [each.start for each in (slot,) if each is not None]
             # What waits for a job, a person or a later time is not moved forward by this.
             if starts and (job.eligible or 0) < max(starts) - EARLY_SECONDS:
-                begins.append((job.number, max(starts)))
+                begins.append((job.target, max(starts)))
             if slot is not None:
                 moment = f"{dt.datetime.fromtimestamp(slot.start, policy.zone):%a %Y-%m-%d %H:%M}"
                 words[job.number] = (

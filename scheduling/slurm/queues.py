@@ -23,6 +23,7 @@ from gpuwarden.scheduling.slurm.scripts import read_comment
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gpuwarden.platforms.slurm_arrays import ArrayTasks
     from gpuwarden.platforms.slurm_listings import ListedJob
     from gpuwarden.platforms.slurm_nodes import SlurmNode
     from gpuwarden.scheduling.policies import Policy
@@ -157,6 +158,7 @@ def _entry(job: ListedJob, reading: Reading, policy: Policy) -> QueueEntry:
         requeues=own.restarts,
         job_id=attempt_id(own, reading.cluster) if own.holds else None,
         finish=_finish(job, reading.taken) if own.holds else None,
+        tasks=1 if job.tasks is None else max(1, job.tasks.count or 1),
     )
 
 
@@ -280,9 +282,15 @@ def _sentence(
         words = f"it waits for {' and '.join(_after(*each) for each in job.waits_for)}"
     elif more := obstacles.limit_words(job, reason.kind):
         words = f"{words}: {more}"
-    if job.tasks:
-        words = f"tasks {job.tasks} of an array: {words}"
+    if job.tasks is not None:
+        words = f"{_array(job.tasks)}: {words}"
     return _as_sentence(words)
+
+
+def _array(tasks: ArrayTasks) -> str:
+    many = "tasks" if tasks.count is None else f"{tasks.count} task{'s' * (tasks.count != 1)}"
+    some = "" if tasks.limit is None else f", {tasks.limit} at a time"
+    return f"{many} of an array ({tasks.shown.partition('%')[0]}{some})"
 
 
 def _after(kind: str, number: str) -> str:

@@ -126,7 +126,7 @@ class QueueEntry:
         team: by the policy; empty where the user is of none.
         priority: name of the policy's, or the engine's own word.
         state: where it stands.
-        gpus: cards it asks for, or holds.
+        gpus: cards it asks for, or holds; of an array's tasks in one, each of them.
         gpu_type: name of the policy's kind of cards; empty where any will do.
         submitted: Unix time.
         started: Unix time of this attempt's start, or None.
@@ -139,6 +139,8 @@ class QueueEntry:
         requeues: how often it came back.
         job_id: the exporter's, where known.
         finish: when it is expected to end, or None.
+        tasks: how many jobs it is: an array's tasks that have not begun are one entry. At least so
+            many where the engine does not tell all of them.
     """
 
     engine: str
@@ -161,6 +163,7 @@ class QueueEntry:
     requeues: int = 0
     job_id: str | None = None
     finish: Interval | None = None
+    tasks: int = 1
 
     @property
     def standing(self) -> str:
@@ -510,6 +513,7 @@ def _entry(row: _Row) -> QueueEntry:
         requeues=row.integer("requeues", default=0),
         job_id=row.optional_text("job_id"),
         finish=row.interval("finish"),
+        tasks=max(1, row.integer("tasks", default=1)),
     )
 
 

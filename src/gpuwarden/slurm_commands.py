@@ -73,7 +73,13 @@ class SlurmCommands:
         self._programs = dict(programs)
         self._timeout = timeout
         self._setting = setting
-        self._environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+        self._environment = {
+            "PATH": "/usr/bin:/bin",
+            "LC_ALL": "C",
+            "SLURM_TIME_FORMAT": "%s",
+            # How long the list of an array's tasks may be; by default 64, which cuts most off.
+            "SLURM_BITSTR_LEN": "4096",
+        }
         if config is not None:
             self._environment["SLURM_CONF"] = str(config)
 

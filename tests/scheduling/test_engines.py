@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.shelves import Keeper, Shelf
 
+from gpuwarden.errors import RefusedAction
 from gpuwarden.scheduling.engines import (
     Act,
     By,
@@ -19,6 +21,11 @@ from gpuwarden.scheduling.engines import (
     plan,
     undoing,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuwarden.scheduling.engines import Outcome
 
 names = st.sampled_from("abcd")
 values = st.dictionaries(st.sampled_from("xy"), st.sampled_from("12"))
@@ -69,6 +76,61 @@ def test_what_is_taken_away_goes_in_the_opposite_order() -> None:
     found = [FoundObject("account", name, {}, marked=True) for name in ("root", "team", "user")]
     assert [step.name for step in undoing(found).steps] == ["user", "team", "root"]
     assert [step.name for step in plan(rendering([]), found).steps] == ["user", "team", "root"]
+
+
+class Crowd(Keeper):
+    """A keeper that does steps of one kind at once, unless one is of a name that it refuses."""
+
+    def __init__(self, shelf: Shelf, *, refuses: str = "") -> None:
+        super().__init__(shelf)
+        self.batches: list[str] = []
+        self._refuses = refuses
+
+    def together(self, first: Step, other: Step) -> bool:
+        """Those of one kind."""
+        return first.kind == other.kind
+
+    async def carry_out_all(self, steps: Sequence[Step]) -> None:
+        """Do them, or refuse them."""
+        self.batches.append("".join(step.name for step in steps))
+        for step in steps:
+            await self.carry_out(step)
+
+    async def carry_out(self, step: Step) -> None:
+        """Do one."""
+        if step.name == self._refuses:
+            raise RefusedAction("refused", f"not {step.name}")
+        await super().carry_out(step)
+
+
+def crowded(adapter: Crowd) -> tuple[Outcome, list[int]]:
+    """What comes of five steps, and which were told of."""
+    objects = [EngineObject("qos", "a", {"x": "1"}, "")]
+    objects += [EngineObject("user", name, {"x": "1"}, "") for name in "bcd"]
+    objects += [EngineObject("end", "e", {"x": "1"}, "")]
+    told: list[int] = []
+    steps = plan(rendering(objects), []).steps
+    return asyncio.run(carry_out(adapter, steps, lambda number, _: told.append(number))), told
+
+
+def test_what_can_be_done_at_once_is() -> None:
+    """In its turn, and each step is told of."""
+    adapter = Crowd(Shelf())
+    outcome, told = crowded(adapter)
+    assert adapter.batches == ["bcd"]
+    assert [step.name for step in outcome.done] == list("abcde")
+    assert told == [1, 2, 3, 4, 5]
+
+
+def test_of_steps_at_once_the_one_that_fails_is_named() -> None:
+    """They are done one after the other then; what was done of them is done."""
+    outcome, told = crowded(Crowd(Shelf(), refuses="c"))
+    assert outcome.failed is not None
+    assert outcome.failed.name == "c"
+    assert str(outcome.error) == "not c"
+    assert [step.name for step in outcome.done] == ["a", "b"]
+    assert [step.name for step in outcome.left] == ["d", "e"]
+    assert told == [1, 2, 3, 4]
 
 
 def test_an_interruption_says_what_was_done() -> None:

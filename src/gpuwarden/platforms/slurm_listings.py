@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.platforms import hostlists
+from gpuwarden.platforms.slurm_arrays import decode_tasks
 from gpuwarden.platforms.slurm_queue import asked_cards
 from gpuwarden.platforms.slurm_texts import LIST_FIELDS, decode_rows, listed_job, rows_format
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpuwarden.platforms.slurm import SlurmJob
+    from gpuwarden.platforms.slurm_arrays import ArrayTasks
 
 LISTING_FIELDS: Final = (
     *LIST_FIELDS,
@@ -46,7 +48,6 @@ _CLOCK = re.compile(
     r"(?:(?P<days>[0-9]{1,6})-)?(?:(?P<hours>[0-9]{1,3}):)?(?P<minutes>[0-9]{1,6}):"
     r"(?P<seconds>[0-9]{2})"
 )
-_TASKS = re.compile(r"[0-9,:-]+(?:%[0-9]+)?(?:\.\.\.)?")
 _STATUS = re.compile(r"(?P<status>[0-9]{1,5})(?::(?P<signal>[0-9]{1,3}))?")
 _DEPENDENCY = re.compile(r"(?P<kind>[a-z]+):(?P<job>[0-9]{1,10}(?:_[0-9*]{1,10})?)")
 _MODEL: Final = "gres/gpu:"
@@ -58,7 +59,7 @@ class ListedJob:
 
     Attributes:
         job: the job, with its user, account, QOS, comment and reason.
-        tasks: of an array that has not begun, as Slurm writes them, such as `0-5%2`; else empty.
+        tasks: those of an array that have not begun, in one; None of a single job or task.
         gpus: cards that it has, or asks for; of an array, each task.
         gpu_type: their type in Slurm's words; empty where any will do or several are asked for.
         gpus_known: whether Slurm told their number; where it does not account for cards, they are
@@ -74,7 +75,7 @@ class ListedJob:
     """
 
     job: SlurmJob
-    tasks: str = ""
+    tasks: ArrayTasks | None = None
     gpus: int = 0
     gpu_type: str = ""
     gpus_known: bool = True
@@ -90,7 +91,20 @@ class ListedJob:
     @property
     def number(self) -> str:
         """What its user calls it: 12, 12_3, 12+1, or 12_[0-5%2] of tasks that have not begun."""
-        return f"{self.job.job_id}_[{self.tasks}]" if self.tasks else self.job.number
+        own = self.job.number
+        return own if self.tasks is None else f"{self.job.job_id}_[{self.tasks.shown}]"
+
+    @property
+    def target(self) -> str:
+        """What Slurm's commands take for it.
+
+        Of tasks that have not begun and are too many to be named, the whole array: only for what
+        concerns no running task.
+        """
+        if self.tasks is None:
+            return self.job.number
+        ranges = self.tasks.ranges
+        return f"{self.job.job_id}_[{ranges}]" if ranges else str(self.job.job_id)
 
 
 def listing_format(mark: str) -> str:
@@ -119,10 +133,9 @@ def _listed(row: Mapping[str, str]) -> ListedJob:
         comment=row["Comment"] if row["Comment"] != "(null)" else "",
     )
     gpus, known = _gpus(job, word)
-    tasks = word["ArrayTaskID"]
     return ListedJob(
         job,
-        tasks=tasks if _TASKS.fullmatch(tasks) and not _NUMBER.fullmatch(tasks) else "",
+        tasks=decode_tasks(word["ArrayTaskID"]),
         gpus=gpus,
         gpu_type=_model(job, word),
         gpus_known=known,

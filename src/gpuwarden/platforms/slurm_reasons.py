@@ -234,6 +234,8 @@ _SENTENCES: Final = {
     "ReqNodeNotAvail": "ReqNodeNotAvail",
 }
 """How some words look when Slurm writes them out: it adds which nodes, or why."""
+_HELD = re.compile(r"^Job(?:Held|Hold)|requeued held$")
+"""How every version names what somebody has to release."""
 _MAX_WORDS = 300
 
 
@@ -245,16 +247,31 @@ def explain(reason: str) -> Reason:
     for beginning, code in _SENTENCES.items():
         if text.startswith(beginning):
             return _unavailable(code, text)
-    listed = _LISTED.get(text)
-    if listed is not None:
-        return Reason(text, listed[1], listed[0])
-    if text.startswith("JobHeldAdmin"):
-        return Reason("JobHeldAdmin", _LISTED["JobHeldAdmin"][1], Kind.PERSON)
+    if (listed := _listed(text)) is not None:
+        return listed
     found = _LIMIT_WORD.fullmatch(text) if _WORD.fullmatch(text) else None
     if found is not None and found["thing"] in _THINGS:
         return _limit(text, found)
-    shown = text.replace("{", "(").replace("}", ")")
-    return Reason(text, f"Slurm says: {shown}", Kind.UNKNOWN)
+    if _HELD.search(text):
+        words = f"Slurm holds it ({_plain(text)}): look into its log, then `scontrol release` it"
+        return Reason(text, words, Kind.PERSON)
+    return Reason(text, f"Slurm says: {_plain(text)}", Kind.UNKNOWN)
+
+
+def _listed(text: str) -> Reason | None:
+    """One of the listed reasons; some versions say in brackets of what, such as a licence."""
+    name, _, inside = (part.strip() for part in text.partition("("))
+    code = "JobHeldAdmin" if name.startswith("JobHeldAdmin") else name
+    if code not in _LISTED:
+        return None
+    kind, words = _LISTED[code]
+    # The last bracket was taken away with those around it all.
+    return Reason(code, f"{words} ({_plain(inside)})" if inside else words, kind)
+
+
+def _plain(text: str) -> str:
+    """Somebody's words where `{account}` and the like are filled in: they are not filled in."""
+    return text.replace("{", "(").replace("}", ")")
 
 
 def _unavailable(code: str, text: str) -> Reason:
@@ -267,8 +284,7 @@ def _unavailable(code: str, text: str) -> Reason:
         return Reason(code, words, Kind.TURN)
     _, marked, nodes = text.partition("UnavailableNodes:")
     if marked and nodes.strip():
-        shown = nodes.strip().replace("{", "(").replace("}", ")")
-        return Reason(code, f"{words}: {shown}", kind)
+        return Reason(code, f"{words}: {_plain(nodes.strip())}", kind)
     return Reason(code, words, kind)
 
 

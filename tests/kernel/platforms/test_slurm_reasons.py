@@ -82,3 +82,26 @@ def test_an_unknown_word_is_shown_as_it_is(reason: str) -> None:
     assert found.kind is Kind.UNKNOWN
     assert found.words.format(**OF_THE_JOB).startswith("Slurm says: ")
     assert len(found.words) < 400
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "JobHeldMaxPreemptRequeue",
+        "JobHeldSomethingOf2031",
+        "user_env_retrieval_failed_requeued_held",
+        "launch failed requeued held",
+    ],
+)
+def test_every_hold_waits_for_a_person(reason: str) -> None:
+    """Whatever it is called, nobody but a person ends it (burrmill #15, SchedMD #209)."""
+    found = explain(reason)
+    assert found.kind is Kind.PERSON
+    assert "scontrol release" in found.words
+
+
+def test_what_stands_in_brackets_is_told() -> None:
+    """Which licence; and no account is filled in where a user writes of one."""
+    found = explain("Licenses(matlab@{user})")
+    assert (found.code, found.kind) == ("Licenses", Kind.LIMIT)
+    assert found.words.format(**OF_THE_JOB).endswith("(matlab@(user))")

@@ -21,7 +21,7 @@ from gpuwarden.scheduling.slurm import memories
 from gpuwarden.scheduling.slurm.driver import read_entries
 from gpuwarden.scheduling.slurm.hold_desks import HoldDesk
 from gpuwarden.scheduling.slurm.loops import History
-from gpuwarden.scheduling.slurm.observations import Reader
+from gpuwarden.scheduling.slurm.observations import Reader, read_jobs
 from gpuwarden.scheduling.slurm.receipts import Signs
 from gpuwarden.scheduling.slurm.submissions import SlurmSubmitter
 
@@ -245,6 +245,37 @@ def test_a_controller_that_is_away_is_not_an_empty_queue(
     # Until it counts them anew, Slurm 22.05 gives the cards of such jobs to nobody any more.
     empty.run("scontrol", "reconfigure")
     assert (after.id, after.started, after.gpus) == (before.id, before.started, before.gpus)
+
+
+def test_the_tasks_of_an_array_wait_for_their_window(
+    empty: SlurmCluster, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Slurm's commands take neither the step nor the limit that Slurm prints."""
+    clock = dt.datetime.now(zoneinfo.ZoneInfo("Europe/Berlin"))
+    opens, closes = ((clock + dt.timedelta(hours=n)).strftime("%H:00") for n in (3, 4))
+    window = {"name": "later", "from": opens, "to": closes, "running": "finish"}
+    wanted = ("--gres=gpu:1", "--account=vision", "--time=9", "--array=1-40:3%2")
+    comment = "--comment=gpuwarden:token-of-a:window=later"
+    job = empty.submit("exec sleep 600", *wanted, comment, "--begin=now+1hour")
+    with a_driver(box_policy(empty, windows=[window]), tmp_path) as driver:
+
+        def line() -> QueueEntry:
+            driver.tick(time.time())
+            (found,) = [each for each in driver.entries() if each.id.startswith(f"{job}_")]
+            return found
+
+        assert line().tasks == 14
+        assert line().id == f"{job}_[1-40:3%2]"
+        until(lambda: "waits for the window later" in line().words, every=0.3)
+    (waits,) = [each for each in read_jobs(cluster) if each.job.job_id == job]
+    assert waits.eligible is not None
+    opening = dt.datetime.fromtimestamp(waits.eligible, clock.tzinfo)
+    assert opening.strftime("%H:00") == opens
+    # What is left of it after one was changed has no ranges and steps any more.
+    empty.run("scontrol", "update", f"JobId={job}_4", "Nice=9")
+    assert (
+        sum(1 if each.tasks is None else each.tasks.count or 0 for each in read_jobs(cluster)) == 14
+    )
 
 
 def test_a_training_leaves_as_its_window_closes_and_waits_for_the_next(

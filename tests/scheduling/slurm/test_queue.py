@@ -9,6 +9,7 @@ import pytest
 from tests.scheduling.slurm.tasks import box_policy
 
 from gpuwarden.platforms.slurm import SlurmJob
+from gpuwarden.platforms.slurm_arrays import decode_tasks
 from gpuwarden.platforms.slurm_limits import AllLimits, Counter, Limits, decode_limits
 from gpuwarden.platforms.slurm_listings import ListedJob, decode_listing
 from gpuwarden.platforms.slurm_nodes import SlurmNode, decode_nodes
@@ -95,8 +96,24 @@ def test_why_it_waits_is_told_in_words(version: str) -> None:
     assert words["11"] == "It waits for job 5 to succeed."
     assert "never starts" in words["12"]
     assert "status that means hold (76)" in words["4"]
-    assert words["10_[1-5%2]"].startswith("Tasks 1-5%2 of an array: ")
+    assert words["10_[1-5%2]"].startswith("5 tasks of an array (1-5, 2 at a time): ")
     assert words["2"] == "It ended as failed with status 7."
+
+
+def test_an_array_is_one_line_that_counts_for_all_of_it() -> None:
+    """The tasks that have not begun; each that runs is a line of its own, and may have to end."""
+    entries = told(
+        a_job(10, array_job_id=10, array_task_id=0, state="RUNNING", end_time=NOW + 9),
+        a_job(10, tasks=decode_tasks("1-39:2%4"), priority=5),
+        a_job(11, priority=4),
+    )
+    line = entries["10_[1-39:2%4]"]
+    assert (line.tasks, line.gpus, line.position) == (20, 1, 1)
+    assert "20 tasks of an array (1-39:2, 4 at a time)" in line.words
+    assert entries["10_0"].tasks == entries["11"].tasks == 1
+    cut = told(a_job(12, tasks=decode_tasks("1,3,5,...%2")))["12_[1,3,5,...%2]"]
+    assert cut.tasks == 1
+    assert cut.words.startswith("Tasks of an array (1,3,5,..., 2 at a time): ")
 
 
 def test_who_came_back_is_told_why_it_waits_with_free_cards() -> None:

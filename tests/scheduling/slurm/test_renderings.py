@@ -9,6 +9,7 @@ from tests.scheduling.policy_files import a_policy
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.scheduling.engines import By, Rendering
+from gpuwarden.scheduling.slurm.applies import Command, merged
 from gpuwarden.scheduling.slurm.configs import config_terms, no_return, satisfied_values
 from gpuwarden.scheduling.slurm.renderings import FRAGMENT, render
 from gpuwarden.scheduling.slurm.versions import version_of
@@ -219,3 +220,26 @@ def test_a_cluster_on_which_nobody_would_come_back_is_told_of(
     assert (words is None) is not named
     for name in named:
         assert name in (words or "")
+
+
+def test_people_of_one_account_come_and_go_by_one_command() -> None:
+    """What has to be done for one of them before is done before, and no other command is touched.
+
+    Alone each costs sacctmgr's five questions.
+    """
+    commands = [
+        Command(("add", "user", "name=ana", "account=vision", "cluster=ci")),
+        Command(("add", "account", "name=vision", "parent=gpuwarden")),
+        Command(("add", "user", "name=bo", "account=vision", "cluster=ci")),
+        Command(("delete", "user", "where", "name=cy", "account=vision", "cluster=ci")),
+        Command(("modify", "user", "set", "defaultaccount=x", "where", "name=di", "cluster=ci")),
+        Command(("delete", "user", "where", "name=di", "account=vision", "cluster=ci")),
+        Command(("add", "user", "name=eve", "account=speech", "cluster=ci")),
+    ]
+    assert [" ".join(each.words) for each in merged(commands)] == [
+        "add account name=vision parent=gpuwarden",
+        "modify user set defaultaccount=x where name=di cluster=ci",
+        "add user name=ana,bo account=vision cluster=ci",
+        "delete user where name=cy,di account=vision cluster=ci",
+        "add user name=eve account=speech cluster=ci",
+    ]
