@@ -29,7 +29,7 @@ from tests.kubernetes_store import KUEUE, Grant, Refusal, Resource, Store, merge
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from tests.kubernetes_store import Json
@@ -54,6 +54,7 @@ class Fault:
         status: what it answers; 0 hangs until `Cluster.thaw`, 1 does it and then cuts the line.
         times: how often.
         body: of the answer, or None for a plain one.
+        headers: of the answer.
     """
 
     method: str
@@ -61,6 +62,7 @@ class Fault:
     status: int
     times: int = 1
     body: Json | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.status == 0:
             cluster.thaw.wait(60)
         if fault is not None and fault.status > 1:
-            self._send(fault.status, fault.body or _plain(fault.status))
+            self._send(fault.status, fault.body or _plain(fault.status), fault.headers)
             return
         try:
             self._user()
@@ -289,12 +291,14 @@ class _Handler(BaseHTTPRequestHandler):
                 return fault
         return None
 
-    def _send(self, status: int, answer: Json) -> None:
+    def _send(self, status: int, answer: Json, headers: Mapping[str, str] | None = None) -> None:
         content = json.dumps(answer).encode()
         with contextlib.suppress(OSError):
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
 

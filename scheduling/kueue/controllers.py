@@ -15,6 +15,7 @@ import structlog
 
 from gpuwarden.errors import GpuwardenError, RefusedAction, ServiceUnavailable, TemporaryError
 from gpuwarden.kubernetes_clients import NODES, PODS
+from gpuwarden.kubernetes_replies import ServerFault
 from gpuwarden.periods import period_of
 from gpuwarden.platforms.kubernetes import value_at
 from gpuwarden.scheduling.kueue import mirrors, names
@@ -64,6 +65,9 @@ MOST_ACTS: Final = 200
 """In one round; the next one does the rest."""
 STIR_SECONDS: Final = 0.5
 """Changes come in bursts, and one round serves them all."""
+MOST_FAILURES: Final = 3
+"""After as many changes that the server did not make a round ends: a webhook that is down fails
+those of one kind, or of one namespace, and everything else goes on."""
 ENDED_SECONDS: Final = 86_400.0
 
 log = structlog.get_logger(__name__)
@@ -112,6 +116,7 @@ class Controller:
         self._hands = Hands(client, names.check_name(policy), policy.kueue.cohort, leaves)
         self._receipts: dict[str, tuple[float, Leave]] = {}
         self._engine_problem = ""
+        self._failing: frozenset[str] = frozenset()
         self._tasks: list[asyncio.Task[None]] = []
         self._stirred: asyncio.TimerHandle | None = None
         self._mirrors = {
@@ -317,32 +322,56 @@ class Controller:
             return [Fault("refused", "upkeep", str(error))]
 
     async def _act(self, verdict: Verdict, now: float) -> None:
-        skew = self._lease.skew
-        skewed = skew is not None and abs(skew) > SKEW_SECONDS
         written: set[str] = set()
-        for act in verdict.acts[:MOST_ACTS]:
-            if skewed and isinstance(act, Tell | Park | HoldBack):
-                continue  # a clock that has leapt makes deadlines pass that have not
-            if self._engine_problem and isinstance(act, Ask):
-                continue  # one that does not answer is waited for once in a round
+        failed: dict[str, TemporaryError] = {}
+        # What failed in the last round goes last: it holds up nothing else.
+        acts = sorted(verdict.acts, key=lambda act: act.job.uid in self._failing)
+        for act in acts[:MOST_ACTS]:
             # One change of each object in a round: what was seen holds for one.
             key = f"{'job' if isinstance(act, Open) else 'workload'} {act.job.uid}"
-            if key in written:
+            if key in written or self._is_put_off(act):
                 continue
             written.add(key)
-            try:
-                await self._hands.do(act, now)
-            except RefusedAction as error:
-                if error.reason not in ("conflict", "gone"):
-                    self._refused(act, error)
-            except TemporaryError as error:
-                if not isinstance(act, Ask):
-                    raise
-                self._unreachable(act, error)
+            error = await self._attempt(act, now)
+            if error is None:
+                continue
+            failed[act.job.uid] = error
+            if len(failed) == MOST_FAILURES or not isinstance(error, ServerFault):
+                break
+        self._failing = frozenset(failed)
         if written:
             self._stir()
+        for error in failed.values():
+            if not isinstance(error, ServerFault) or len(failed) == len(written):
+                raise error
 
-    def _refused(self, act: Act, error: RefusedAction) -> None:
+    def _is_put_off(self, act: Act) -> bool:
+        """Whether an act is not for this round."""
+        skew = self._lease.skew
+        if (
+            skew is not None
+            and abs(skew) > SKEW_SECONDS
+            and isinstance(act, Tell | Park | HoldBack)
+        ):
+            return True  # a clock that has leapt makes deadlines pass that have not
+        # An engine that does not answer is waited for once in a round.
+        return bool(self._engine_problem) and isinstance(act, Ask)
+
+    async def _attempt(self, act: Act, now: float) -> TemporaryError | None:
+        """Do an act; what a server failed at, or None."""
+        try:
+            await self._hands.do(act, now)
+        except RefusedAction as error:
+            if error.reason not in ("conflict", "gone"):
+                self._refused(act, error)
+        except TemporaryError as error:
+            if not isinstance(act, Ask) or isinstance(error, ServerFault):
+                self._refused(act, error)
+                return error
+            self._unreachable(act, error)
+        return None
+
+    def _refused(self, act: Act, error: GpuwardenError) -> None:
         log.error("refused", act=type(act).__name__, job=act.job.id, problem=str(error))
         self.faults = (*self.faults, Fault("refused", act.job.id, f"{act.job.id}: {error}"))
 

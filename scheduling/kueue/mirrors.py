@@ -1,8 +1,8 @@
 """What an API server has, kept up to date by list and watch, trimmed to what is read here.
 
-A watch that ends is taken up where it stood; one that the server has forgotten (410) is begun anew
-with a list; one that breaks is tried again, ever later. A mirror that has not heard of its server
-for a while says so, and nobody decides by it.
+A watch that ends is taken up where it stood; one that the server has forgotten (410), or refuses
+again and again, is begun anew with a list; one that breaks is tried again, ever later. A mirror
+that has not heard of its server for a while says so, and nobody decides by it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 WATCH_SECONDS: Final = 120.0
 """After which a watch is ended and taken up again: that it is silent then proves that it lives."""
 STALE_SECONDS: Final = 240.0
+LASTING_SECONDS: Final = 10.0
+"""A watch that was there for so long was no failure: a proxy has cut it, and it is taken up."""
+RELIST_SECONDS: Final = 1800.0
+"""So often everything is listed anew: a server that was set back to an older state sends nothing
+to a watch from a version that it has not reached yet."""
+MOST_FAILURES: Final = 3
+"""After as many in a row a version is given up: a server may never take it again."""
 FIRST_PAUSE: Final = 0.5
 MOST_PAUSE: Final = 30.0
 MAX_OBJECTS: Final = 200_000
@@ -65,6 +72,7 @@ class Mirror:
         self._objects: dict[str, Json] = {}
         self._version = ""
         self._heard: float | None = None
+        self._listed = 0.0
         self.problem = ""
 
     def objects(self) -> list[Json]:
@@ -78,13 +86,14 @@ class Mirror:
 
     async def run(self) -> None:
         """Follow the server until cancelled."""
-        pause = FIRST_PAUSE
+        pause, failures = FIRST_PAUSE, 0
         while True:
+            begun = self._clock.monotonic()
             try:
-                if not self._version:
+                if not self._version or begun - self._listed >= RELIST_SECONDS:
                     await self._list()
                 await self._watch()
-                pause = FIRST_PAUSE
+                pause, failures = FIRST_PAUSE, 0
                 continue
             except RefusedAction as error:
                 # Forgotten by the server: what happened meanwhile is only in a new list.
@@ -95,6 +104,11 @@ class Mirror:
                     continue
             except GpuwardenError as error:
                 self.problem = str(error)
+            if self._clock.monotonic() - begun >= LASTING_SECONDS:
+                pause, failures = FIRST_PAUSE, 0
+            failures += 1
+            if failures >= MOST_FAILURES:
+                self._version = ""
             if self.problem:
                 log.warning("watch", kind=self.kind.plural, problem=self.problem)
             await asyncio.sleep(pause)
@@ -111,12 +125,18 @@ class Mirror:
             if (own := self._trim(item)) is not None:
                 kept[_key(item)] = own
         self._objects, self._version = kept, listing.version
+        self._listed = self._clock.monotonic()
         self._hear()
         self._changed()
 
     async def _watch(self) -> None:
         watch = self._client.watch(
-            self.kind, self._namespace, version=self._version, seconds=WATCH_SECONDS
+            self.kind,
+            self._namespace,
+            version=self._version,
+            seconds=WATCH_SECONDS,
+            # A quiet kind of which every stream is cut, by a proxy say, is followed all the same.
+            opened=self._hear,
         )
         async for change in watch:
             self._take(change)

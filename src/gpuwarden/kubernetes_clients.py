@@ -11,6 +11,7 @@ is loaded only by `connect`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import math
@@ -26,7 +27,7 @@ from gpuwarden.platforms.kubernetes import checked_name
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
     from gpuwarden.platforms.kubernetes import Json, Reference
@@ -35,7 +36,12 @@ MAX_ANSWER_BYTES = 32 * 1024 * 1024
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 """Of one event of a watch: an object of etcd is at most 1.5 MiB."""
 PAGE = 500
-MAX_PAGES = 200
+LEAST_PAGE = 20
+"""Where a page of objects is larger than an answer may be, smaller ones are asked for."""
+MAX_OBJECTS = 100_000
+MAX_BUSY = 3
+"""So often a request is sent that the server puts off."""
+MOST_BUSY_SECONDS = 5.0
 AGENT = "gpuwarden"
 """As which changes are recorded (`fieldManager`)."""
 _POLICY = ("policy/v1", "policy/v1beta1")
@@ -51,6 +57,10 @@ _PLURALS = {
     ("apps/v1", "StatefulSet"): "statefulsets",
     ("apps/v1", "DaemonSet"): "daemonsets",
 }
+
+
+class AnswerTooLarge(ServiceUnavailable):
+    """An answer is larger than any that is read; part of it may not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,29 +269,32 @@ class KubernetesClient:
             ServiceUnavailable: not known, or there are too many.
         """
         found: builtins.list[Json] = []
-        words = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields}
-        token = ""
-        for restart in (False, True):
+        words = {"labelSelector": labels, "fieldSelector": fields}
+        token, size, restarted = "", PAGE, False
+        while len(found) < MAX_OBJECTS:
             try:
-                for _ in range(MAX_PAGES):
-                    page = await self._ask(
-                        "GET", kind.path(namespace), params={**words, "continue": token}
-                    )
-                    found += items_of(page, "items")
-                    metadata = page.get("metadata")
-                    token = (
-                        str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""
-                    )
-                    if not token:
-                        return Listing(found, version_of(metadata))
+                page = await self._ask(
+                    "GET",
+                    kind.path(namespace),
+                    params={**words, "limit": str(size), "continue": token},
+                )
+            except AnswerTooLarge:
+                if size <= LEAST_PAGE:
+                    raise
+                size = max(LEAST_PAGE, size // 5)
+                continue
             except RefusedAction as error:
                 # A list that took too long has expired (410), and begins again, once.
-                if error.reason != "gone" or restart or not token:
+                if error.reason != "gone" or restarted or not token:
                     raise
-                found, token = [], ""
-            else:
-                break
-        raise ServiceUnavailable(f"more than {PAGE * MAX_PAGES} {kind.plural}")
+                found, token, restarted = [], "", True
+                continue
+            found += items_of(page, "items")
+            metadata = page.get("metadata")
+            token = str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""
+            if not token:
+                return Listing(found, version_of(metadata))
+        raise ServiceUnavailable(f"more than {MAX_OBJECTS} {kind.plural}")
 
     async def watch(
         self,
@@ -291,6 +304,7 @@ class KubernetesClient:
         version: str,
         seconds: float,
         labels: str = "",
+        opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Change]:
         """What changes, from a version on, until the server ends the stream.
 
@@ -300,6 +314,7 @@ class KubernetesClient:
             version: of a listing or of the last change.
             seconds: after which the server ends it; it is cut off some time later.
             labels: selector, or an empty string.
+            opened: is called once the server has taken the version, before anything changes.
 
         Raises:
             RefusedAction: `gone`: the version is too old, list again; `forbidden`.
@@ -328,6 +343,7 @@ class KubernetesClient:
             ):
                 if response.status_code != 200:
                     self._read(response.status_code, await response.aread())
+                opened()
                 async for chunk in response.aiter_bytes():
                     pending += chunk
                     *lines, rest = bytes(pending).split(b"\n")
@@ -486,25 +502,28 @@ class KubernetesClient:
         body: Json | None = None,
         content_type: str = "application/json",
     ) -> Json:
-        """Send a request and read its whole answer, within a time and a size."""
-        content, answer = None if body is None else json.dumps(body).encode(), bytearray()
+        """Send a request and read its whole answer, within a time and a size.
+
+        One that the server puts off, for it has too many, is sent again when it says: it has done
+        nothing of it.
+        """
+        content = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "application/json"}
         if content is not None:
             headers["Content-Type"] = content_type
         words = {name: value for name, value in (params or {}).items() if value}
+        send = functools.partial(
+            self._http.stream, method, path, params=words, content=content, headers=headers
+        )
         try:
-            async with (
-                asyncio.timeout(self._timeout),
-                self._http.stream(
-                    method, path, params=words, content=content, headers=headers
-                ) as response,
-            ):
-                async for chunk in response.aiter_bytes():
-                    answer += chunk
-                    if len(answer) > MAX_ANSWER_BYTES:
-                        raise ServiceUnavailable(
-                            f"the API server's answer is larger than {MAX_ANSWER_BYTES} bytes"
-                        )
+            async with asyncio.timeout(self._timeout):
+                for _ in range(MAX_BUSY - 1):
+                    status, answer, told = await self._exchange(send)
+                    wait = _wait_of(method, status, answer, told)
+                    if wait is None:
+                        return self._read(status, answer)
+                    await asyncio.sleep(wait)
+                status, answer, _told = await self._exchange(send)
         except TimeoutError as error:
             raise ServiceUnavailable(
                 f"the API server did not answer within {self._timeout:g} s; see kubernetes.timeout"
@@ -512,7 +531,19 @@ class KubernetesClient:
         except self._errors as error:
             text = str(error) or type(error).__name__
             raise ServiceUnavailable(f"the API server does not answer: {text}") from error
-        return self._read(response.status_code, bytes(answer))
+        return self._read(status, answer)
+
+    async def _exchange(self, send: Callable[[], Any]) -> tuple[int, bytes, str | None]:
+        """One request: its status, its answer, and when another try may be made, if it says."""
+        answer = bytearray()
+        async with send() as response:
+            async for chunk in response.aiter_bytes():
+                answer += chunk
+                if len(answer) > MAX_ANSWER_BYTES:
+                    raise AnswerTooLarge(
+                        f"the API server's answer is larger than {MAX_ANSWER_BYTES} bytes"
+                    )
+        return response.status_code, bytes(answer), response.headers.get("Retry-After")
 
     def _read(self, status: int, content: bytes = b"", *, line: Json | None = None) -> Json:
         """An answer, or the error that it stands for.
@@ -529,6 +560,20 @@ class KubernetesClient:
         if not 200 <= status < 300 or not isinstance(found, dict):
             refuse(status, found if isinstance(found, dict) else {}, role=self._role)
         return found
+
+
+def _wait_of(method: str, status: int, answer: bytes, told: str | None) -> float | None:
+    """Seconds after which a request is sent again that the server has put off; None: it is not.
+
+    429 of too many requests, which is no budget that forbids an eviction; or 503 of a server that
+    goes down and says when, where nothing is changed.
+    """
+    busy = status == 429 and b"DisruptionBudget" not in answer
+    if not (busy or (status == 503 and method == "GET" and told)):
+        return None
+    # A date, or nothing, is one second.
+    seconds = int(told) if told and told.isascii() and told.isdecimal() else 1
+    return min(MOST_BUSY_SECONDS, max(0.1, float(seconds)))
 
 
 def _options(pod: Reference, grace: float) -> dict[str, Any]:

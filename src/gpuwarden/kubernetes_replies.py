@@ -14,6 +14,10 @@ _POLICIES: Final = ("admission webhook", "ValidatingAdmissionPolicy '")
 """By whose words a refusal is the cluster's own, and neither lack of rights nor a mistake."""
 
 
+class ServerFault(ServiceUnavailable):
+    """The server has answered, with a fault: of this request, perhaps, and of no other."""
+
+
 class Listing(NamedTuple):
     """All objects of a kind, and as of when.
 
@@ -79,7 +83,7 @@ def refuse(status: int, said: Json, *, role: str) -> NoReturn:
                 "the API server does not know the engine's credentials (HTTP 401)"
             )
         case _:
-            raise ServiceUnavailable(f"the API server answered HTTP {status}: {message}")
+            raise ServerFault(f"the API server answered HTTP {status}: {message}")
 
 
 def _is_budget(said: Json) -> bool:

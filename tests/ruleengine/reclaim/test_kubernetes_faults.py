@@ -11,6 +11,7 @@ from tests.exporter.nodes import ManualClock
 from tests.ruleengine.reclaim.pods import Hands, facts, hands
 
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
+from gpuwarden.kubernetes_clients import MAX_BUSY
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
 from gpuwarden.ruleengine.reclaim.kubernetes import Kubernetes
@@ -123,7 +124,10 @@ class TestUnknown:
 
         async def story(hands: Hands, pod: Json) -> None:
             order = await hands.claim(pod)
-            hands.cluster.fail("POST", "/eviction", status)
+            # One that puts it off is asked again by itself, a few times.
+            times = MAX_BUSY if status == 429 else 1
+            headers = {"Retry-After": "0"}
+            hands.cluster.fail("POST", "/eviction", status, times=times, headers=headers)
             with pytest.raises(ServiceUnavailable):
                 await hands.platform.end(order)
             assert (await hands.state(order)).standing is Standing.RUNNING

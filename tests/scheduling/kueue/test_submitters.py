@@ -148,7 +148,7 @@ def test_no_image_no_pod() -> None:
 
 def test_a_long_story_is_cut() -> None:
     """An estimate that is too long for an annotation is left out; the task stays readable."""
-    body = rendered(task(estimate={"words": "x" * 60_000}))
+    body = rendered(task(estimate={"words": "统" * 12_000}))
     text = body["metadata"]["annotations"][names.TASK_ANNOTATION]
     assert len(text) < 4096
     assert Task.from_document(json.loads(text)).name == "cats.v2"
