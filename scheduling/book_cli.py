@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
-from rich.table import Table
 
-from gpuwarden.consoles import open_console, printable
+from gpuwarden.consoles import print_table, printable
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.option_values import output_option
 from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
@@ -339,10 +338,8 @@ def _show_slots(document: dict[str, Any], output: str) -> None:
     if not document["slots"]:
         click.echo("nothing is booked")
         return
-    table = Table("ID", "TEAM", "BY", "CARDS", "WHEN", "STATE", "FOR", box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
-    for item in document["slots"]:
-        table.add_row(
+    rows = [
+        (
             item["id"],
             item["team"],
             item["who"],
@@ -351,4 +348,6 @@ def _show_slots(document: dict[str, Any], output: str) -> None:
             item["state"],
             item["words"],
         )
-    open_console().print(table)
+        for item in document["slots"]
+    ]
+    print_table(("ID", "TEAM", "BY", "CARDS", "WHEN", "STATE", "FOR"), rows)

@@ -16,7 +16,7 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from gpuwarden.consoles import open_console, printable
+from gpuwarden.consoles import open_console, print_table, printable
 from gpuwarden.errors import GpuwardenError, RefusedAction, ServiceUnavailable
 from gpuwarden.option_values import output_option
 from gpuwarden.schedule_api import EntryState, ScheduleDocument
@@ -160,7 +160,8 @@ def queue(
         document = source.read()
         entries = chosen(document)
         if entries:
-            open_console().print(_table(document, entries, time.time()))
+            now, zone = time.time(), ZoneInfo(document.timezone)
+            print_table(_HEADS, [row(item, now=now, zone=zone) for item in entries])
         else:
             click.echo("nothing waits, and nothing runs" if not over else "there are no jobs")
         _remarks(document)

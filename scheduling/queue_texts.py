@@ -44,7 +44,7 @@ def row(item: QueueEntry, *, now: float, zone: ZoneInfo) -> tuple[str, ...]:
         f"{'' if item.tasks == 1 else f'{item.tasks} x '}{item.gpus}{card}",
         _since(item, now),
         expected(item, now=now, zone=zone),
-        item.words,
+        item.words or item.why,
     )
 
 
@@ -68,15 +68,22 @@ def between(interval: Interval, *, now: float, zone: ZoneInfo) -> str:
         dt.datetime.fromtimestamp(at, zone) for at in (interval.earliest, interval.latest)
     )
     today = dt.datetime.fromtimestamp(now, zone).date()
+    near = dt.timedelta(days=180)
     texts = [
-        f"{at:%H:%M}" if at.date() == today else f"{at:%a %m-%d %H:%M}" for at in (first, last)
+        f"{at:%H:%M}"
+        if at.date() == today
+        else f"{at:%a %m-%d %H:%M}"
+        if abs(at.date() - today) < near
+        else f"{at:%Y-%m-%d %H:%M}"
+        for at in (first, last)
     ]
     if texts[0] == texts[1]:
         texts.pop()
     elif first.date() == last.date():
         texts[1] = f"{last:%H:%M}"
     basis = f"n={interval.samples}" if interval.samples else "planned"
-    return f"{' to '.join(texts)} ({basis})"
+    past = ", has passed" if interval.latest < now else ""
+    return f"{' to '.join(texts)} ({basis}{past})"
 
 
 def about(seconds: float) -> str:

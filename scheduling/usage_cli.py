@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from gpuwarden.consoles import open_console, printable
+from gpuwarden.consoles import open_console, print_table, printable
 from gpuwarden.schedule_api import BudgetEntry
 from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
 
@@ -153,14 +153,12 @@ def _standing(item: BudgetEntry) -> tuple[str, str, str, str]:
 def _show(document: dict[str, Any]) -> None:
     both = document["total"]["prometheus_gpu_hours"] is not None
     whose = {"team": (), "job": ("team", "user")}.get(document["by"], ("team",))
-    heads = (document["by"], *whose)
-    table = Table(*(head.upper() for head in heads), box=None, pad_edge=False)
+    heads: tuple[str, ...] = (document["by"], *whose)
     seen = ("PROMETHEUS", "DIFFERENCE") if both else ()
-    for head in (f"GPU-HOURS BY {document['engine'].upper()}", *seen, "JOBS", "STARTS"):
-        table.add_column(head, justify="right")
-    table.add_column("COST", justify="right")
+    heads += (f"GPU-HOURS BY {document['engine'].upper()}", *seen, "JOBS", "STARTS", "COST")
+    rows = []
     for line in (*document["lines"], document["total"]):
-        row = [printable(line[name]) for name in ("name", *whose)]
+        row = [line[name] for name in ("name", *whose)]
         row.append(f"{line['gpu_hours']:,.1f}")
         if both:
             mark = " !" if line["apart"] else ""
@@ -170,8 +168,9 @@ def _show(document: dict[str, Any]) -> None:
             ]
         row += [str(line["jobs"]), str(line["attempts"])]
         row.append(", ".join(f"{amount:,.2f} {unit}" for unit, amount in line["cost"].items()))
-        table.add_row(*row)
-    open_console().print(table)
+        rows.append(row)
+    heads = tuple(head.upper() for head in heads)
+    print_table(heads, rows, right=range(1 + len(whose), len(heads)))
     for team, hours in document["booked_idle_gpu_hours"].items():
         if hours >= 0.05:
             click.echo(f"{printable(team)} booked {hours:,.1f} GPU-hours that it did not use")

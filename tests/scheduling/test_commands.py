@@ -217,6 +217,15 @@ def test_jobs_of_a_local_queue_are_commanded(tmp_path: Path) -> None:
         assert here.driver.commands == [("cancel", "1", ME)]
 
 
+def test_moments_far_away_have_their_year_and_those_gone_by_are_said_to_be() -> None:
+    """A start that was foretold and did not come is no start that is ahead."""
+    zone = ZoneInfo("Europe/Berlin")
+    far = between(Interval(NOW + 400 * 86400, NOW + 401 * 86400, 9), now=NOW, zone=zone)
+    assert far == "2028-02-19 09:00 to 2028-02-20 09:00 (n=9)"
+    gone = between(Interval(NOW - 600, NOW - 300, 3), now=NOW, zone=zone)
+    assert gone == "08:50 to 08:55 (n=3, has passed)"
+
+
 def test_times_are_told_shortly() -> None:
     """The two largest units, and an interval in as few words as say it."""
     assert [about(n) for n in (7, 90, 3700, 90000, 86400 * 12 + 7200)] == [
