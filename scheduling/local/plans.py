@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuwarden.schedule_api import Cause
+from gpuwarden.scheduling.local.claims import Claim, Shadow, is_done_by
 from gpuwarden.scheduling.local.gates import gate
 from gpuwarden.scheduling.local.placements import add, placed, take
 from gpuwarden.scheduling.local.scenes import Notice, Plan, Start, Wait
@@ -53,23 +54,6 @@ def plan(scene: Scene, policy: Policy, now: float, *, explain: bool = True) -> P
 
 
 @dataclass(slots=True)
-class _Shadow:
-    """When the first job that cannot start could, and what is left beside it then.
-
-    Attributes:
-        job: its id.
-        pools: where.
-        at: Unix time; infinite where nobody can tell.
-        extra: cards that are free then besides.
-    """
-
-    job: str
-    pools: tuple[Pool, ...]
-    at: float
-    extra: int
-
-
-@dataclass(slots=True)
 class _Planner:
     """One plan in the making; the fields grow while it is made."""
 
@@ -97,7 +81,8 @@ class _Planner:
     waits: dict[str, Wait] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     overdue: set[str] = field(default_factory=set)
-    shadows: list[_Shadow] = field(default_factory=list)
+    shadows: list[Shadow] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     firm: dict[object, tuple[str, ...]] = field(default_factory=dict)
     """Answers to who would have to end; long queues ask the same for many jobs."""
@@ -296,7 +281,7 @@ class _Planner:
     def _start(self, job: Waiting, only: str | None = None) -> bool:
         """Give a job its cards, of one kind only perhaps, if it may have them."""
         for kind in self._kinds(job) if only is None else [only]:
-            view = self._view(job, kind)
+            view = self._view(job, kind, lent=True)
             room = self._quota(job.team, kind) - self.held.get((job.team, kind), 0)
             if job.gpus > room + self._open_slot_cards(job.team, kind):
                 continue
@@ -328,9 +313,9 @@ class _Planner:
             from_free = min(rest, self.free.get(pool, 0))
             self.free[pool] = self.free.get(pool, 0) - from_free
             rest -= from_free
-            # What is left was lent from a slot in front of which it is expected to end.
-            for slot in self.scene.slots:
-                theirs = self.kept.get(slot.id, {})
+            # What is left was lent: it is expected to end before whose cards they are needs them.
+            lent = [self.kept[slot.id] for slot in self.scene.slots if slot.id in self.kept]
+            for theirs in (*lent, *(claim.cards for claim in self.claims)):
                 taken = min(rest, theirs.get(pool, 0))
                 if taken:
                     theirs[pool] -= taken
@@ -350,27 +335,35 @@ class _Planner:
             and slot.start <= self.now
         )
 
-    def _view(self, job: Waiting, kind: str) -> dict[Pool, int]:
-        """Free cards of a kind, as one job may see them."""
+    def _view(self, job: Waiting, kind: str, *, lent: bool = False) -> dict[Pool, int]:
+        """Free cards of a kind, as one job may see them; with those that claims lend, perhaps."""
         view = {pool: count for pool, count in self.free.items() if pool.kind == kind}
         for slot in self.scene.slots:
             if slot.card != kind or self.now >= slot.end:
                 continue
-            before = job.seconds is not None and self.now + job.seconds <= slot.start
+            before = is_done_by(job, slot.start, self.now)
             if slot.id in self.kept:
                 if before and not self._is_for(slot, job):
                     add(view, self.kept[slot.id])
             elif not before and self._is_soon(slot):
                 take(view, kind, slot.gpus)
-        lent = self.held.get((job.team, kind), 0) + job.gpus - self._own(job.team, kind)
-        lent -= self._booked_cards(job.team, kind) + self._open_slot_cards(job.team, kind)
-        if lent > 0:
+        if lent:
+            self._lend(view, job, kind)
+        borrowed = self.held.get((job.team, kind), 0) + job.gpus - self._own(job.team, kind)
+        borrowed -= self._booked_cards(job.team, kind) + self._open_slot_cards(job.team, kind)
+        if borrowed > 0:
             take(view, kind, self._not_lent(job.team, kind))
         # What is booked is not lent.
         for slot in self.scene.slots:
             if slot.card == kind and self._is_for(slot, job) and slot.id in self.kept:
                 add(view, self.kept[slot.id])
         return view
+
+    def _lend(self, view: dict[Pool, int], job: Waiting, kind: str) -> None:
+        """Add what claims lend a job to what it may see."""
+        for claim in self.claims:
+            if is_done_by(job, claim.at, self.now):
+                add(view, {pool: n for pool, n in claim.cards.items() if pool.kind == kind})
 
     def _is_for(self, slot: Slot, job: Waiting) -> bool:
         """Whether a job that starts now may have the slot's cards."""
@@ -397,7 +390,7 @@ class _Planner:
         """Whether a start would put off a job that comes before; those with room beside pass."""
         for shadow in self.shadows:
             here = sum(count for pool, count in holds.items() if pool in shadow.pools)
-            if not here or (job.seconds is not None and self.now + job.seconds <= shadow.at):
+            if not here or is_done_by(job, shadow.at, self.now):
                 continue
             if math.isinf(shadow.at):
                 continue
@@ -485,25 +478,30 @@ class _Planner:
             # It will have its cards: no other request of its team counts on the same quota.
             self._count(job, places[0].kind)
         if choice.victims or choice.code in _CLAIMING:
-            self._claim(job, places)
+            # Until somebody may be asked, or ends, the rest cannot be there.
+            until = choice.again if choice.code is Code.NOT_YET else None
+            at = -math.inf if until is None else min(until, self._fits_at(job, places, view)[0])
+            self._claim(job, places, at)
             return
         if any(set(shadow.pools) & set(places) for shadow in self.shadows):
             return
         at, extra = self._fits_at(job, places, view)
         if math.isinf(at) and self.now - job.submitted > DRAIN_SECONDS:
-            self._claim(job, places)
+            self._claim(job, places, -math.inf)
         else:
-            self.shadows.append(_Shadow(job.id, places, at, extra))
+            self.shadows.append(Shadow(job.id, places, at, extra))
 
     def _within_reach(self, pool: Pool, view: Mapping[Pool, int]) -> int:
         return min(self.scene.total.get(pool, 0), view.get(pool, 0))
 
-    def _claim(self, job: Waiting, places: tuple[Pool, ...]) -> None:
-        rest = job.gpus
+    def _claim(self, job: Waiting, places: tuple[Pool, ...], at: float) -> None:
+        """Keep free cards for a job, and lend them to whoever is done by a moment."""
+        rest, cards = job.gpus, {}
         for pool in places:
-            taken = min(rest, self.free.get(pool, 0))
-            self.free[pool] = self.free.get(pool, 0) - taken
-            rest -= taken
+            cards[pool] = min(rest, self.free.get(pool, 0))
+            self.free[pool] = self.free.get(pool, 0) - cards[pool]
+            rest -= cards[pool]
+        self.claims.append(Claim(cards, at))
 
     def _fits_at(
         self, job: Waiting, places: tuple[Pool, ...], view: Mapping[Pool, int]
