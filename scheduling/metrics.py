@@ -11,20 +11,20 @@ from prometheus_client.registry import Collector
 from gpuwarden import __version__
 from gpuwarden.catalogue import CATALOGUE, Source
 from gpuwarden.metric_families import families
-from gpuwarden.schedule_api import STEPS, BookingState, EntryState, Outcome
+from gpuwarden.schedule_api import BookingState, EntryState, Outcome
 from gpuwarden.scheduling.drivers import LEAK, LOOP
 from gpuwarden.scheduling.foresight_stores import WAIT_BOUNDS
 from gpuwarden.scheduling.policies import policy_hash
+from gpuwarden.scheduling.stores import STEP_BOUNDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
     from gpuwarden.metric_families import Row
     from gpuwarden.scheduling.schedulers import Scheduler
 
-STEP_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 4 * 3600.0)
 _LIVE = (EntryState.DONE, EntryState.FAILED)
 _HELD = (EntryState.RUNNING, EntryState.LEAVING)
 
@@ -163,30 +163,16 @@ class SchedulerCollector(Collector):
         yield "booked_used_gpus", _counted(used)
 
     def _waits(self) -> HistogramMetricFamily:
-        metric = CATALOGUE["gpuwarden_scheduler_wait_seconds"]
-        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-        for labels, counts in sorted(self._scheduler.foresights.waits().items()):
-            below, buckets = 0, []
-            for bound in WAIT_BOUNDS:
-                below += counts.get(bound, (0, 0.0))[0]
-                buckets.append((str(bound), float(below)))
-            total = sum(count for count, _seconds in counts.values())
-            seconds = sum(seconds for _count, seconds in counts.values())
-            family.add_metric(labels, [*buckets, ("+Inf", float(total))], seconds)
-        return family
+        counts = self._scheduler.foresights.waits()
+        return _histogram(
+            "wait_seconds", {(*labels,): each for labels, each in counts.items()}, WAIT_BOUNDS
+        )
 
     def _steps(self) -> HistogramMetricFamily:
-        values: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
-        for steps in self._scheduler.store.all_steps():
-            before: float | None = None
-            for step in STEPS:
-                if step not in steps:
-                    continue
-                if before is not None:
-                    # Two clocks tell of them: a step is not before the one that it follows.
-                    values[(step,)].append(max(0.0, steps[step] - before))
-                before = steps[step]
-        return _histogram("receipt_step_seconds", values, STEP_BOUNDS)
+        counts = self._scheduler.store.step_counts()
+        return _histogram(
+            "receipt_step_seconds", {(step,): each for step, each in counts.items()}, STEP_BOUNDS
+        )
 
 
 def _counted(counts: Counter[tuple[str, ...]]) -> list[Row]:
@@ -194,11 +180,25 @@ def _counted(counts: Counter[tuple[str, ...]]) -> list[Row]:
 
 
 def _histogram(
-    name: str, values: dict[tuple[str, ...], list[float]], bounds: tuple[float, ...]
+    name: str,
+    values: Mapping[tuple[str, ...], Mapping[float, tuple[int, float]]],
+    bounds: tuple[float, ...],
 ) -> HistogramMetricFamily:
+    """A histogram of what was counted.
+
+    Args:
+        name: of the metric, without its prefix.
+        values: labels -> bound -> how many fell below it and no lower one, and their sum.
+        bounds: that are shown; what was counted by others is below the infinite one alone.
+    """
     metric = CATALOGUE[f"gpuwarden_scheduler_{name}"]
     family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-    for labels, found in sorted(values.items()):
-        buckets = [(str(bound), float(sum(v <= bound for v in found))) for bound in bounds]
-        family.add_metric(labels, [*buckets, ("+Inf", float(len(found)))], sum(found))
+    for labels, counts in sorted(values.items()):
+        below, buckets = 0, []
+        for bound in bounds:
+            below += counts.get(bound, (0, 0.0))[0]
+            buckets.append((str(bound), float(below)))
+        total = sum(count for count, _seconds in counts.values())
+        seconds = sum(seconds for _count, seconds in counts.values())
+        family.add_metric(labels, [*buckets, ("+Inf", float(total))], seconds)
     return family

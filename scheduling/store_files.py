@@ -144,6 +144,34 @@ MIGRATIONS = (
         FROM whole_holdings;
     DROP TABLE whole_holdings;
     """,
+    # How long steps of preemptions took is counted when they are seen: what was before, once.
+    """
+    CREATE TABLE step_counts (
+        step TEXT NOT NULL,
+        bound REAL NOT NULL,
+        count INTEGER NOT NULL,
+        seconds REAL NOT NULL,
+        PRIMARY KEY (step, bound)
+    ) STRICT;
+    INSERT INTO step_counts
+    WITH seen AS (
+        SELECT preemptions.id AS id, each.key AS step, each.value AS at,
+            instr(' notified acknowledged saved left freed started', ' ' || each.key) AS place
+        FROM preemptions, json_each(preemptions.body, '$.steps') AS each
+    ), gaps AS (
+        SELECT step, at - lag(at) OVER (PARTITION BY id ORDER BY place) AS gap FROM seen
+    ), times AS (
+        SELECT step, max(0.0, gap) AS seconds FROM gaps WHERE gap IS NOT NULL
+    )
+    SELECT step,
+        CASE
+            WHEN seconds <= 1 THEN 1.0 WHEN seconds <= 5 THEN 5.0 WHEN seconds <= 15 THEN 15.0
+            WHEN seconds <= 60 THEN 60.0 WHEN seconds <= 300 THEN 300.0
+            WHEN seconds <= 900 THEN 900.0 WHEN seconds <= 1800 THEN 1800.0
+            WHEN seconds <= 3600 THEN 3600.0 WHEN seconds <= 14400 THEN 14400.0 ELSE 9e999
+        END AS bound, count(*), sum(seconds)
+    FROM times GROUP BY step, bound;
+    """,
 )
 
 

@@ -6,14 +6,16 @@ Every method is one transaction; `changing` makes one of several. May be called 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import math
 import os
 import secrets
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpuwarden.schedule_api import Cause, Outcome, Preemption
+from gpuwarden.schedule_api import STEPS, Cause, Outcome, Preemption
 from gpuwarden.scheduling.holdings import Holding
 from gpuwarden.scheduling.slots import Slot
 from gpuwarden.scheduling.sqlite_files import StoreUnusable, transaction
@@ -21,7 +23,7 @@ from gpuwarden.scheduling.store_files import copy_to, exclusive, opened
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Booked", "Reservation", "Store", "StoreUnusable"]
 
+STEP_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 4 * 3600.0)
+"""By which steps of preemptions are counted, seconds; the migration has counted by the same."""
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without those that are read for one another."""
 _SLOT = (
@@ -277,6 +281,7 @@ class Store:
                 rows = self.rows("SELECT body FROM preemptions WHERE id = ?", item.id)
                 before = _preemption(rows[0]["body"]).steps if rows else {}
                 merged = replace(item, steps={**item.steps, **before})
+                _count_steps(db, before, merged.steps)
                 begun = min(merged.steps.values(), default=now)
                 db.execute(
                     "INSERT INTO preemptions VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) "
@@ -314,10 +319,15 @@ class Store:
         )
         return [(row["cause"], row["outcome"], row["n"], row["lost"]) for row in rows]
 
-    def all_steps(self) -> list[dict[str, float]]:
-        """The steps of every preemption, for the durations between them."""
-        rows = self.rows("SELECT body FROM preemptions")
-        return [_preemption(row["body"]).steps for row in rows]
+    def step_counts(self) -> dict[str, dict[float, tuple[int, float]]]:
+        """Step -> bound -> how many took so long and no less from the step before, and seconds.
+
+        Counted when they are seen, so that years of them cost a scrape nothing.
+        """
+        found: dict[str, dict[float, tuple[int, float]]] = {}
+        for row in self.rows("SELECT * FROM step_counts"):
+            found.setdefault(row["step"], {})[row["bound"]] = (row["count"], row["seconds"])
+        return found
 
     # -- accounts
 
@@ -440,6 +450,23 @@ def _booked(row: dict[str, Any]) -> Booked:
         "first_used", "used_gpu_seconds", "revision", "changed",
     )  # fmt: skip
     return Booked(slot, **{name: row[name] for name in names})
+
+
+def _count_steps(
+    db: sqlite3.Connection, before: Mapping[str, float], steps: Mapping[str, float]
+) -> None:
+    """Count how long after the one before it each step came that was not seen before."""
+    for step, last in itertools.pairwise(reversed([name for name in STEPS if name in steps])):
+        if step in before:
+            continue
+        # Two clocks tell of them: a step is not before the one that it follows.
+        seconds = max(0.0, steps[step] - steps[last])
+        bound = next((each for each in STEP_BOUNDS if seconds <= each), math.inf)
+        db.execute(
+            "INSERT INTO step_counts VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE "
+            "SET count = count + 1, seconds = seconds + excluded.seconds",
+            (step, bound, seconds),
+        )
 
 
 def _body(item: Preemption) -> str:
