@@ -16,6 +16,7 @@ from gpuwarden.scheduling.preemptions import (
     counted_cards,
     listed,
     passing_refusal,
+    ripening,
     victim_of,
 )
 
@@ -74,9 +75,13 @@ def choose_fitting(
         if fits(frozenset((*coming, *(each.id for each in taken)))):
             break
     else:
-        temporary = passing_refusal(base, later, history, terms=terms, now=now)
-        if temporary is not None:
-            return temporary
+        ripe = ripening(later, history, terms=terms, now=now)
+        for number, (again, _job) in enumerate(ripe, 1):
+            needed = [job for _time, job in ripe[:number]]
+            if fits(frozenset((*coming, *(each.id for each in (*able, *needed))))):
+                return passing_refusal(base, needed, again=again, now=now)
+        if base.overdue:
+            return passing_refusal(base, (), again=None, now=now)
         may = sorted(terms.preempts.get(request.priority or "", ()))
         who = f"jobs of {listed(may)} cannot give them" if may else "it may ask nobody"
         return dataclasses.replace(

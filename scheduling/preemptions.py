@@ -28,7 +28,7 @@ from gpuwarden.scheduling.preemption_terms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 # ---------------------------------------------------------------------------------------------
 # The choice
@@ -92,8 +92,38 @@ def choose(
         return dataclasses.replace(
             base, victims=victims, pools=pools, words=asked_words(request, victims)
         )
-    temporary = passing_refusal(base, later, history, terms=terms, now=now)
-    return temporary or _refusal(base, request, options, terms=terms)
+    ripe = ripening(later, history, terms=terms, now=now)
+    if ways := list(_soon(options, able, ripe)):
+        option, again, needed = min(ways, key=lambda each: each[1])
+        waiting = passing_refusal(base, needed, again=again, now=now)
+        return dataclasses.replace(waiting, pools=option.pools)
+    if base.overdue:
+        return passing_refusal(base, (), again=None, now=now)
+    return _refusal(base, request, options, terms=terms)
+
+
+def _soon(
+    options: Sequence[_Option], able: Sequence[Running], ripe: Sequence[tuple[float, Running]]
+) -> Iterator[tuple[_Option, float, list[Running]]]:
+    """Ways that time alone will open: from when on, and who may not be told before.
+
+    Where not even all of them together would do, nobody is waited for.
+    """
+    for option in options:
+        cards, quota = option.missing_new, option.over_new
+        for job in able:
+            gain = option.gain(job)
+            cards, quota = cards - gain[0], quota - gain[1]
+        needed = []
+        for time, job in ripe:
+            gain = option.gain(job)
+            if not any(gain):
+                continue
+            needed.append(job)
+            cards, quota = cards - gain[0], quota - gain[1]
+            if cards <= 0 and quota <= 0:
+                yield option, time, needed
+                break
 
 
 def _places(request: Request, room: Room) -> list[tuple[Pool, ...]]:
@@ -380,27 +410,39 @@ def _refusal(
     )
 
 
-def passing_refusal(
-    base: Choice,
+def ripening(
     later: Sequence[Running],
     history: Mapping[str, Sequence[float]],
     *,
     terms: Terms,
     now: float,
-) -> Choice | None:
-    """The refusal that time alone may end: somebody is overdue, or may not be told yet.
+) -> list[tuple[float, Running]]:
+    """Jobs that may be told later, with the Unix time from which on they may, the first one first.
 
     Args:
-        base: with whoever was told before.
-        later: that may be told later.
+        later: see `candidates`.
         history: job id -> when it was preempted before.
         terms: of the policy.
         now: Unix time.
     """
-    again = min(
-        (earliest_notice(job, terms, history=history.get(job.id, ()), now=now) for job in later),
-        default=None,
-    )
+    times = [
+        (earliest_notice(job, terms, history=history.get(job.id, ()), now=now), job)
+        for job in later
+    ]
+    return sorted(times, key=lambda each: (each[0], each[1].id))
+
+
+def passing_refusal(
+    base: Choice, needed: Sequence[Running], *, again: float | None, now: float
+) -> Choice:
+    """The refusal that time alone may end: somebody is overdue, or may not be told yet.
+
+    Args:
+        base: with whoever was told before.
+        needed: who may not be told yet; somebody, unless somebody is overdue.
+        again: Unix time from which on enough of them may.
+        now: Unix time.
+    """
     if base.overdue:
         return dataclasses.replace(
             base,
@@ -408,15 +450,14 @@ def passing_refusal(
             again=again,
             words=f"{listed(base.overdue)} did not leave in time, and nobody else can make room.",
         )
-    if later and again is not None:
-        return dataclasses.replace(
-            base,
-            code=Code.NOT_YET,
-            again=again,
-            words=f"{listed([job.id for job in later])} may not be asked to leave yet, having just "
-            f"begun; the first may in {durations.render(max(1.0, math.ceil(again - now)))}.",
-        )
-    return None
+    left = 1.0 if again is None else max(1.0, math.ceil(again - now))
+    return dataclasses.replace(
+        base,
+        code=Code.NOT_YET,
+        again=again,
+        words=f"{listed([job.id for job in needed])} may not be asked to leave yet, having just "
+        f"begun; enough of them may in {durations.render(left)}.",
+    )
 
 
 def asked_words(request: Request, victims: Sequence[Victim]) -> str:

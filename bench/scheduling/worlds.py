@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gpuwarden.schedule_api import Cause
-from gpuwarden.scheduling.local.scenes import Scene, Waiting, Working
+from gpuwarden.scheduling.local.scenes import PROMISED_SECONDS, Scene, Waiting, Working
 from gpuwarden.scheduling.preemption_terms import Pool, Told
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ class World:
     _sequence: int = 0
     _now: float = 0.0
     _used: dict[str, float] = field(default_factory=dict)
+    _promised: dict[str, float] = field(default_factory=dict)
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Let it all happen."""
@@ -245,6 +246,9 @@ class World:
             slots=self.slots if self.manners.knows_bookings else (),
             history={name: life.left for name, life in self.lives.items() if life.left},
             spent=spent,
+            promised=frozenset(
+                name for name, at in self._promised.items() if self._now < at + PROMISED_SECONDS
+            ),
         )
 
     def _hours(self, team: str) -> float:
@@ -259,7 +263,7 @@ class World:
         job = life.job
         seconds = None
         if job.predicted is not None:
-            seconds = max(0.0, job.predicted - life.done) + START_SECONDS
+            seconds = _still(job.predicted, life.done) + START_SECONDS
         return Waiting(
             id=job.id,
             priority=job.priority,
@@ -278,7 +282,7 @@ class World:
         state = self._state(life, self._now)
         ends = None
         if job.predicted is not None:
-            ends = attempt.begun + START_SECONDS + max(0.0, job.predicted - attempt.base)
+            ends = attempt.begun + START_SECONDS + _still(job.predicted, attempt.base)
         return Working(
             id=job.id,
             priority=job.priority,
@@ -315,6 +319,7 @@ class World:
             if self._free[pool] < 0:
                 raise RuntimeError(f"{job.id} was given cards of {pool} that others hold")
         life.number += 1
+        self._promised.pop(job.id, None)
         life.attempt = Attempt(self._now, life.done, dict(holds))
         if life.first_start is None:
             life.first_start = self._now
@@ -358,6 +363,9 @@ class World:
 
     def _leave(self, life: Life) -> None:
         life.left.append(self._now)
+        told = self._attempt(life).told
+        if told is not None and told.successor in self._waiting:
+            self._promised[told.successor] = self._now
         self._release(life)
         self._waiting[life.job.id] = life
 
@@ -403,6 +411,11 @@ class World:
         self.accounts.overhead += (held - (done - attempt.base)) * gpus
         life.lost += (done - kept) * gpus
         life.done = kept
+
+
+def _still(predicted: float, done: float) -> float:
+    """Seconds that a job is expected to train still; one that is late, as long again as it is."""
+    return abs(predicted - done)
 
 
 def _is_due(attempt: Attempt, at: float) -> bool:

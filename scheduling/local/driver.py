@@ -33,7 +33,7 @@ from gpuwarden.scheduling.local.processes import ProcessTable, boot_id, send_all
 from gpuwarden.scheduling.local.progress import RunFiles, prepared
 from gpuwarden.scheduling.local.queues import KEPT_SECONDS, Note, Queue
 from gpuwarden.scheduling.local.readings import FREE_SECONDS, KILL_SECONDS
-from gpuwarden.scheduling.local.scenes import Plan, Scene
+from gpuwarden.scheduling.local.scenes import PROMISED_SECONDS, Plan, Scene
 from gpuwarden.scheduling.local.spending import longest_period_begin, spending
 from gpuwarden.scheduling.local.starts import Starts
 from gpuwarden.scheduling.preemption_terms import Pool, terms_of
@@ -406,6 +406,7 @@ class LocalDriver:
             history=self._queue.left_for_others(since),
             spent=budget.spent,
             leaving=budget.leaving,
+            promised=self._queue.promised(now - PROMISED_SECONDS),
         )
         return scene, jobs
 

@@ -108,4 +108,6 @@ def _ended(scene: Scene, moment: float) -> Scene:
             for pool, count in job.holds.items():
                 free[pool] = free.get(pool, 0) + count
     working = [job for job in scene.working if job.ends is None or job.ends > moment]
-    return dataclasses.replace(scene, working=working, free=free)
+    left = {job.told.successor for job in scene.working if job.told and job not in working}
+    promised = scene.promised | {name for name in left if name is not None}
+    return dataclasses.replace(scene, working=working, free=free, promised=promised)

@@ -18,7 +18,8 @@ from gpuwarden.scheduling.local.claims import Claim, Shadow, is_done_by
 from gpuwarden.scheduling.local.gates import gate
 from gpuwarden.scheduling.local.placements import add, placed, take
 from gpuwarden.scheduling.local.scenes import Notice, Plan, Start, Wait
-from gpuwarden.scheduling.local.slot_users import is_bookers, seniority, slot_users, value_of
+from gpuwarden.scheduling.local.slot_users import is_bookers, seniority, slot_users
+from gpuwarden.scheduling.local.turns import Turns
 from gpuwarden.scheduling.preemption_terms import Code, Request, Room, Terms, terms_of
 from gpuwarden.scheduling.preemptions import choose, counted_cards, listed, useless_notices
 
@@ -35,7 +36,7 @@ DRAIN_SECONDS = 3600.0
 more: cards that become free are kept for it. Else small jobs could pass a large one for ever."""
 _NOBODY = Terms({}, {}, 0.0, "epoch", 0.0, 0.0, 1, 1.0)
 """Of a policy without preemption: no class may ask another."""
-_FINAL = frozenset({"behind", Code.NO_VICTIM, Code.QUOTA, Code.TOO_LARGE})
+_FINAL = frozenset({"behind", "off_limits", Code.NO_VICTIM, Code.QUOTA, Code.TOO_LARGE})
 """Answers that hold for every later job of the same kind in the same plan."""
 _CLAIMING = frozenset({Code.COMING, Code.NOT_YET, Code.OVERDUE})
 
@@ -50,7 +51,9 @@ def plan(scene: Scene, policy: Policy, now: float, *, explain: bool = True) -> P
         explain: say of every job that waits who would have to end for it. That is half of the work
             where many wait, and changes nothing of what is done: a simulation does without.
     """
-    return _Planner(scene, policy, now, explain).run()
+    asked = {job.told.successor for job in scene.working if job.told is not None}
+    first = scene.promised | {name for name in asked if name is not None}
+    return _Planner(scene, policy, now, explain, Turns(policy, first)).run()
 
 
 @dataclass(slots=True)
@@ -61,6 +64,9 @@ class _Planner:
     policy: Policy
     now: float
     explain: bool
+    turns: Turns
+    within: dict[Pool, int] = field(default_factory=dict)
+    """Cards that are free, or held by jobs of this queue: all that may ever be given to another."""
     terms: Terms | None = None
     free: dict[Pool, int] = field(default_factory=dict)
     running: list[Running] = field(default_factory=list)
@@ -70,8 +76,6 @@ class _Planner:
     """Slot -> free cards that are kept for it."""
     begun: dict[str, int] = field(default_factory=dict)
     """Slot -> cards of it that this plan gives to jobs of its team."""
-    held: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(team, kind) -> cards, those that this plan gives or promises included."""
     started: dict[tuple[str, str], int] = field(default_factory=dict)
     """(team, kind) -> cards that this plan gives, or has promised."""
     told: set[str] = field(default_factory=set)
@@ -91,10 +95,10 @@ class _Planner:
         """Make it."""
         self.terms = terms_of(self.policy)
         self.free = dict(self.scene.free)
+        self.turns.read(self.scene.working)
+        self.within = dict(self.scene.free)
         for job in self.scene.working:
-            for pool, count in job.holds.items():
-                key = (job.team, pool.kind)
-                self.held[key] = self.held.get(key, 0) + count
+            add(self.within, job.holds)
         slots = sorted(self.scene.slots, key=lambda slot: (slot.start, slot.id))
         self.adopted = slot_users(self.scene, self.policy, self.now)
         self._read_running()
@@ -130,7 +134,7 @@ class _Planner:
         """Jobs with which their teams hold more than their own: the youngest of them."""
         found: set[str] = set()
         by_rank = seniority(self.policy)
-        for (name, kind), held in self.held.items():
+        for (name, kind), held in self.turns.held.items():
             team = self.policy.team(name)
             own = 0 if team is None else team.own(kind)
             jobs = [
@@ -224,16 +228,17 @@ class _Planner:
                     self.times.append(wait.again)
         self._serve_bookers(groups)
         for jobs in groups.values():
-            jobs.reverse()  # the next one is taken from the end
+            self.turns.line_up(jobs)
         refused: dict[object, Wait] = {}
         while groups:
-            key = min(groups, key=lambda each: self._turn(groups[each][-1]))
+            key = min(groups, key=lambda each: self.turns.turn(groups[each][-1]))
             job = groups[key].pop()
             if not groups[key]:
                 del groups[key]
             # How long it takes decides only whether it may pass others, which `_start` looks at.
             kind = (job.priority, job.team, job.gpus, job.kind, job.spread)
             if self._start(job):
+                self.turns.line_up(groups.get(key, []))
                 continue
             self.order.append(job.id)
             if kind in refused and not self._has_told(job.id):
@@ -253,9 +258,9 @@ class _Planner:
                 job
                 for (_priority, team), jobs in groups.items()
                 for job in jobs
-                if (team, job.user) == (slot.team, slot.who) and slot.card in self._kinds(job)
+                if (team, job.user) == (slot.team, slot.who) and slot.card in self.turns.kinds(job)
             ]
-            for job in sorted(mine, key=lambda each: (*self._turn(each), each.id)):
+            for job in sorted(mine, key=lambda each: (*self.turns.turn(each), each.id)):
                 fits = job.gpus <= sum(self.kept[slot.id].values())
                 if fits and self._start(job, slot.card):
                     groups[job.priority, job.team].remove(job)
@@ -267,22 +272,11 @@ class _Planner:
             job.told is not None and job.told.successor == successor for job in self.scene.working
         )
 
-    def _turn(self, job: Waiting) -> tuple[float, ...]:
-        """What is smallest goes first."""
-        team = self.policy.team(job.team)
-        held = sum(count for (name, _kind), count in self.held.items() if name == job.team)
-        share = 1 if team is None else team.share
-        return (-value_of(self.policy, job.priority), held / share, job.submitted)
-
-    def _kinds(self, job: Waiting) -> list[str]:
-        """Names of the kinds that will do, the cheapest first."""
-        return [job.kind] if job.kind is not None else [card.name for card in self.policy.cards]
-
     def _start(self, job: Waiting, only: str | None = None) -> bool:
         """Give a job its cards, of one kind only perhaps, if it may have them."""
-        for kind in self._kinds(job) if only is None else [only]:
+        for kind in self.turns.kinds(job) if only is None else [only]:
             view = self._view(job, kind, lent=True)
-            room = self._quota(job.team, kind) - self.held.get((job.team, kind), 0)
+            room = self._quota(job.team, kind) - self.turns.held.get((job.team, kind), 0)
             if job.gpus > room + self._open_slot_cards(job.team, kind):
                 continue
             holds = placed(job, kind, view)
@@ -296,7 +290,7 @@ class _Planner:
 
     def _count(self, job: Waiting, kind: str) -> None:
         key = (job.team, kind)
-        self.held[key] = self.held.get(key, 0) + job.gpus
+        self.turns.count(job, kind, job.gpus)
         self.started[key] = self.started.get(key, 0) + job.gpus
 
     def _use(self, job: Waiting, holds: Mapping[Pool, int]) -> None:
@@ -349,7 +343,9 @@ class _Planner:
                 take(view, kind, slot.gpus)
         if lent:
             self._lend(view, job, kind)
-        borrowed = self.held.get((job.team, kind), 0) + job.gpus - self._own(job.team, kind)
+        borrowed = (
+            self.turns.held.get((job.team, kind), 0) + job.gpus - self.turns.own(job.team, kind)
+        )
         borrowed -= self._booked_cards(job.team, kind) + self._open_slot_cards(job.team, kind)
         if borrowed > 0:
             take(view, kind, self._not_lent(job.team, kind))
@@ -374,14 +370,10 @@ class _Planner:
         least = 0.0 if self.terms is None else self.terms.minimum_run
         return slot.start - slot.lead_seconds - self.now < least
 
-    def _own(self, team: str, kind: str) -> int:
-        known = self.policy.team(team)
-        return 0 if known is None else known.own(kind)
-
     def _not_lent(self, borrower: str, kind: str) -> int:
         """Cards that other teams do not use, and do not lend."""
         return sum(
-            max(0, team.own(kind) - team.lends(kind) - self.held.get((team.name, kind), 0))
+            max(0, team.own(kind) - team.lends(kind) - self.turns.held.get((team.name, kind), 0))
             for team in self.policy.teams
             if team.name != borrower
         )
@@ -402,7 +394,7 @@ class _Planner:
     # -- jobs that cannot start
 
     def _refuse(self, job: Waiting) -> None:
-        kinds = self._kinds(job)
+        kinds = self.turns.kinds(job)
         view = {pool: count for kind in kinds for pool, count in self._view(job, kind).items()}
         quota = {
             (job.team, kind): self._quota(job.team, kind)
@@ -410,13 +402,14 @@ class _Planner:
             - self.started.get((job.team, kind), 0)
             for kind in kinds
         }
-        reclaims = self.terms is not None and all(
-            self.held.get((job.team, kind), 0) + job.gpus <= self._own(job.team, kind)
-            for kind in kinds
-        )
+        reclaims = self.terms is not None and all(self.turns.is_own(job, kind) for kind in kinds)
         request = Request(
             job.id, job.gpus, frozenset(kinds), job.priority, job.team, job.spread, reclaims
         )
+        reach = self._most(job, self.within)
+        if reach < job.gpus <= self._most(job, self.scene.total):
+            self._give_up(job, reach)
+            return
         choice = self._choose(request, view, quota)
         if self.terms is not None:
             self._tell(choice, Cause.PRIORITY, job.id, self.now + self.terms.deadline)
@@ -425,6 +418,27 @@ class _Planner:
             self.times.append(choice.again)
         self._reserve(job, choice, view)
         self.waits[job.id] = self._wait(request, choice, view, quota)
+
+    def _most(self, job: Waiting, cards: Mapping[Pool, int]) -> int:
+        """The most cards that a job could have together of these."""
+        sums: dict[object, int] = {}
+        for pool, count in cards.items():
+            if pool.kind in self.turns.kinds(job):
+                key = pool.kind if job.spread else pool
+                sums[key] = sums.get(key, 0) + count
+        return max(sums.values(), default=0)
+
+    def _give_up(self, job: Waiting, reach: int) -> None:
+        """Say that no end of a job of this queue would help; nothing is kept for one like this."""
+        for each in self.scene.working:
+            if each.told is not None and each.told.successor == job.id:
+                self._withdraw(each.id)
+        host = "" if job.spread else " of one host"
+        words = (
+            f"It needs {counted_cards(job.gpus)}{host}, and {reach} of those that there are can be "
+            "given to jobs now: the others are off limits, as the queue's problems say."
+        )
+        self.waits[job.id] = Wait("off_limits", words)
 
     def _choose(
         self,
@@ -470,10 +484,11 @@ class _Planner:
         """Keep for a job what is free, or let those pass that do not put it off."""
         if choice.code in (Code.TOO_LARGE, Code.QUOTA):
             return
-        kinds = self._kinds(job)
+        kinds = self.turns.kinds(job)
         places = choice.pools or tuple(pool for pool in sorted(view) if pool.kind in kinds)
         if not job.spread and len(places) > 1:
-            places = (max(places, key=lambda pool: (self._within_reach(pool, view), pool)),)
+            within = [pool for pool in places if self.within.get(pool, 0) >= job.gpus] or places
+            places = (max(within, key=lambda pool: (self._within_reach(pool, view), pool)),)
         if choice.victims or choice.code is Code.COMING:
             # It will have its cards: no other request of its team counts on the same quota.
             self._count(job, places[0].kind)

@@ -244,6 +244,15 @@ class Queue:
             found.setdefault(str(row["job"]), []).append(row["left"])
         return {job: tuple(times) for job, times in found.items()}
 
+    def promised(self, since: float) -> frozenset[str]:
+        """Ids of jobs for which others have left since then, and which have not started for it."""
+        rows = self._db.execute(
+            'SELECT DISTINCT successor FROM notices WHERE "left" >= ? AND started IS NULL '
+            "AND cause = 'priority'",
+            (since,),
+        )
+        return frozenset(row["successor"] for row in rows)
+
     def states_of(self, entries: Iterable[str]) -> dict[str, str]:
         """Job id -> state, of those that are known."""
         found = {}

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.slots import Slot
 
 
+PROMISED_SECONDS = 3600.0
+"""How long a job goes first for which others have left: where it could not start by then, what they
+left is somebody else's, and it waits like all."""
 LATE_SECONDS = 60.0
 """That a job which should have ended is expected to take at least."""
 
@@ -147,6 +150,7 @@ class Scene:
         history: job id -> when it had to leave for others.
         spent: team -> why it starts nothing: its hard budget.
         leaving: teams whose running jobs are asked to leave for that.
+        promised: jobs that wait, and for which others have left a moment ago.
     """
 
     total: Mapping[Pool, int]
@@ -157,6 +161,7 @@ class Scene:
     history: Mapping[str, Sequence[float]] = field(default_factory=dict)
     spent: Mapping[str, str] = field(default_factory=dict)
     leaving: frozenset[str] = frozenset()
+    promised: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,30 @@ def names(choice: Choice) -> list[str]:
     return [victim.id for victim in choice.victims]
 
 
+# -- who is waited for
+
+
+def test_nobody_is_waited_for_who_would_not_make_room() -> None:
+    """Spur #888: a request that cannot be met waits for no one, and keeps nothing meanwhile."""
+    fresh = job("fresh", 1, ran=60.0)
+    firm = job("firm", 7, priority="high")
+    choice = ask(fresh, firm)
+    assert (choice.code, choice.again) == (Code.NO_VICTIM, None)
+
+
+def test_enough_of_them_must_be_ripe_and_it_is_said_where() -> None:
+    """The first may be asked in a quarter of an hour, and would not do; both in half an hour."""
+    other = Pool("a100", "other")
+    first, second = job("a", ran=900.0), job("b", ran=0.0)
+    elsewhere = job("c", ran=600.0, holds={other: 1})
+    room = {"total": {BOX: 8, other: 8}, "free": {BOX: 0, other: 0}}
+    choice = ask(first, second, elsewhere, **room)
+    assert (choice.code, choice.again, choice.pools) == (Code.NOT_YET, NOW + 1800, (BOX,))
+    assert choice.words.startswith("a and b may not be asked to leave yet")
+    assert names(ask(first, second, elsewhere, now=NOW + 900, **room)) == []
+    assert names(ask(first, second, elsewhere, now=NOW + 1800, **room)) == ["a", "b"]
+
+
 # -- reports of section 7
 
 

@@ -1,4 +1,4 @@
-"""Cards that are kept for a job which nobody may make room for yet: lent, and back in time."""
+"""What a job that cannot start keeps from others and lends them, and whose turn it is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.local.policy_texts import box
-from tests.scheduling.local.test_plans import HOUR, NOW, planned, started, told, wants, works
+from tests.scheduling.local.test_plans import (
+    A100,
+    BOX,
+    HOUR,
+    NOW,
+    planned,
+    started,
+    told,
+    wants,
+    works,
+)
+
+from gpuwarden.scheduling.local.plans import DRAIN_SECONDS, plan
+from gpuwarden.scheduling.local.scenes import Scene
+from gpuwarden.scheduling.preemption_terms import Told
 
 LEFT = 540.0
 """Seconds in which nobody may be asked: a job that began a minute ago runs for ten undisturbed."""
@@ -95,3 +109,50 @@ def test_where_nothing_is_free_nothing_is_lent(seconds: float | None) -> None:
     """A claim of no card."""
     running = works("low", 4, ran=60.0, team="nlp")
     assert started(planned(running, HIGH, wants("a", seconds=seconds))) == []
+
+
+def test_nothing_is_kept_where_time_would_not_help() -> None:
+    """Two cards are of a job that nobody may ask: the one that just began is no help."""
+    running = [works("firm", 2, team="nlp", priority="high"), works("low", 1, ran=60.0, team="nlp")]
+    found = planned(*running, HIGH, wants("small"))
+    assert started(found) == ["small"]
+    assert found.waits["high"].code == "no_victim"
+
+
+# -- turns
+
+
+def test_whoever_others_have_left_for_goes_first_in_its_class() -> None:
+    """Vision's job gave back what it had borrowed: it came first, and would take it again."""
+    back, mine = wants("back", 4, submitted=NOW - 999), wants("mine", 2, team="nlp")
+    assert started(planned(back, mine)) == ["back"]
+    assert started(planned(back, mine, promised=frozenset({"mine"}))) == ["mine"]
+    higher = wants("higher", 4, priority="high")
+    assert started(planned(back, mine, higher, promised=frozenset({"mine"}))) == ["higher"]
+
+
+def test_nobody_waits_behind_a_colleagues_thousand_jobs() -> None:
+    """In a team whoever holds least goes first, then whoever came first."""
+    many = [wants(f"a{number}", user="ana", submitted=NOW - 99) for number in range(9)]
+    found = planned(*many, wants("b", user="bo", submitted=NOW - 1))
+    assert started(found)[:2] == ["a0", "b"]
+    held = works("x", 1, user="bo", priority="normal")
+    assert started(planned(held, *many, wants("b", user="bo", submitted=NOW - 999)))[0] == "a0"
+
+
+# -- cards that are off limits
+
+
+def test_a_job_that_needs_a_card_which_is_off_limits_stops_nobody() -> None:
+    """A stranger's process has one of four cards, and nobody knows for how long."""
+    large = wants("large", 4, submitted=NOW - 2 * DRAIN_SECONDS)
+    scene = Scene({A100: 4}, {A100: 3}, [large, wants("small")], [])
+    found = plan(scene, BOX, NOW)
+    assert started(found) == ["small"]
+    assert found.waits["large"].code == "off_limits"
+    assert (
+        "It needs 4 cards of one host, and 3 of those that there are" in found.waits["large"].words
+    )
+    back = works("leaves", 1, told=Told("large", NOW + 60))
+    found = plan(Scene({A100: 4}, {A100: 2}, [large], [back]), BOX, NOW)
+    assert found.withdrawn == ("leaves",)
