@@ -433,7 +433,7 @@ class _Planner:
         for each in self.scene.working:
             if each.told is not None and each.told.successor == job.id:
                 self._withdraw(each.id)
-        host = "" if job.spread else " of one host"
+        host = "" if job.spread or job.gpus == 1 else " of one host"
         words = (
             f"It needs {counted_cards(job.gpus)}{host}, and {reach} of those that there are can be "
             "given to jobs now: the others are off limits, as the queue's problems say."

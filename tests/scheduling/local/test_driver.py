@@ -304,7 +304,10 @@ def test_a_card_that_somebody_else_uses_is_off_limits(lab: LabBox) -> None:
     entry = lab.submit("a", "done")
     lab.tick()
     assert lab.state_of(entry) == "pending"
-    assert lab.entry(entry).words.startswith("It lacks 1 card")
+    assert lab.entry(entry).why == "off_limits"
+    assert lab.entry(entry).words.startswith(
+        "It needs 1 card, and 0 of those that there are can be"
+    )
     words = [each.words for each in lab.driver.problems()]
     foreign = f"process {os.getpid()} uses it, and is no job of this queue on this card"
     assert words == [
