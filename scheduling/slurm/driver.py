@@ -14,12 +14,14 @@ import structlog
 from gpuwarden import job_files
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.schedule_api import Problem
+from gpuwarden.scheduling.drivers import LEAK
 from gpuwarden.scheduling.slurm import caps, configs, memories
 from gpuwarden.scheduling.slurm.cap_desks import CapDesk
 from gpuwarden.scheduling.slurm.clusters import open_cluster
 from gpuwarden.scheduling.slurm.epochs import Epochs
 from gpuwarden.scheduling.slurm.gates import gates
 from gpuwarden.scheduling.slurm.hold_desks import HoldDesk, Remark
+from gpuwarden.scheduling.slurm.leaked_cards import lasting, leaked, words_of
 from gpuwarden.scheduling.slurm.names import account_of
 from gpuwarden.scheduling.slurm.notices import Answered, Notices
 from gpuwarden.scheduling.slurm.observations import Reader, read_accounts
@@ -113,6 +115,7 @@ class SlurmDriver:
         self._receipts = Receipts(policy, signs=self._signs)
         self._attempts: tuple[Attempt, ...] = ()
         self._remarks: dict[str, Remark] = {}
+        self._leaks: dict[str, tuple[float, int]] = {}
         self._saved_at = 0.0
         self._entries: tuple[QueueEntry, ...] = ()
         self._ended: tuple[QueueEntry, ...] = ()
@@ -170,6 +173,7 @@ class SlurmDriver:
         self._reading = reading
         self._remember(reading)
         self._say_settings(reading, now)
+        self._look_for_leaks(reading, now)
         self._holds.watch(reading, self._policy, now, self._attempts)
         for code, words in self._holds.problems.items():
             self._problem(code, words, now)
@@ -229,6 +233,11 @@ class SlurmDriver:
             "gres/gpu to AccountingStorageTRES in slurm.conf and restart slurmctld",
             now,
         )
+
+    def _look_for_leaks(self, reading: Reading, now: float) -> None:
+        if reading.nodes_taken == now:  # else jobs have begun and ended since
+            self._leaks = lasting(leaked(reading), self._leaks, now)
+            self._problem(LEAK, words_of(self._leaks, now), now)
 
     def _problem(self, code: str, words: str | None, now: float) -> None:
         """Something is so, or is not so (any more)."""

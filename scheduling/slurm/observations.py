@@ -58,6 +58,7 @@ class Reader:
             tiers=self._tiers,
             limits=self._limits,
             accounts_for_gpus=self._cluster.config.accounts_for_gpus,
+            nodes_taken=self._slow_at,
         )
 
     def _read_slow(self) -> None:

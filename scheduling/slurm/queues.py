@@ -47,6 +47,7 @@ class Reading:
         tiers: partition -> its tier.
         limits: of accounts and QOS; empty without accounting.
         accounts_for_gpus: whether Slurm tells how many cards its jobs have.
+        nodes_taken: Unix time at which nodes, tiers and limits were read.
     """
 
     cluster: str
@@ -56,6 +57,7 @@ class Reading:
     tiers: Mapping[str, int] = field(default_factory=dict)
     limits: AllLimits = field(default_factory=AllLimits)
     accounts_for_gpus: bool = True
+    nodes_taken: float | None = None
 
 
 def entries_of(reading: Reading, policy: Policy) -> tuple[QueueEntry, ...]:
