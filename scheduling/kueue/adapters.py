@@ -235,8 +235,7 @@ class KueueAdapter:
             raise ValueError("a step that makes something names it")
         body = yaml.safe_load(step.wanted.text)
         if there is None:
-            # Not forced: what somebody else made meanwhile is theirs.
-            await client.apply(kind, space, body, manager=names.MANAGER, force=False)
+            await self._make(client, kind, space, body)
             return
         if step.kind in shifts.KINDS:
             fields = [change.field for change in step.changes]
@@ -248,6 +247,21 @@ class KueueAdapter:
             metadata = {key: now["metadata"][key] for key in ("uid", "resourceVersion")}
             metadata |= {"annotations": notes} if notes else {}
             await client.patch(kind, space, name, body={"metadata": metadata, **more})
+
+    async def _make(
+        self, client: KubernetesClient, kind: Kind, space: str | None, body: Json
+    ) -> None:
+        try:
+            # Not forced: what somebody else made meanwhile is theirs.
+            await client.apply(kind, space, body, manager=names.MANAGER, force=False)
+        except RefusedAction as error:
+            if error.reason == "gone" and space is not None:
+                raise RefusedAction(
+                    "no_namespace",
+                    f"{error}: the namespaces of the controller and of teams must be there: "
+                    f"kubectl create namespace {space}",
+                ) from error
+            raise
 
     async def _release(self, space: str | None, name: str) -> None:
         """Give a Workload back; Kueue writes on them often, and another look is had then."""

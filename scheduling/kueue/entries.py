@@ -31,6 +31,14 @@ _WAITS: Final = {
 }
 """Kueue's reasons (v0.19, UnadmittedWorkloadsObservability and before) in words."""
 
+_GIVEN_UP: Final = {
+    "DeactivatedDueToRequeuingLimitExceeded": "Its pods did not become ready as often as Kueue "
+    "tries (requeuingStrategy.backoffLimitCount): look into its events, and submit it anew.",
+    "DeactivatedDueToAdmissionCheck": "An admission check has refused it for good: see its "
+    "Workload's status.",
+}
+"""Why Kueue itself sets a Workload to inactive."""
+
 
 def entries_of(view: View, verdict: Verdict) -> tuple[QueueEntry, ...]:
     """Every job, those that wait in their order first."""
@@ -96,21 +104,36 @@ def _why(job: QueuedJob, state: EntryState, verdict: Verdict) -> Wait:
         return Wait("leaving", leaving.words)
     if state not in (EntryState.PENDING, EntryState.HELD):
         return Wait("", "")
-    return verdict.waits.get(job.id) or _plain_wait(job)
+    return verdict.waits.get(job.id) or _plain_wait(job) or _by_kueue(job)
 
 
-def _plain_wait(job: QueuedJob) -> Wait:
-    """Why it waits by what the API says alone."""
-    if job.parked and job.leaving is not None:
-        return Wait("parked", job.leaving.words)
-    if not job.active and job.expired:
-        return Wait("time_limit", "Its time limit is over: submit it anew with a longer --time.")
+def _plain_wait(job: QueuedJob) -> Wait | None:
+    """Why it waits by what the API says of it, or None where Kueue has to say."""
     if not job.active:
-        return Wait("inactive", "Somebody has taken it out of the queue (spec.active is false).")
+        return _out_of_queue(job)
     if job.check in ("Pending", "Retry") and not job.here:
         return Wait("budget_check", "Whether its team's budget has room is being looked at.")
+    if job.backs_off:
+        times = f" ({job.requeues} times until now)" if job.requeues else ""
+        return Wait("backs_off", f"Kueue lets it wait before it tries again{times}.")
+    if job.unplaced:
+        return Wait("unplaced", f"It has its quota, and no node will have it: {job.unplaced}")
     if job.reserved is not None or job.here:
         return Wait("starting", "It has its cards, and its pods are being started.")
+    return None
+
+
+def _out_of_queue(job: QueuedJob) -> Wait:
+    if job.parked and job.leaving is not None:
+        return Wait("parked", job.leaving.words)
+    if job.expired:
+        return Wait("time_limit", "Its time limit is over: submit it anew with a longer --time.")
+    if job.evicted in _GIVEN_UP:
+        return Wait("given_up", _GIVEN_UP[job.evicted])
+    return Wait("inactive", "Somebody has taken it out of the queue (spec.active is false).")
+
+
+def _by_kueue(job: QueuedJob) -> Wait:
     words = _WAITS.get(job.waits_for, "")
     return Wait(job.waits_for or "pending", words or "Kueue has not said yet why it waits.")
 

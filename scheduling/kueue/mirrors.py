@@ -232,8 +232,13 @@ def trim_pod(found: Json) -> Json | None:
     }
     spec = part_at(found, "spec")
     kept["spec"] = {key: spec.get(key) for key in ("nodeName", "terminationGracePeriodSeconds")}
+    kept["spec"]["containers"] = [
+        {"resources": part_at(row, "resources")} for row in rows_at(spec, "containers")
+    ]
     status = part_at(found, "status")
     kept["status"] = {key: status.get(key) for key in ("phase", "startTime", "containerStatuses")}
+    if not spec.get("nodeName"):
+        kept["status"]["conditions"] = rows_at(status, "conditions")
     return kept
 
 

@@ -78,11 +78,11 @@ class Records:
     def _observe(
         self, job: QueuedJob, now: float, *, open_rows: dict[str, float], here: set[str]
     ) -> None:
-        # Of several pods each holds its part, also while others of them have not begun.
-        each = job.gpus // job.width
         for pod in job.pods:
             if pod.started is None:
                 continue
+            # Of several pods each holds its part, also while others of them have not begun.
+            each = pod.gpus or job.gpus // job.width
             here.add(pod.uid)
             start = min(pod.started, now)
             if pod.uid not in open_rows:

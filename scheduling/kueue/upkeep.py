@@ -9,11 +9,11 @@ import structlog
 from gpuwarden.errors import RefusedAction
 from gpuwarden.platforms.kubernetes import condition, value_at
 from gpuwarden.scheduling.kueue import leases, names, shifts
+from gpuwarden.scheduling.kueue.pods import moment_of
 from gpuwarden.scheduling.kueue.quotas import shares_of
 from gpuwarden.scheduling.kueue.renderings import cluster_queue, cohort
 from gpuwarden.scheduling.kueue.shapes import part_at, rows_at
 from gpuwarden.scheduling.kueue.views import Fault
-from gpuwarden.scheduling.kueue.workloads import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,15 +7,14 @@ does not hold cards for that alone (kueue #7480).
 
 from __future__ import annotations
 
-import datetime as dt
-import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gpuwarden.platforms.kubernetes import KUEUE_JOB_LABEL, value_at
 from gpuwarden.scheduling.kueue import names
 from gpuwarden.scheduling.kueue.holds import Hold
 from gpuwarden.scheduling.kueue.leavings import Leaving, Phase, history_of
+from gpuwarden.scheduling.kueue.pods import Pod, cards_asked, moment_of, read_pod, whole
 from gpuwarden.scheduling.kueue.shapes import part_at, rows_at
 
 if TYPE_CHECKING:
@@ -24,44 +23,10 @@ if TYPE_CHECKING:
     from gpuwarden.platforms.kubernetes import Json
     from gpuwarden.scheduling.policies import Policy
 
-_COUNT = re.compile(r"[0-9]{1,6}")
+FOLLOWED: Final = frozenset({"Job", "JobSet"})
+"""Owners whose pods are found: by what owns them, at most over one Job."""
 _FINISHED: Final = "Finished"
 _EXPIRED: Final = "MaximumExecutionTimeExceeded"
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """A pod of a queued job.
-
-    Attributes:
-        uid: of it.
-        node: that it was put on, or empty.
-        phase: Pending, Running, Succeeded, Failed or Unknown.
-        leaving: whether it was told to go.
-        exit_code: of its training, once it has ended.
-        started: Unix time at which its training began, or None.
-        ended: Unix time at which it ended, or None.
-        grace: seconds between its signal and its end.
-        node_ready: whether its node reports; None where that is not known.
-    """
-
-    uid: str
-    node: str = ""
-    phase: str = "Pending"
-    leaving: bool = False
-    exit_code: int | None = None
-    started: float | None = None
-    ended: float | None = None
-    grace: float = 30.0
-    node_ready: bool | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Whether it has, or may yet have, its cards: until it is over or gone.
-
-        What a node that does not report says of it is old: its cards are not known to be free.
-        """
-        return self.phase not in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +69,9 @@ class QueuedJob:
         released: when it was released last, or None.
         garbled: whether there is an annotation of a leave or a hold that cannot be read.
         history: when it had to leave before.
+        kind: of its owner, such as Job; empty where it has none.
+        cluster: another one in which it runs (MultiKueue), or empty.
+        backs_off: whether Kueue lets it wait outside the queue for a while.
         pods: of it that are there.
         command: of its first container; empty where it names none.
     """
@@ -149,13 +117,23 @@ class QueuedJob:
     released: float | None = None
     garbled: bool = False
     history: tuple[float, ...] = ()
+    kind: str = "Job"
+    cluster: str = ""
+    backs_off: bool = False
     pods: tuple[Pod, ...] = field(default=())
     command: tuple[str, ...] = ()
 
     @property
     def here(self) -> bool:
-        """Whether any pod of it has, or may have, cards."""
-        return any(pod.holds for pod in self.pods)
+        """Whether any pod of it has, or may have, cards; by Kueue's word where none is seen."""
+        if any(pod.holds for pod in self.pods):
+            return True
+        return self.unseen and self.reserved is not None and not self.finished
+
+    @property
+    def unseen(self) -> bool:
+        """Whether its pods are of a kind that is not followed, or in another cluster."""
+        return self.kind not in FOLLOWED or bool(self.cluster)
 
     @property
     def counts(self) -> bool:
@@ -176,14 +154,23 @@ class QueuedJob:
             and self.active
             and not self.here
             and not self.waits
+            and not self.backs_off
             and {*self.gates} <= {names.NOTICE_GATE}
         )
 
     @property
     def running_since(self) -> float | None:
         """When the attempt that runs began, or None where none does."""
+        if self.unseen:
+            return self.admitted if self.here else None
         starts = [pod.started for pod in self.pods if pod.holds and pod.started is not None]
         return min(starts, default=None)
+
+    @property
+    def unplaced(self) -> str:
+        """Why none of its pods finds a node; empty where one has."""
+        waiting = [pod for pod in self.pods if pod.holds]
+        return next((pod.unplaced for pod in waiting if not any(p.node for p in waiting)), "")
 
     @property
     def grace(self) -> float:
@@ -214,23 +201,24 @@ def read_jobs(
         nodes: likewise.
     """
     ready = {_text(node, "metadata.name"): _is_ready(node) for node in nodes}
+    resources = _resources(policy)
     by_uid = {_text(job, "metadata.uid"): job for job in jobs}
-    owned: dict[str, list[Json]] = {}
-    for pod in pods:
-        if owner := _owner_uid(pod):
-            owned.setdefault(owner, []).append(pod)
     spaces = {team.namespace: team.name for team in policy.teams}
+    ours = _slices_joined(
+        workload
+        for workload in workloads
+        if _text(workload, "metadata.namespace") in spaces
+        and _text(workload, "spec.queueName") == names.QUEUE
+    )
+    owned = _owned(pods, by_uid, {_job_uid(workload) for workload in ours})
     found = []
     taken = set()
-    for workload in workloads:
-        space = _text(workload, "metadata.namespace")
-        if space not in spaces or _text(workload, "spec.queueName") != names.QUEUE:
-            continue
-        uid = _text(workload, f"metadata.labels.{KUEUE_JOB_LABEL}", flat=True)
-        job = by_uid.get(uid)
+    for workload in ours:
+        uid = _job_uid(workload)
         taken.add(uid)
-        own = [read_pod(pod, ready) for pod in owned.get(uid, ())]
-        found.append(_read(policy, workload, job, own, team=spaces[space]))
+        own = [read_pod(pod, ready, resources) for pod in owned.get(uid, ())]
+        team = spaces[_text(workload, "metadata.namespace")]
+        found.append(_read(policy, workload, by_uid.get(uid), own, team=team))
     for uid, job in by_uid.items():
         # A Job that waits without a queue has no Workload yet.
         space = _text(job, "metadata.namespace")
@@ -239,31 +227,43 @@ def read_jobs(
     return sorted(found, key=lambda each: each.id)
 
 
-def read_pod(found: Json, ready: Mapping[str, bool]) -> Pod:
-    """A pod.
+def _job_uid(workload: Json) -> str:
+    return _text(workload, f"metadata.labels.{KUEUE_JOB_LABEL}", flat=True)
 
-    Args:
-        found: of the API.
-        ready: node -> whether it reports.
+
+def _owned(
+    pods: Iterable[Json], jobs: Mapping[str, Json], queued: set[str]
+) -> dict[str, list[Json]]:
+    """Uid of what is queued -> its pods: those of a JobSet belong to its Jobs."""
+    owned: dict[str, list[Json]] = {}
+    for pod in pods:
+        owner = _owner_uid(pod)
+        if owner not in queued and owner in jobs:
+            owner = _owner_uid(jobs[owner])
+        if owner:
+            owned.setdefault(owner, []).append(pod)
+    return owned
+
+
+def _slices_joined(workloads: Iterable[Json]) -> list[Json]:
+    """One Workload for each job: of an elastic one, that changes its size, there are two.
+
+    The one that has its cards counts, for the other replaces it; of several that have, the newest.
     """
-    states = [part_at(item, "state") for item in rows_at(found, "status.containerStatuses")]
-    over = next((item for state in states if (item := part_at(state, "terminated"))), {})
-    code = over.get("exitCode")
-    running = [value_at(state, "running.startedAt") for state in states]
-    began = next((moment for moment in [*running, over.get("startedAt")] if moment), None)
-    node = _text(found, "spec.nodeName")
-    grace = value_at(found, "spec.terminationGracePeriodSeconds")
-    return Pod(
-        uid=_text(found, "metadata.uid"),
-        node=node,
-        phase=_text(found, "status.phase") or "Pending",
-        leaving=value_at(found, "metadata.deletionTimestamp") is not None,
-        exit_code=code if isinstance(code, int) else None,
-        started=moment_of(began) or moment_of(value_at(found, "status.startTime")),
-        ended=moment_of(over.get("finishedAt")),
-        grace=float(grace) if isinstance(grace, int) and grace >= 0 else 30.0,
-        node_ready=ready.get(node) if node else None,
-    )
+    found: dict[str, Json] = {}
+    for workload in workloads:
+        key = _job_uid(workload) or _text(workload, "metadata.uid")
+        before = found.get(key)
+        if before is None or _precedence(workload) > _precedence(before):
+            found[key] = workload
+    return list(found.values())
+
+
+def _precedence(workload: Json) -> tuple[bool, bool, float, str]:
+    said = _conditions(workload)
+    made = moment_of(value_at(workload, "metadata.creationTimestamp")) or 0.0
+    over, has = _since(said, _FINISHED) is not None, _since(said, "QuotaReserved") is not None
+    return not over, has, made, _text(workload, "metadata.name")
 
 
 def _read(
@@ -311,8 +311,8 @@ def _read(
         if said.get("QuotaReserved", ("True",))[0] != "True"
         else "",
         expired=any(_EXPIRED in (i.get("underlyingCause"), i.get("reason")) for i in rows),
-        requeues=sum(_whole(item.get("count")) for item in rows),
-        preempted=sum(_whole(i.get("count")) for i in rows if i.get("reason") == "Preempted"),
+        requeues=sum(whole(item.get("count")) for item in rows),
+        preempted=sum(whole(i.get("count")) for i in rows if i.get("reason") == "Preempted"),
         gates=_listed(workload, names.GATES_ANNOTATION),
         waits=(),
         window=_label(labels, names.WINDOW_LABEL),
@@ -328,6 +328,10 @@ def _read(
         history=history_of(_annotation(workload, names.HISTORY_ANNOTATION)),
         pods=tuple(sorted(pods, key=lambda pod: pod.uid)),
         command=_command(workload),
+        kind=_owner_kind(workload),
+        cluster=_text(workload, "status.clusterName"),
+        backs_off=_since(said, "QuotaReserved") is None
+        and said.get("Requeued", ("",))[0] == "False",
     )
 
 
@@ -361,16 +365,6 @@ def _unqueued(policy: Policy, job: Json, *, team: str) -> QueuedJob:
     )
 
 
-def moment_of(value: Any) -> float | None:
-    """A time of the API in Unix seconds, or None."""
-    if not isinstance(value, str):
-        return None
-    try:
-        return dt.datetime.fromisoformat(value).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
 def _conditions(found: Json) -> dict[str, tuple[str, str, float | None]]:
     """Type -> status, reason, since."""
     return {
@@ -398,7 +392,7 @@ def _check(policy: Policy, workload: Json) -> tuple[str, float | None]:
 
 def _templates(workload: Json) -> list[tuple[int, Json]]:
     return [
-        (_whole(row.get("count", 1)), part_at(row, "template.spec"))
+        (whole(row.get("count", 1)), part_at(row, "template.spec"))
         for row in rows_at(workload, "spec.podSets")
     ]
 
@@ -406,21 +400,34 @@ def _templates(workload: Json) -> list[tuple[int, Json]]:
 def _command(workload: Json) -> tuple[str, ...]:
     """What its first container runs, as gpuwarden's own jobs say it: in `command`, without args."""
     for _count, spec in _templates(workload):
-        for container in _containers(spec):
+        for container in rows_at(spec, "containers"):
             words = value_at(container, "command")
             return tuple(str(word) for word in words) if isinstance(words, list) else ()
     return ()
 
 
+def _resources(policy: Policy) -> frozenset[str]:
+    return frozenset(card.kueue.resource for card in policy.cards if card.kueue is not None)
+
+
 def _gpus(policy: Policy, workload: Json) -> int:
-    resources = {card.kueue.resource for card in policy.cards if card.kueue is not None}
+    """Cards that it has, where Kueue has admitted it, and else those that it asks for.
+
+    Kueue admits fewer pods than asked for where a job lets it, and counts what has ended no more.
+    """
+    resources = _resources(policy)
+    given = rows_at(workload, "status.admission.podSetAssignments")
+    if not given:
+        return sum(count * cards_asked(spec, resources) for count, spec in _templates(workload))
+    over = {
+        str(row.get("name")): whole(row.get("count"))
+        for row in rows_at(workload, "status.reclaimablePods")
+    }
     total = 0
-    for count, spec in _templates(workload):
-        for container in _containers(spec):
-            limits = part_at(container, "resources.limits")
-            asked = part_at(container, "resources.requests")
-            for resource in resources:
-                total += count * _whole(limits.get(resource, asked.get(resource, 0)))
+    for row in given:
+        usage, count = part_at(row, "resourceUsage"), max(1, whole(row.get("count", 1)))
+        mine = sum(whole(usage.get(each, 0)) for each in resources)
+        total += mine * max(0, count - over.get(str(row.get("name")), 0)) // count
     return total
 
 
@@ -433,7 +440,7 @@ def _cards(policy: Policy, workload: Json) -> tuple[str, ...]:
     asked: set[str] = set()
     specs = [spec for _count, spec in _templates(workload)]
     for spec in specs:
-        for container in _containers(spec):
+        for container in rows_at(spec, "containers"):
             for part in ("resources.limits", "resources.requests"):
                 asked |= {*part_at(container, part)}
     return tuple(
@@ -486,18 +493,6 @@ def _priority(policy: Policy, name: str) -> str:
     return known.get(name, "")
 
 
-def _containers(spec: Json) -> list[Json]:
-    return rows_at(spec, "containers")
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool):
-        return 0
-    if isinstance(value, int):
-        return max(0, value)
-    return int(value) if isinstance(value, str) and _COUNT.fullmatch(value) else 0
-
-
 def _text(found: Json, path: str, *, flat: bool = False) -> str:
     if flat:
         prefix = "metadata.labels."
@@ -535,6 +530,13 @@ def _owner_uid(found: Json) -> str:
     for row in rows_at(found, "metadata.ownerReferences"):
         if row.get("controller") is True:
             return str(row.get("uid", ""))
+    return ""
+
+
+def _owner_kind(found: Json) -> str:
+    for row in rows_at(found, "metadata.ownerReferences"):
+        if row.get("controller") is True:
+            return str(row.get("kind", ""))
     return ""
 
 

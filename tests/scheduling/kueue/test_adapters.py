@@ -255,6 +255,16 @@ def test_versions(tmp_path: Path) -> None:
             asyncio.run(version(found.policy))
 
 
+def test_a_namespace_that_is_not_there(tmp_path: Path) -> None:
+    """It is a person's to make, and said so with the command; the rest waits for it."""
+    with scene(tmp_path, kueue_policy(), applied=False) as found:
+        missing = {"message": 'namespaces "speech" not found', "code": 404}
+        found.cluster.fail("PATCH", "/namespaces/speech/localqueues/", 404, body=missing)
+        outcome = bring_about(found.policy)
+        assert "kubectl create namespace speech" in str(outcome.error)
+        assert bring_about(found.policy).failed is None
+
+
 def test_a_cluster_is_not_made(tmp_path: Path) -> None:
     """`--init` is for Slurm, and says so."""
     with scene(tmp_path, kueue_policy(), applied=False) as found:

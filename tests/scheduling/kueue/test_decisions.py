@@ -17,8 +17,9 @@ from gpuwarden.scheduling.kueue.entries import entries_of, state_of
 from gpuwarden.scheduling.kueue.leavings import Leaving, Phase, history_of, history_text
 from gpuwarden.scheduling.kueue.limits import limit_all
 from gpuwarden.scheduling.kueue.mirrors import trim_job, trim_pod, trim_workload
+from gpuwarden.scheduling.kueue.pods import Pod
 from gpuwarden.scheduling.kueue.views import Return, Spent, Tell, Verdict, View
-from gpuwarden.scheduling.kueue.workloads import Pod, QueuedJob, read_jobs
+from gpuwarden.scheduling.kueue.workloads import QueuedJob, read_jobs
 from gpuwarden.scheduling.slots import Slot
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tests.scheduling.kueue.test_decisions import a_job
 
 from gpuwarden.periods import Span
+from gpuwarden.scheduling.kueue.pods import Pod
 from gpuwarden.scheduling.kueue.records import Records
-from gpuwarden.scheduling.kueue.workloads import Pod
 from gpuwarden.scheduling.usages import account
 
 if TYPE_CHECKING:
