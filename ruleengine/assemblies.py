@@ -93,6 +93,9 @@ class Expectation:
     query: str | None = None
 
 
+_OF_NODES: Final = tuple(name for name in LABELS if name not in ("scraped", "expected"))
+"""Inventory queries whose rows are of what a node has, and begin with its name."""
+
 _Card = tuple[str, str]
 """(instance, uuid)."""
 _Texts = tuple[str, ...]
@@ -177,6 +180,7 @@ class Assembly:
             keys: of all answers that will come.
         """
         self._layout = Layout(keys)
+        self._forget_former_names()
         self._drafts = self._drafted()
         self._cards = self._carded()
         for draft in self._drafts.values():
@@ -186,6 +190,23 @@ class Assembly:
             for card in held:
                 self._holders[card].append(draft)
         self._card_numbers = {card: self._layout.empty(1) for card in self._cards}
+
+    def _forget_former_names(self) -> None:
+        """Drop what is remembered of a dark node whose cards are all lit under another name.
+
+        A target's address changes, of one node or with a line of configuration of all: what a card
+        is called stays. Else each job would be on two nodes, one of them dark, for an hour.
+        """
+        dark, _ = self._nodes()
+        known: dict[str, set[str]] = defaultdict(set)
+        for _, (instance, uuid, *_rest) in self._rows["gpu_info"]:
+            known[instance].add(uuid)
+        lit = {uuid for node, cards in known.items() if node not in dark for uuid in cards}
+        former = {node for node in known if dark.get(node) == "dark_node" and known[node] <= lit}
+        if not former:
+            return
+        for name in _OF_NODES:
+            self._rows[name] = [row for row in self._rows[name] if row[1][0] not in former]
 
     def _of_jobs(self, name: str) -> Iterator[tuple[_Draft, float, _Texts]]:
         """Rows of an inventory query that belong to a job, with its draft.
@@ -425,15 +446,15 @@ class Assembly:
 
     def _nodes(self) -> tuple[dict[str, str], dict[str, float]]:
         """Instances that are not fresh with the reason, and the clock skew of those that speak."""
-        scraped = {node: at for at, (node,) in self._rows["scraped"]}
+        # Of a target whose labels have changed a server without staleness markers tells for minutes
+        # what the former series said last: the latest counts.
+        scraped = _latest(self._rows["scraped"])
         fresh_from = self._time - signals.FRESH_SCRAPES * self._scrape_interval
         # Two clusters, replicas that nobody folds, or two scrape jobs: which is which is not known.
         twice = Counter(node for at, (node,) in self._rows["scraped"] if at >= fresh_from)
         skews: dict[str, float] = {}
         dark: dict[str, str] = {}
-        for taken, (node,) in self._rows["gpuwarden_snapshot_timestamp_seconds"]:
-            if math.isnan(taken):
-                continue
+        for node, taken in _latest(self._rows["gpuwarden_snapshot_timestamp_seconds"]).items():
             at = scraped.get(node, -math.inf)
             age = at - taken
             skew = min(0.0, age) or max(0.0, age - 2 * SNAPSHOT_INTERVAL_SECONDS)
@@ -516,6 +537,15 @@ class Assembly:
             )
             for card, facts in self._cards.items()
         }
+
+
+def _latest(rows: Iterable[tuple[float, _Texts]]) -> dict[str, float]:
+    """The greatest value of each node's rows; what is no number is none."""
+    found: dict[str, float] = {}
+    for value, (node,) in rows:
+        if not math.isnan(value):
+            found[node] = max(value, found.get(node, -math.inf))
+    return found
 
 
 def _moment(value: float) -> float:

@@ -58,8 +58,9 @@ _QUERIES = {
         "Throughput while training",
         Unit.IMAGES_PER_SECOND,
         (
-            "max(rate(yolo_images_total{{job_id={job}}}[5m]) / on (instance, job_id, run_id) "
-            '(avg_over_time(yolo_phase{{phase="train",job_id={job}}}[5m]) >= 0.2))'
+            "max(max by (instance, job_id, run_id) (rate(yolo_images_total{{job_id={job}}}[5m])) "
+            "/ on (instance, job_id, run_id) (max by (instance, job_id, run_id) "
+            '(avg_over_time(yolo_phase{{phase="train",job_id={job}}}[5m])) >= 0.2))'
         ),
     ),
 }

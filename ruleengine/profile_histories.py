@@ -28,6 +28,7 @@ CHUNK_SECONDS: Final = 21600.0
 COMMAND_LINE: Final = "cmdline"
 """Source of a job whose training is only guessed from its command line."""
 _RUN = "on (instance, job_id, run_id)"
+_BY_RUN = "max by (instance, job_id, run_id)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,10 @@ def queries(period: Period) -> dict[str, str]:
     """Name -> PromQL whose rows at a time are about the window that ends there."""
     window = f"[{durations.render(period.window)}]"
     count = max(1, int(MIN_COVERAGE * period.window / period.scrape_interval))
-    trained = f'(avg_over_time(yolo_phase{{phase="train"}}{window}) >= {MIN_TRAIN_SHARE:g})'
+    # By run: a label of its node's target may have changed within the window.
+    share = f'{_BY_RUN} (avg_over_time(yolo_phase{{phase="train"}}{window}))'
+    pace = f"{_BY_RUN} (rate(yolo_images_total{window}))"
+    trained = f"({share} >= {MIN_TRAIN_SHARE:g})"
     reasons = "|".join(sorted(HARMFUL_THROTTLING))
 
     def mean(metric: str) -> str:
@@ -71,14 +75,15 @@ def queries(period: Period) -> dict[str, str]:
         "info": "max by (job_id, run_id, model, batch, imgsz, amp) (yolo_info)",
         "about": f"max by (job_id, user, source) (last_over_time(gpu_job_info{window}))",
         "cards": "max by (instance, job_id, uuid, name) ("
-        f"last_over_time(gpu_job_holds_gpu{window}) * on (instance, uuid) group_left (name) "
+        f"max by (instance, job_id, uuid) (last_over_time(gpu_job_holds_gpu{window})) "
+        "* on (instance, uuid) group_left (name) "
         f"({_card_names(window)}))",
         "tenants": f"count by (instance, uuid) (last_over_time(gpu_job_holds_gpu{window}))",
         "broken": f"max by (job_id, rule) (max_over_time(gpuwarden_violation_active{window}))",
         "throttled": "max by (instance, uuid) ("
         f'max_over_time(gpu_throttle_active{{reason=~"{reasons}"}}{window})) > 0',
         "train": f'max by (job_id) (avg_over_time(yolo_phase{{phase="train"}}{window}))',
-        "throughput": f"max by (job_id) ((rate(yolo_images_total{window}) / {_RUN} {trained}) "
+        "throughput": f"max by (job_id) (({pace} / {_RUN} {trained}) "
         f"and {_RUN} count_over_time(yolo_images_total{window}) >= {count})",
         "gpu_memory": mean("gpu_job_memory_bytes"),
         "gpu_utilization": mean("gpu_job_utilization_ratio"),
@@ -88,7 +93,9 @@ def queries(period: Period) -> dict[str, str]:
 def _card_names(window: str) -> str:
     """PromQL of (instance, uuid, name): of cards, and of MIG instances as NVML calls them."""
     cards = f"max by (instance, uuid, name) (last_over_time(gpu_info{window}))"
-    parts = f"last_over_time(gpu_mig_info{window}) * on (instance, uuid) group_left (name) {cards}"
+    held = "max by (instance, uuid, mig_uuid, profile)"
+    latest = f"{held} (last_over_time(gpu_mig_info{window}))"
+    parts = f"{latest} * on (instance, uuid) group_left (name) {cards}"
     named = f'label_join({parts}, "name", " MIG ", "name", "profile")'
     instances = f'label_replace({named}, "uuid", "$1", "mig_uuid", "(.+)")'
     return f"{cards} or max by (instance, uuid, name) ({instances})"

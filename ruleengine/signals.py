@@ -35,6 +35,7 @@ _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 """What Go's regular expressions take for more than itself (regexp.QuoteMeta)."""
 
 _RUN = "on (instance, job_id, run_id)"
+_BY_RUN = "max by (instance, job_id, run_id)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +324,9 @@ def query(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | Non
         gates = f"and {on}count_over_time({series}{window}) >= {count} {gates}"
         value = _aggregate(spec, key.agg, series + window, trained=_training(named) + window)
     if spec.divisor:
-        value = f"({value} / on (instance, uuid) group_left () {spec.divisor})"
+        # Between two scrapes a card may be told of by two series, of an exporter's old and new pod.
+        divisor = f"max by (instance, uuid) ({spec.divisor})"
+        value = f"({value} / on (instance, uuid) group_left () {divisor})"
     if spec.training:
         return f"max by (job_id) ({value} {gates})"
     return f"max by (instance, uuid) ({value} {gates})" if spec.combined else f"{value} {gates}"
@@ -380,7 +383,11 @@ def _aggregate(spec: SignalSpec, agg: str, samples: str, *, trained: str) -> str
     """
     if spec.training:
         # Time spent outside `train` must not dilute a rate; a hung trainer stays in it and has 0.
-        value = f"(rate({samples}) / {_RUN} (avg_over_time({trained}) >= {MIN_TRAIN_SHARE:g}))"
+        # Where a label of the target has changed within the window, such as the exporter's pod, a
+        # run has two series on both sides: the longer one counts, which the gates measure as well.
+        pace = f"{_BY_RUN} (rate({samples}))"
+        share = f"{_BY_RUN} (avg_over_time({trained}))"
+        value = f"({pace} / {_RUN} ({share} >= {MIN_TRAIN_SHARE:g}))"
         return f"clamp_max({value}, 1)" if spec.unit is Unit.RATIO else value
     if spec.rate:
         return f"rate({samples})"
