@@ -152,8 +152,8 @@ def scheduler(
         found = load_policy(policy, now=time.time())
         bearers = () if tokens is None else load_tokens(tokens)
         click.echo(
-            f"{policy}: ok: {found.engine}, {len(found.teams)} teams, {len(found.cards)} kinds of "
-            f"cards, {len(bearers)} tokens"
+            f"{policy}: ok: engine {found.engine}, teams {len(found.teams)}, kinds of cards "
+            f"{len(found.cards)}, tokens {len(bearers)}"
         )
         return
     logs.configure(log_level, log_format)

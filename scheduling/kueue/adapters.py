@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import yaml
 
 from gpuwarden.clock import SystemClock
-from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.kubernetes_clients import Kind, KubernetesClient
 from gpuwarden.platforms.kubernetes import UnexpectedObject, reference_of
 from gpuwarden.scheduling.engines import Act
@@ -61,6 +61,9 @@ def own_kubeconfig() -> Path | None:
 
     KUBECONFIG first (of several files the first that is there: they are not merged), then the
     service account of a pod, which is told by None, then ~/.kube/config.
+
+    Raises:
+        InvalidInput: there is none, and this is no pod.
     """
     named = [Path(word) for word in os.environ.get("KUBECONFIG", "").split(os.pathsep) if word]
     if named:
@@ -70,7 +73,12 @@ def own_kubeconfig() -> Path | None:
     own = Path("~/.kube/config")
     with contextlib.suppress(RuntimeError):  # a user without a home
         own = own.expanduser()
-    return own if own.exists() else None
+    if not own.exists():
+        raise InvalidInput(
+            f"there is no kubeconfig: set KUBECONFIG, have {own}, or name one by "
+            "kueue.kubeconfig of the policy"
+        )
+    return own
 
 
 async def kueue_version(client: KubernetesClient) -> str | None:

@@ -213,7 +213,7 @@ def test_the_scheduler_takes_its_policy_and_the_pages_token(prepared: Path) -> N
     policy = f"--policy={FOLDER / 'policy.yaml'}"
     done = run(COMMAND, "scheduler", policy, f"--tokens={tokens}", "--check")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.rstrip().endswith(" 1 tokens")
+    assert done.stdout.rstrip().endswith(", tokens 1")
     pages = yaml.safe_load((FOLDER / "engine.yaml").read_text())["scheduler"]["token_file"]
     known = (prepared / "secrets/scheduler/pages_token").read_text()
     assert known == (prepared / pages.lstrip("/")).read_text()
