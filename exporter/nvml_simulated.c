@@ -62,7 +62,7 @@ typedef struct {
     long utilization, activity, power; /* -1: follows from the processes */
     long long told_used;               /* -1: what adds up */
     unsigned pcie_bits;
-    unsigned temperature, limit, minor, mig, persistence, sm_clock, memory_clock;
+    unsigned temperature, limit, minor, mig, compute_mode, persistence, sm_clock, memory_clock;
     unsigned gpm, tensor;
 } card_t;
 
@@ -289,6 +289,7 @@ static void add_card(const word_t *words, int count) {
     card->limit = (unsigned)number(words, count, "limit", 400);
     card->minor = (unsigned)number(words, count, "minor", card->index);
     card->mig = (unsigned)number(words, count, "mig", 0);
+    card->compute_mode = (unsigned)number(words, count, "compute_mode", NVML_COMPUTEMODE_DEFAULT);
     card->persistence = (unsigned)number(words, count, "persistence", 1);
     card->sm_clock = (unsigned)number(words, count, "sm_clock", 1410);
     card->memory_clock = (unsigned)number(words, count, "memory_clock", 1215);
@@ -1252,7 +1253,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, nvmlPstat
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode) {
     ENTER_CARD(device)
-    *mode = NVML_COMPUTEMODE_DEFAULT;
+    *mode = (nvmlComputeMode_t)card->compute_mode;
     LEAVE
 }
 

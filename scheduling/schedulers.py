@@ -28,6 +28,7 @@ from gpuwarden.scheduling.excesses import excesses
 from gpuwarden.scheduling.foresight_stores import ForesightStore
 from gpuwarden.scheduling.foresights import Foresight
 from gpuwarden.scheduling.graces import short_deadline
+from gpuwarden.scheduling.sqlite_files import StateUnwritable
 from gpuwarden.scheduling.usages import each_once
 
 if TYPE_CHECKING:
@@ -111,9 +112,13 @@ class Scheduler:
         try:
             self._tick(now)
             outcome = "completed"
+        except StateUnwritable as error:
+            outcome = "failed"
+            self._wrong = []  # what could not be told or read besides is the same trouble
+            self._tell("state_unwritable", f"{error}: nothing new is started until it can be")
         except TemporaryError as error:
             outcome = "unseen"
-            self._wrong = []  # what could not be told or read besides is the same trouble
+            self._wrong = []  # likewise
             self._tell("engine_unseen", f"{self.driver.engine} cannot be seen: {error}. Jobs go on")
         except GpuwardenError as error:
             outcome = "failed"

@@ -10,7 +10,7 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
-from gpuwarden.errors import PermanentError
+from gpuwarden.errors import PermanentError, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,6 +21,10 @@ class StoreUnusable(PermanentError):
     """A file cannot be used: another daemon has it, it is newer, or damaged."""
 
     exit_code = 3
+
+
+class StateUnwritable(TemporaryError):
+    """A file cannot be written now: its disk is full or read-only, or somebody else holds it."""
 
 
 def opened(path: Path, migrations: Sequence[str], *, remedy: str) -> sqlite3.Connection:
@@ -67,11 +71,24 @@ def _migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[str]) -> N
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """All of it or nothing, on disk at its end."""
-    db.execute("BEGIN IMMEDIATE")
+    """All of it or nothing, on disk at its end.
+
+    Raises:
+        StateUnwritable: nothing of it is.
+    """
     try:
-        yield db
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
+            db.execute("COMMIT")
+        except BaseException:
+            # SQLite itself takes back what a full disk has cut off.
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+    except sqlite3.OperationalError as error:
+        raise StateUnwritable(f"{_path(db)} cannot be written ({error})") from error
+
+
+def _path(db: sqlite3.Connection) -> str:
+    return str(next(iter(db.execute("PRAGMA database_list")))[2])

@@ -78,11 +78,15 @@ def uses_of(
     refused: dict[str, str] = {}
     released: set[str] = set()
     found: dict[str, int] = {}
-    # Cards that are held come first, so that a smaller number in a new policy takes none away.
-    for card in sorted(seen, key=lambda each: (each.uuid not in holders, each.index)):
+    # Cards that are held come first, so that a smaller number in a new policy takes none away; of
+    # the others those that work, so that a spare one stands in for one that does not.
+    for card in sorted(
+        seen, key=lambda each: (each.uuid not in holders, bool(each.problem), each.index)
+    ):
         kind = (kinds or {}).get(card.uuid) or names.get(card.model)
         if kind is None:
-            refused[card.uuid] = f"no kind of cards of the policy has the model {card.model!r}"
+            unknown = f"no kind of cards of the policy has the model {card.model!r}"
+            refused[card.uuid] = card.problem or unknown
             continue
         found[kind] = found.get(kind, 0) + 1
         holder = holders.get(card.uuid)
@@ -92,7 +96,7 @@ def uses_of(
         problem = _problem(card, holder)
         if problem:
             refused[card.uuid] = problem
-        if card.whole:
+        if card.whole and not card.problem:
             total[Pool(kind)] = total.get(Pool(kind), 0) + 1
         if problem or (holder is not None and not holder.ended):
             continue
@@ -113,7 +117,13 @@ def uses_of(
 
 
 def _problem(card: CardSeen, holder: Holder | None) -> str:
-    """Why nobody may be given a card now, or an empty string."""
+    """Why nobody may be given a card now, or an empty string.
+
+    Whoever only draws, as a display server does on every card of a workstation, is no reason while
+    its memory is small.
+    """
+    if card.problem:
+        return card.problem
     if not card.whole:
         return "it is in MIG mode, and only whole cards are given here"
     if card.pids is None or card.used is None:
@@ -124,7 +134,8 @@ def _problem(card: CardSeen, holder: Holder | None) -> str:
         some = ", ".join(str(pid) for pid in foreign[:4])
         return f"process {some} uses it, and is no job of this queue on this card"
     if holder is None or not holder.ended:
-        return "" if holder is not None else _unseen(card.used, "by no process")
+        who = f"by process {min(card.drawing)}, which draws" if card.drawing else "by no process"
+        return "" if holder is not None else _unseen(card.used, who)
     left = f"after job {holder.entry} left it"
     return f"processes are still on it {left}" if card.pids & own else _unseen(card.used, left)
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+_FORBIDDEN = "its compute mode lets nobody compute on it: nvidia-smi -c DEFAULT"
+
+
 @dataclass(frozen=True, slots=True)
 class CardSeen:
     """A card as of one moment.
@@ -27,8 +30,11 @@ class CardSeen:
         index: NVML's.
         model: its product name.
         used: bytes in use, without what the driver keeps for itself; None: not told.
-        pids: processes that use it to compute or to draw; None: not told.
+        pids: processes that use it to compute; None: not told.
+        drawing: processes that only draw on it, such as a display server.
         whole: False in MIG mode: its instances are not this engine's to give.
+        lost: whether it does not answer: it fell off the bus, or wants a reset.
+        problem: why nobody can compute on it, whoever is there; or empty.
     """
 
     uuid: str
@@ -36,7 +42,10 @@ class CardSeen:
     model: str
     used: int | None
     pids: frozenset[int] | None
+    drawing: frozenset[int] = frozenset()
     whole: bool = True
+    lost: bool = False
+    problem: str = ""
 
 
 class Cards(Protocol):
@@ -60,6 +69,7 @@ class NvmlCards:
             raise MissingExtra("scheduler, for engine local", "pynvml", "local") from error
         self._nvml: Any = pynvml
         self._open = False
+        self._known: dict[int, CardSeen] = {}
 
     def read(self) -> Sequence[CardSeen]:
         """Every card, as it is now.
@@ -92,14 +102,42 @@ class NvmlCards:
 
     def _card(self, index: int) -> CardSeen:
         nvml = self._nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        return CardSeen(
-            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+            model = _text(nvml.nvmlDeviceGetName(handle))
+        except (nvml.NVMLError_Uninitialized, nvml.NVMLError_DriverNotLoaded):
+            raise
+        except nvml.NVMLError as error:
+            return self._lost(index, error)
+        pids = self._asked(lambda: _pids(nvml.nvmlDeviceGetComputeRunningProcesses(handle)))
+        drawing = self._asked(lambda: _pids(nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)))
+        mode = self._asked(lambda: nvml.nvmlDeviceGetComputeMode(handle))
+        forbidden = mode == nvml.NVML_COMPUTEMODE_PROHIBITED
+        self._known[index] = CardSeen(
+            uuid=uuid,
             index=index,
-            model=_text(nvml.nvmlDeviceGetName(handle)),
+            model=model,
             used=self._asked(lambda: int(self._memory(handle))),
-            pids=self._asked(lambda: self._pids(handle)),
+            pids=pids,
+            # Who computes and draws is told of in both lists.
+            drawing=(drawing or frozenset()) - (pids or frozenset()),
             whole=not self._asked(lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0])),
+            problem=_FORBIDDEN if forbidden else "",
+        )
+        return self._known[index]
+
+    def _lost(self, index: int, error: Exception) -> CardSeen:
+        """A card that does not answer, by the name that it had: the others are not concerned."""
+        known = self._known.get(index)
+        return CardSeen(
+            uuid=f"number {index}" if known is None else known.uuid,
+            index=index,
+            model="" if known is None else known.model,
+            used=None,
+            pids=None,
+            lost=True,
+            problem=f"it does not answer ({error}): see dmesg for its Xid; it may want a reset",
         )
 
     def _memory(self, handle: Any) -> int:
@@ -108,12 +146,6 @@ class NvmlCards:
             return int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
             return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
-
-    def _pids(self, handle: Any) -> frozenset[int]:
-        nvml = self._nvml
-        computing = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        drawing = self._asked(lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)) or []
-        return frozenset(int(each.pid) for each in (*computing, *drawing))
 
     def _asked(self, question: Callable[[], Any]) -> Any:
         """The answer, or None where this card does not tell."""
@@ -124,6 +156,10 @@ class NvmlCards:
             raise
         except nvml.NVMLError:
             return None
+
+
+def _pids(processes: Sequence[Any]) -> frozenset[int]:
+    return frozenset(int(each.pid) for each in processes)
 
 
 def _text(value: str | bytes) -> str:

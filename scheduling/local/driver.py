@@ -316,6 +316,8 @@ class LocalDriver:
         note = self._notices.open_one(attempt)
         if job is None:
             return
+        if found.failed:
+            found = dataclasses.replace(found, broken=self._broken_card(attempt))
         least = 0.0 if self._policy.preemption is None else self._policy.preemption.minimum_run
         end = endings.ending(
             job, current, found, note=note, terms=self._policy.local, minimum_run=least
@@ -331,6 +333,16 @@ class LocalDriver:
         self._files(job).withdraw(hold_id(attempt))
         log.info("job ended", entry=job.entry, exit=found.code, state=end.job["state"])
 
+    def _broken_card(self, attempt: Attempt) -> str:
+        """What is wrong with a card of an attempt that failed a moment ago, or empty."""
+        held = self._queue.held()
+        try:
+            seen = self._cards.read()
+        except DriverUnavailable:
+            return ""
+        mine = (card for card in seen if held.get(card.uuid) == attempt.id and card.lost)
+        return next((f"{card.uuid}: {card.problem}" for card in mine), "")
+
     def _look_at_cards(self, table: ProcessTable, now: float) -> CardUses:
         """See the cards, and take back those that are free again."""
         seen = self._cards.read()
@@ -345,7 +357,7 @@ class LocalDriver:
             holders[uuid] = Holder(str(attempt.job), pids, attempt.state == "ended")
         kinds = {uuid: attempts[number].kind for uuid, number in held.items()}
         uses = uses_of(seen, holders, self._policy, kinds=kinds)
-        there = {card.uuid for card in seen}
+        there = {card.uuid for card in seen if not card.lost}
         freed = False
         for attempt in attempts.values():
             mine = {uuid for uuid, number in held.items() if number == attempt.id}

@@ -51,6 +51,7 @@ class Ended:
         error: why it could not be started, or empty.
         rebooted: whether its host was restarted under it.
         published: exit status that the training told in its job files; None: it told none.
+        broken: what is wrong with a card that it had, or empty.
         unproven: it was asked to leave and ended with 0, which a program that obeyed says as one
             that was complete does.
     """
@@ -60,7 +61,13 @@ class Ended:
     error: str = ""
     rebooted: bool = False
     published: int | None = None
+    broken: str = ""
     unproven: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by a fault, and not as it was to end or was asked to."""
+        return self.code is not None and self.code not in (job_files.EXIT_DONE, *_LEFT)
 
 
 def seen(record: Record | None, status: RunStatus | None, *, rebooted: bool, now: float) -> Ended:
@@ -182,6 +189,14 @@ def _outcome(job: Job, attempt: Attempt, ended: Ended, terms: LocalTerms) -> dic
     asked = attempt.term_at is not None and code in _OURS
     if code is None or code == job_files.EXIT_REQUEUE or asked:
         return _left(job, ended, asked=asked, terms=terms)
+    return _failed(job, code, ended, terms)
+
+
+def _failed(job: Job, code: int, ended: Ended, terms: LocalTerms) -> dict[str, Any]:
+    """A job that ended by a fault: its card's, or its own."""
+    if ended.broken:
+        words = f"A card of it failed: {ended.broken}; it goes on from its newest state on others."
+        return _back(job, words=words, requeue=True)
     if job.failures < terms.retries:
         words = f"It failed ({_said(code)}) and is tried again."
         return _back(job, words=words) | {"failures": job.failures + 1}
@@ -233,6 +248,8 @@ def _came_back(ended: Ended, *, asked: bool) -> str:
 def _said(code: int) -> str:
     if code == job_files.EXIT_NOT_RESUMABLE:
         return "it left, and no state could be saved (exit 77)"
+    if code == -signal.SIGKILL:
+        return "it was ended by SIGKILL, which is the kernel's too when memory is short: see dmesg"
     if code < 0:
         try:
             return f"it was ended by {signal.Signals(-code).name}"

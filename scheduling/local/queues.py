@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import secrets
 import sqlite3
 from dataclasses import dataclass
@@ -401,7 +402,13 @@ class Queue:
             raise RefusedAction("told", f"attempt {note.attempt} was told already") from error
 
     def forget(self, before: float) -> list[int]:
-        """Forget what was over before then; returns the attempts that were forgotten."""
+        """Forget what was over before then; returns the attempts that were forgotten.
+
+        A job that another still waits for stays: how it ended decides about that one.
+        """
+        waiting = (job for job in self.jobs(ended_since=math.inf) if job.state == "waiting")
+        named = {entry for job in waiting for entry in job.task.after if entry.isdecimal()}
+        needed = json.dumps([int(entry) for entry in named])
         with transaction(self._db) as db:
             db.execute("DELETE FROM notices WHERE closed < ?", (before,))
             old = [
@@ -415,8 +422,9 @@ class Queue:
             db.execute(
                 "DELETE FROM jobs WHERE state IN ('done', 'failed') AND ended < ? AND NOT EXISTS "
                 "(SELECT 1 FROM attempts WHERE job = jobs.id) AND NOT EXISTS "
-                "(SELECT 1 FROM notices WHERE job = jobs.id)",
-                (before,),
+                "(SELECT 1 FROM notices WHERE job = jobs.id) AND id NOT IN "
+                "(SELECT value FROM json_each(?))",
+                (before, needed),
             )
         return old
 

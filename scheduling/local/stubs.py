@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -27,6 +28,11 @@ GIVEN_UP = "the launch was given up before it began"
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _LINGER_SECONDS = 3.0
 """How long what a job leaves behind may go on without it."""
+_RETRY_SECONDS = 1.0
+"""Between two tries to write how the job ended."""
+OPEN_FILES = 65536
+"""Files that a job may have open, where the host lets it: loader workers pass batches as files, and
+1024 are soon used up."""
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
 
 
@@ -111,6 +117,7 @@ def _become(orders: dict[str, Any], gate: int, failure: int) -> None:
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _shed_limits()
         uid, gid = orders["uid"], orders["gid"]
         if os.geteuid() == 0 and uid != 0:
             os.initgroups(orders["user"], gid)
@@ -129,6 +136,18 @@ def _become(orders: dict[str, Any], gate: int, failure: int) -> None:
     except BaseException as error:  # noqa: BLE001 (whatever it is, the parent is to hear of it)
         os.write(failure, f"{error}".encode()[:4000] or b"unknown")
     os._exit(127)
+
+
+def _shed_limits() -> None:
+    """Give up what the daemon was given for itself, while there are rights to."""
+    adjusted = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        if int(adjusted.read_text(encoding="ascii")) < 0:
+            adjusted.write_text("0", encoding="ascii")
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _claimed(path: str, claim: dict[str, object]) -> bool:
@@ -158,12 +177,27 @@ def _watch(job: int, record: str, error: str) -> None:
             if error:
                 ended["error"] = error
             deadline = time.monotonic() + _LINGER_SECONDS
-            _replace(record, ended)
+            _recorded(record, ended)
         elif pid == 0:
             if time.monotonic() >= deadline:
                 _kill_children()
             time.sleep(0.1)
-    _replace(record, {**ended, "empty": time.time()})
+    _recorded(record, {**ended, "empty": time.time()})
+
+
+def _recorded(record: str, ended: dict[str, object]) -> None:
+    """Write how the job ended, as soon as that can be written: nobody else saw it.
+
+    The daemon waits for it while this process is there; a folder that is gone for good is not
+    waited for.
+    """
+    while Path(record).parent.is_dir():
+        try:
+            _replace(record, ended)
+        except OSError:
+            time.sleep(_RETRY_SECONDS)
+        else:
+            return
 
 
 def _kill_children() -> None:

@@ -24,7 +24,7 @@ from gpuwarden.schedule_api import (
 )
 from gpuwarden.scheduling.daemon import Daemon, Settings
 from gpuwarden.scheduling.daemon_clients import DaemonClient
-from gpuwarden.scheduling.sqlite_files import StoreUnusable
+from gpuwarden.scheduling.sqlite_files import StateUnwritable, StoreUnusable
 from gpuwarden.scheduling.store_files import MIGRATIONS
 
 if TYPE_CHECKING:
@@ -128,9 +128,14 @@ def test_a_fault_in_a_tick_ends_no_daemon(here: Running) -> None:
     here.tick(5)
     (problem,) = here.client.schedule().problems
     assert problem.code == "tick_failed"
+    here.driver.unseen = StateUnwritable("queue.db cannot be written (database or disk is full)")
+    here.tick(5)
+    (problem,) = here.client.schedule().problems
+    assert problem.code == "state_unwritable"
+    assert problem.words.startswith("queue.db cannot be written")
     here.driver.unseen = None
     here.tick(5)
-    assert here.client.schedule().taken == NOW + 10
+    assert here.client.schedule().taken == NOW + 15
 
 
 def test_the_engine_is_asked_from_one_thread(here: Running) -> None:

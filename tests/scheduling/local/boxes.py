@@ -60,6 +60,7 @@ class MadeUpCards:
         count: how many.
         foreign: index -> pids that a test puts on a card.
         used: index -> bytes in use.
+        lost: indices of cards that have fallen off the bus.
         gone: whether the driver does not answer.
         jobs: of the driver: UUID -> pids, so that a job's own processes are on its cards.
     """
@@ -67,6 +68,7 @@ class MadeUpCards:
     count: int = 4
     foreign: dict[int, set[int]] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
     gone: bool = False
     jobs: Callable[[], dict[str, set[int]]] = dict
 
@@ -82,6 +84,8 @@ class MadeUpCards:
                 model="NVIDIA A100",
                 used=self.used.get(index, 10 * GIB if own.get(f"GPU-{index}") else 0),
                 pids=frozenset(own.get(f"GPU-{index}", set()) | self.foreign.get(index, set())),
+                lost=index in self.lost,
+                problem="it does not answer" if index in self.lost else "",
             )
             for index in range(self.count)
         ]

@@ -47,6 +47,8 @@ def test_a_card_without_anybody_is_free_also_with_a_little_memory_in_use() -> No
         ({"used": None}, "does not tell who uses it"),
         ({"used": IDLE_BYTES + 1}, "in use by no process"),
         ({"whole": False}, "MIG mode"),
+        ({"problem": "it does not answer"}, "it does not answer"),
+        ({"drawing": frozenset({9}), "used": IDLE_BYTES + 1}, "by process 9, which draws"),
         ({"model": "NVIDIA T4"}, "no kind of cards of the policy has the model 'NVIDIA T4'"),
     ],
 )
@@ -91,19 +93,43 @@ def test_cards_beyond_the_policys_number_are_left_alone() -> None:
     assert set(found.refused) == {"GPU-3", "GPU-4"}
 
 
+def test_a_display_server_keeps_no_card_from_being_used() -> None:
+    """On a workstation it is on every card: its few bytes are those of a driver's own contexts."""
+    drawn = card(0, drawing=frozenset({9}), used=IDLE_BYTES)
+    assert uses(drawn).free["a100"] == ("GPU-0",)
+    left = {"GPU-0": Holder("1", frozenset(), ended=True)}
+    assert uses(drawn, holders=left).released == {"GPU-0"}
+
+
+def test_a_card_that_does_not_answer_concerns_no_other() -> None:
+    """It serves nobody, a spare one stands in for it, and who had it is not waited for."""
+    seen = [card(index) for index in range(5)]
+    seen[1] = card(1, lost=True, problem="it does not answer", pids=None, used=None)
+    found = uses(*seen)
+    assert found.free["a100"] == ("GPU-0", "GPU-2", "GPU-3", "GPU-4")
+    assert found.total == {POOL: 4}
+    assert set(found.refused) == {"GPU-1"}
+
+
 def test_cards_are_read_from_the_driver_that_the_linker_finds(tmp_path: Path) -> None:
     """A real library: UUIDs, models, memory and processes; MIG mode; a driver that is gone."""
     scenario = tmp_path / "scenario"
     scenario.write_text(
         'card index=0 uuid=GPU-1 name="NVIDIA A100" memory=42949672960\n'
         'card index=1 uuid=GPU-2 name="NVIDIA A100" memory=42949672960 mig=1\n'
+        'card index=2 uuid=GPU-3 name="NVIDIA A100" memory=42949672960 compute_mode=2\n'
         f"process card=0 pid={os.getpid()} memory=1073741824\n"
+        "process card=1 pid=1 memory=4194304 kind=graphics\n"
     )
     program = (
+        "import sys, time\n"
         "from gpuwarden.scheduling.local.cards import NvmlCards\n"
         "cards = NvmlCards()\n"
         "for each in cards.read(): print(each.uuid, each.model, each.used, sorted(each.pids or ()),"
-        " each.whole)\n"
+        " sorted(each.drawing), each.whole, bool(each.problem))\n"
+        "with open(sys.argv[1], 'a') as file: file.write('fault card=1 call=* code=15\\n')\n"
+        "time.sleep(0.1)\n"
+        "for each in cards.read(): print(each.uuid, each.lost, each.problem)\n"
         "cards.close()\n"
         "print(len(cards.read()))\n"
     )
@@ -113,14 +139,18 @@ def test_cards_are_read_from_the_driver_that_the_linker_finds(tmp_path: Path) ->
         "LD_LIBRARY_PATH": str(simulated.build().parent),
         simulated.SCENARIO_VARIABLE: str(scenario),
     }
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program, str(scenario)]
     answer = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert answer.stdout.splitlines() == [
-        f"GPU-1 NVIDIA A100 1073741824 [{os.getpid()}] True",
-        "GPU-2 NVIDIA A100 0 [] False",
-        "2",
+        f"GPU-1 NVIDIA A100 1073741824 [{os.getpid()}] [] True False",
+        "GPU-2 NVIDIA A100 4194304 [] [1] False False",
+        "GPU-3 NVIDIA A100 0 [] [] True True",
+        "GPU-1 False ",
+        "GPU-2 True it does not answer (GPU is lost): see dmesg for its Xid; it may want a reset",
+        "GPU-3 False its compute mode lets nobody compute on it: nvidia-smi -c DEFAULT",
+        "3",
     ]
     environment["LD_LIBRARY_PATH"] = str(tmp_path)
     gone = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

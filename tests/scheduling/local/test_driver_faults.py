@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
+import signal
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +18,12 @@ from tests.scheduling.local.policy_texts import box
 from gpuwarden import job_files
 from gpuwarden.errors import RefusedAction, TemporaryError
 from gpuwarden.scheduling.local.launches import Launcher
+from gpuwarden.scheduling.local.processes import ProcessTable
+from gpuwarden.scheduling.local.queues import KEPT_SECONDS
 from gpuwarden.scheduling.local.readings import KILL_SECONDS
 from gpuwarden.scheduling.local.starts import UNFIT_SECONDS
+from gpuwarden.scheduling.local.stubs import OPEN_FILES
+from gpuwarden.scheduling.sqlite_files import StateUnwritable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -205,3 +213,89 @@ def test_epochs_of_days_protect_for_two_hours(lab: LabBox) -> None:
     assert lab.request("low") is None
     lab.tick(200)
     assert lab.request("low") is not None
+
+
+# -- cards that fail
+
+
+def test_a_job_whose_card_falls_off_the_bus_goes_on_on_another(lab: LabBox) -> None:
+    """Its crash is the card's; the other card serves on, and nobody waits for the lost one."""
+    job = lab.submit("job")
+    runs(lab, "job", job)
+    (first,) = lab.driver._queue.held()
+    lab.cards.lost = {int(first.removeprefix("GPU-"))}
+    os.kill(lab.pid(job).pid, signal.SIGABRT)
+    lab.until(lambda: lab.entry(job).requeues == 1)
+    lab.until(lambda: lab.state_of(job) == "running")
+    (second,) = lab.driver._queue.held()
+    assert second != first
+    assert f"Card {first} is off limits: it does not answer." in [
+        each.words for each in lab.driver.problems()
+    ]
+
+
+# -- a full disk
+
+
+def test_a_state_that_cannot_be_written_starts_nobody_and_loses_nobody(lab: LabBox) -> None:
+    """It is told as what it is, and with room again all goes on."""
+    first = lab.submit("first")
+    runs(lab, "first", first)
+    second = lab.submit("second")
+    db = lab.driver._queue._db
+    (pages,) = tuple(db.execute("PRAGMA page_count").fetchone())
+    db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StateUnwritable, match=r"queue\.db cannot be written \(.*full\)"):
+        deque((lab.submit(f"more-{number}") for number in range(1000)), maxlen=0)
+    db.execute("PRAGMA max_page_count = 1000000")
+    lab.until(lambda: lab.state_of(second) == "running")
+    assert lab.state_of(first) == "running"
+
+
+def test_how_a_job_ended_is_written_when_there_is_room_again(lab: LabBox) -> None:
+    """A parent that cannot write stays until it can: the end of its job is not guessed."""
+    job = lab.submit("job")
+    runs(lab, "job", job)
+    (attempt,) = lab.driver._queue.attempts("running")
+    part = lab.state / "attempts" / f"{attempt.id}.record.part"
+    part.mkdir()  # nothing can be written by that name
+    lab.say("job", "finish")
+    process = lab.pid(job)
+    lab.until(lambda: not ProcessTable.read().alive(process))
+    assert lab.state_of(job) == "running"
+    part.rmdir()
+    lab.until(lambda: lab.state_of(job) == "done")
+
+
+# -- what a job is started with
+
+
+def test_a_job_takes_over_no_limit_of_the_daemons(lab: LabBox) -> None:
+    """Neither its shelter from the kernel's choice when memory is short, nor few open files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    adjusted = Path("/proc/self/oom_score_adj")
+    score = adjusted.read_text("ascii")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        with contextlib.suppress(PermissionError):  # not everybody may shelter himself
+            adjusted.write_text("-500", "ascii")
+        job = lab.submit("job")
+        runs(lab, "job", job)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        adjusted.write_text(score, "ascii")
+    pid = lab.pid(job).pid
+    assert int(Path(f"/proc/{pid}/oom_score_adj").read_text("ascii")) >= 0
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    assert soft == min(hard, OPEN_FILES) if hard != resource.RLIM_INFINITY else OPEN_FILES
+
+
+def test_a_job_that_others_wait_for_is_not_forgotten(lab: LabBox) -> None:
+    """Forgotten, it would be neither done nor failed, and they would start."""
+    first = lab.submit("first", "fail")
+    second = lab.submit("second", options=(), after=(first,))
+    lab.until(lambda: lab.state_of(first) == "failed")
+    lab.tick(2 * KEPT_SECONDS)
+    lab.tick()
+    assert lab.state_of(second) == "held"
+    assert first in lab.entry(second).words

@@ -143,12 +143,26 @@ def test_what_was_ended_by_us_comes_back_and_what_fell_over_does_not() -> None:
     fell = ended(-9, epoch=0).job
     assert (fell["state"], fell["words"]) == (
         "failed",
-        "It failed: it was ended by SIGKILL; see gpuwarden queue logs 1.",
+        (
+            "It failed: it was ended by SIGKILL, which is the kernel's too when memory is short: "
+            "see dmesg; see gpuwarden queue logs 1."
+        ),
     )
     assert (
         ended(-200).job["words"]
         == "It failed: it was ended by signal 200; see gpuwarden queue logs 1."
     )
+
+
+def test_a_job_whose_card_failed_goes_on_on_others() -> None:
+    """It is no fault of the job's; and one that ended otherwise is asked for no card."""
+    facts = {"note": None, "terms": LocalTerms(), "minimum_run": 600.0}
+    for code in (1, -6):
+        lost = Ended(code, END, broken="GPU-1: it does not answer")
+        found = ending(job(), attempt(epoch=0), lost, **facts).job
+        assert (found["state"], found["requeues"]) == ("waiting", 1)
+    assert Ended(1, END).failed
+    assert not any(Ended(code, END).failed for code in (0, 75, 76, 77, None))
 
 
 def test_a_cancelled_job_is_over_however_it_left() -> None:
