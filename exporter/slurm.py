@@ -138,9 +138,7 @@ class SlurmQuestions:
         listed = texts.decode_list(
             self._run(
                 "squeue",
-                "--noheader",
-                "--all",
-                "--local",
+                *texts.EVERYTHING,
                 f"--nodelist={','.join(self._nodes)}",
                 "--states=all",
                 "-O",

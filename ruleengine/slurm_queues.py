@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpuwarden.platforms.slurm import HOLDING
 from gpuwarden.platforms.slurm_nodes import decode_nodes, decode_tiers
 from gpuwarden.platforms.slurm_queue import decode_queue, queue_format
-from gpuwarden.platforms.slurm_texts import decode_config, decode_list, list_format
+from gpuwarden.platforms.slurm_texts import EVERYTHING, decode_config, decode_list, list_format
 from gpuwarden.ruleengine.slurm_demands import demand_of, waiting_only
 
 if TYPE_CHECKING:
@@ -67,16 +67,16 @@ class SlurmQueue:
             ServiceUnavailable: as `demand`.
         """
         mark = _mark()
-        words = ("--noheader", "--states=PENDING", "-O", queue_format(mark))
+        words = (*EVERYTHING, "--states=PENDING", "-O", queue_format(mark))
         return decode_queue(await self._commands.output("squeue", *words), mark)
 
     async def _running(self) -> tuple[SlurmJob, ...]:
         mark = _mark()
-        words = ("--noheader", _HOLDING, "-O", list_format(mark))
+        words = (*EVERYTHING, _HOLDING, "-O", list_format(mark))
         return decode_list(await self._commands.output("squeue", *words), mark)
 
     async def _nodes(self) -> tuple[SlurmNode, ...]:
-        words = ("show", "node", "--details", "--oneliner")
+        words = ("show", "node", "--all", "--details", "--oneliner")
         return decode_nodes(await self._commands.output("scontrol", *words))
 
     async def _tiers(self) -> dict[str, int]:

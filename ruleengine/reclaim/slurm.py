@@ -19,7 +19,7 @@ from gpuwarden.platforms.slurm_attempts import (
     record_format,
 )
 from gpuwarden.platforms.slurm_nodes import decode_nodes
-from gpuwarden.platforms.slurm_texts import decode_config
+from gpuwarden.platforms.slurm_texts import EVERYTHING, decode_config
 from gpuwarden.ruleengine.guards import Blocked
 from gpuwarden.ruleengine.reclaim.ports import Claim, Deed, Standing, State
 from gpuwarden.ruleengine.reclaim.slurm_attempts import (
@@ -190,7 +190,7 @@ class Slurm:
                 keeps silent about what one may not see.
         """
         mark = f"|{secrets.token_hex(8)}"
-        words = ("--noheader", "--states=all", f"--jobs={number}", "-O", record_format(mark))
+        words = (*EVERYTHING, "--states=all", f"--jobs={number}", "-O", record_format(mark))
         answer = await self._commands.run("squeue", *words)
         if answer.status:
             if UNKNOWN_JOB in answer.complaint:

@@ -34,7 +34,7 @@ async def disagreement(commands: SlurmCommands, job: JobFacts, nodes: Sequence[s
     if not left:
         return ""
     text = await commands.output(
-        "scontrol", "show", "node", "--details", "--oneliner", ",".join(nodes)
+        "scontrol", "show", "node", "--all", "--details", "--oneliner", ",".join(nodes)
     )
     names = {word for node in decode_nodes(text) for word in (node.name, *node.hosts)}
     left = {host for host in left if _short(host) not in set(map(_short, names))}

@@ -170,7 +170,7 @@ class SlurmAdapter:
         names = [each for each in wanted.objects if each.kind == PARTITION]
         if not names:
             return
-        text = await self._commands.output("scontrol", "--oneliner", "show", "partition")
+        text = await self._commands.output("scontrol", "--all", "--oneliner", "show", "partition")
         there = decode_partitions(text)
         for each in names:
             if each.name in there:

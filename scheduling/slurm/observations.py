@@ -10,6 +10,7 @@ from gpuwarden.platforms.slurm_accounting import accounting_words, decode_accoun
 from gpuwarden.platforms.slurm_limits import ASKED, AllLimits, decode_limits
 from gpuwarden.platforms.slurm_listings import decode_listing, listing_format
 from gpuwarden.platforms.slurm_nodes import decode_nodes, decode_tiers
+from gpuwarden.platforms.slurm_texts import EVERYTHING
 from gpuwarden.scheduling.slurm.queues import Reading
 from gpuwarden.scheduling.slurm.readings import ACCOUNT_QUESTION, decode_bookkeeping
 
@@ -65,7 +66,7 @@ class Reader:
         # What was set anew by `scontrol reconfigure` or a restart is seen here.
         self._cluster.forget()
         # Only with details a node says which of its cards are in use.
-        show = ("--details", "--oneliner", "show")
+        show = ("--all", "--details", "--oneliner", "show")
         self._nodes = decode_nodes(self._cluster.output("scontrol", *show, "node"))
         self._tiers = decode_tiers(self._cluster.output("scontrol", *show, "partition"))
         answer = self._cluster.run("scontrol", *ASKED)
@@ -80,7 +81,7 @@ def read_jobs(cluster: Cluster) -> tuple[ListedJob, ...]:
         ServiceUnavailable: it does not answer.
     """
     mark = f"|{secrets.token_hex(8)}"
-    words = ("--noheader", "--states=all", "-O", listing_format(mark))
+    words = (*EVERYTHING, "--states=all", "-O", listing_format(mark))
     return decode_listing(cluster.output("squeue", *words), mark)
 
 

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.errors import ServiceUnavailable
-from gpuwarden.platforms.slurm_texts import decode_rows, rows_format
+from gpuwarden.platforms.slurm_texts import EVERYTHING, decode_rows, rows_format
 from gpuwarden.scheduling.slurm.configs import no_return_of_left
 from gpuwarden.scheduling.slurm.refusals import is_down, refusal_of_job
 from gpuwarden.scheduling.slurm.scripts import TOKEN, Comment, read_comment, script
@@ -111,7 +111,9 @@ class SlurmSubmitter:
             ServiceUnavailable: it does not answer.
         """
         back = no_return_of_left(self._cluster.settings)
-        nodes = most_nodes(self._cluster.output("scontrol", "show", "partition", "--oneliner"))
+        nodes = most_nodes(
+            self._cluster.output("scontrol", "--all", "show", "partition", "--oneliner")
+        )
         lost = storage_doubt(task, mounts_here(), several_nodes=nodes != 1)
         return tuple(each for each in (back, lost) if each is not None)
 
@@ -181,7 +183,7 @@ class SlurmSubmitter:
             try:
                 listed = self._cluster.output(
                     "squeue",
-                    "--noheader",
+                    *EVERYTHING,
                     "--states=all",
                     "--me",
                     "-O",

@@ -154,8 +154,8 @@ def test_the_command_gets_its_arguments_and_nothing_of_our_environment(
     monkeypatch.setenv("SQUEUE_STATES", "RUNNING")
     _pending(command(f'env > {tmp_path}/env; echo "$@" > {tmp_path}/words'))
     words = (tmp_path / "words").read_text().split()
-    assert words[:3] == ["--noheader", "--states=PENDING", "-O"]
-    assert [part.partition(":")[0] for part in words[3].split(",")] == list(QUEUE_FIELDS)
+    assert words[:-1] == ["--all", "--local", "--noheader", "--states=PENDING", "-O"]
+    assert [part.partition(":")[0] for part in words[-1].split(",")] == list(QUEUE_FIELDS)
     environment = (tmp_path / "env").read_text()
     assert "SLURM_CONF=/etc/there.conf" in environment
     assert "SQUEUE_STATES" not in environment
@@ -285,8 +285,8 @@ def test_a_due_job_is_ended_once_somebody_waits_in_slurm(
                 return
             row = "1 main Resources N/A gres:gpu:1 N/A N/A 1 1 1 1 N/A N/A OK N/A N/A cpu=1"
             command(
-                f'mark="|${{4#*|}}"; mark="${{mark%%,*}}"; for v in {row}; do printf "%s%s" '
-                '"$v" "$mark"; done'
+                'for last; do :; done; mark="|${last#*|}"; mark="${mark%%,*}"; '
+                f'for v in {row}; do printf "%s%s" "$v" "$mark"; done'
             )
             await world.tick()
             await world.settled()

@@ -92,6 +92,7 @@ def accounting_words(begin: int, end: int, mark: str) -> tuple[str, ...]:
         mark: as for `slurm_texts.rows_format`, for the same reason.
     """
     return (
+        "--local",
         "--duplicates",
         "--allocations",
         "--allusers",

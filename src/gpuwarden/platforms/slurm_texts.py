@@ -37,6 +37,9 @@ LIST_FIELDS: Final = (
 )
 """What `squeue -O` is asked for."""
 
+EVERYTHING: Final = ("--all", "--local", "--noheader")
+"""What `squeue` is told besides. Without it, it leaves out in silence the jobs of partitions that
+are hidden or closed to who asks, and tells of a federation's other clusters, under headings."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MARK = re.compile(r"\|[0-9a-z]{8,64}")
 

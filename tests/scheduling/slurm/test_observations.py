@@ -1,0 +1,67 @@
+"""What a real Slurm hides from people is not hidden from the scheduler."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.scheduling.slurm.tasks import box_policy
+from tests.servers import until
+
+from gpuwarden.scheduling.slurm.clusters import PROGRAMS, open_cluster
+from gpuwarden.scheduling.slurm.observations import Reader, read_accounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.slurm_servers import SlurmCluster
+
+    from gpuwarden.scheduling.slurm.clusters import Cluster
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="asks as another user")
+
+
+@pytest.fixture
+def as_games(box: SlurmCluster, tmp_path: Path) -> Iterator[Cluster]:
+    """That Slurm's commands as an ordinary user runs them, who is no operator of it."""
+    games = pwd.getpwnam("games")
+    who = f"setpriv --reuid={games.pw_uid} --regid={games.pw_gid} --clear-groups"
+    for name in PROGRAMS:
+        own = shlex.quote(str(box.program(name)))
+        (tmp_path / name).write_text(f'#!/bin/sh\nexec {who} {own} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    policy = box_policy(box)
+    terms = policy.slurm.model_copy(update={"programs": str(tmp_path)})
+    with open_cluster(policy.model_copy(update={"slurm": terms})) as cluster:
+        yield cluster
+    box.run("scontrol", "update", "PartitionName=main", "Hidden=NO")
+
+
+def test_a_hidden_partition_is_no_empty_queue(box: SlurmCluster, as_games: Cluster) -> None:
+    """Slurm keeps silent about its jobs, its nodes and itself, unless it is told to tell all.
+
+    vpenso/prometheus-slurm-exporter #20: a lab's own partition was missing from every figure.
+    """
+    job = box.submit("exec sleep 600", "--gres=gpu:1", "--account=vision", "--time=5")
+    box.wait_for_state(job, "RUNNING")
+    open_to_all = Reader(as_games).read(1.0)
+    box.run("scontrol", "update", "PartitionName=main", "Hidden=YES")
+    hidden = Reader(as_games).read(1.0)
+    assert [each.job.job_id for each in hidden.jobs if each.job.holds] == [job]
+    assert [replace(each, memory=0.0) for each in hidden.nodes] == [
+        replace(each, memory=0.0) for each in open_to_all.nodes
+    ]
+    assert hidden.tiers == open_to_all.tiers == {"main": 1}
+    start = next(each.job.start_time for each in hidden.jobs if each.job.job_id == job)
+    assert start is not None
+
+    def accounted() -> bool:
+        return job in {each.job_id for each in read_accounts(as_games, start - 5, start + 60)}
+
+    until(accounted, every=0.3)
+    box.run("scancel", str(job))
