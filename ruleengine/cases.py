@@ -169,7 +169,7 @@ def _observed(case: Case, truth: Truth | None, delta: float, *, worded: bool) ->
     """Run the clocks: time between two observations counts only if both were the same."""
     if worded and truth is not Truth.YES:
         return replace(case, last="word")
-    now = {Truth.YES: "yes", Truth.NO: "no", Truth.UNKNOWN: "unknown", None: "missing"}[truth]
+    now = "missing" if truth is None else truth.word
     same = delta if now == case.last else 0.0
     # Not knowing freezes both clocks, that of `for` and that of `clear_after`.
     yes, no, unknown, missing = case.yes_for, case.no_for, 0.0, 0.0

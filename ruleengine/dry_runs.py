@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.verdicts import FleetFacts, Grade, JobFacts, Verdict
     from gpuwarden.ruleengine.views import Pair
 
+_NOT_DELIVERED = Delivery()
 _NONE_HELD: Mapping[str, str] = MappingProxyType({})
 """What people say of a trial is not known here: no rule falls back to warn."""
 COOL_DOWN_SECONDS: float = EngineSettings.model_fields["cool_down"].default
@@ -140,12 +141,18 @@ class DryRun:
             return step
         self.cases[pair] = step.case
         asked = self._saved(rule, pair, time)
-        step = Step(self.cases[pair], (*step.events, *asked))
-        if self.delivered:
-            known = self._proven.setdefault(pair, {})
-            for mark in notices.told_marks(step.case, rule):
-                known.setdefault(notices.notice_stage(mark), time)
+        if asked:
+            step = Step(self.cases[pair], (*step.events, *asked))
+        self._prove(pair, step.case, rule, time)
         return step
+
+    def _prove(self, pair: Pair, case: Case, rule: Rule, time: float) -> None:
+        """Notices that arrive do so in the tick that gives them."""
+        if not self.delivered or not case.marks:
+            return
+        known = self._proven.setdefault(pair, {})
+        for mark in notices.told_marks(case, rule):
+            known.setdefault(notices.notice_stage(mark), time)
 
     def keep(self, rule: Rule, pair: Pair, seconds: float, *, time: float) -> bool:
         """An owner puts the end of a job off, as far as the rule allows.
@@ -182,10 +189,12 @@ class DryRun:
 
     def delivery(self, pair: Pair, case: Case, rule: Rule) -> Delivery:
         """What is known of a case's notices."""
+        if not case.marks:
+            return _NOT_DELIVERED
         stages = [notices.notice_stage(mark) for mark in notices.told_marks(case, rule)]
         known = self._proven.get(pair, {})
         if not stages or any(stage not in known for stage in stages):
-            return Delivery()
+            return _NOT_DELIVERED
         return Delivery(complete=True, proven_at=max(known[stage] for stage in stages))
 
     def due(self) -> list[Pair]:

@@ -39,7 +39,7 @@ class GradeClock:
             needed: the rule's `for`.
             clear_after: the rule's.
         """
-        now = truth.name.lower()
+        now = truth.word
         same = delta if now == self.last else 0.0
         held, no_for, unknown_for = self.held, self.no_for, 0.0
         match truth:

@@ -120,9 +120,7 @@ def _found(item: Mismatch) -> list[str]:
     lines = [f"verdict {moment.verdict}{why}, stage {moment.stage}{ended}"]
     for part in moment.evidence:
         about = "; ".join(text for text in (part.measured, part.expected, part.reason) if text)
-        lines.append(
-            f"{part.truth.name.lower():7} {part.condition}" + (f": {about}" if about else "")
-        )
+        lines.append(f"{part.truth.word:7} {part.condition}" + (f": {about}" if about else ""))
     lines += [f"held by {block.reason}: {block.sentence}" for block in moment.blocks]
     return lines
 
@@ -165,7 +163,7 @@ def _document(result: RehearsalResult) -> dict[str, Any]:
                 "evidence": [
                     {
                         "condition": part.condition,
-                        "truth": part.truth.name.lower(),
+                        "truth": part.truth.word,
                         "measured": part.measured,
                         "expected": part.expected,
                         "reason": part.reason,

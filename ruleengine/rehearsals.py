@@ -254,7 +254,7 @@ class Stage:
         marks = () if case is None else case.marks
         newest = max(marks, key=lambda mark: (mark.elapsed, _rank(mark.level)), default=None)
         return Moment(
-            verdict="none" if judged is None else judged.truth.name.lower(),
+            verdict="none" if judged is None else judged.truth.word,
             reasons=() if judged is None else _reasons(judged.verdict),
             stage="none" if newest is None else newest.key,
             terminated=pair in self.run.terminated,

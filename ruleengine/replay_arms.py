@@ -8,6 +8,7 @@ discarded: nothing changes, and the time it stood for is counted up to the same 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.replay_frames import Frame, Group
     from gpuwarden.ruleengine.replay_screens import Situation, Track
-    from gpuwarden.ruleengine.verdicts import Grade, JobFacts
+    from gpuwarden.ruleengine.verdicts import JobFacts
     from gpuwarden.ruleengine.views import Pair
 
     Floats = NDArray[np.float64]
@@ -59,6 +60,21 @@ CAP_REASONS: Final = (
     "cool_down",
 )
 """Guards that stand for limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What is known of a pair at a tick.
+
+    Attributes:
+        situation: of the pair, or None.
+        judged: what counts, or None.
+        worded: whether only the job's own word stands against a YES.
+    """
+
+    situation: Situation | None
+    judged: Judged | None
+    worded: bool
 
 
 @dataclass
@@ -81,33 +97,38 @@ class _Course:
         place = int(np.searchsorted(self.yes, tick))
         return int(self.yes[place]) if place < len(self.yes) else None
 
-    def at(self, tick: int) -> tuple[Situation | None, tuple[Grade, ...]]:
-        """What is known of the pair at a tick, and the grades that count."""
-        situation = None if self.track is None else self.track.at(tick)
-        if situation is None:
-            return None, ()
-        counts = situation.plain if self.over[tick] else situation.verdict
-        return situation, counts.grades
+    @functools.cached_property
+    def moments(self) -> Sequence[_Moment]:
+        """What is known of the pair at each tick; equal ones are one object."""
+        track = self.track
+        if track is None:
+            return [_Moment(None, None, worded=False)] * len(self.codes)
 
-    def worded(self, tick: int) -> bool:
-        """Whether only the job's own word stands against a YES."""
-        return self.track is not None and bool(self.track.self_report[tick] and not self.over[tick])
+        @functools.cache
+        def moment(place: int, code: int, over: bool, own: bool) -> _Moment:
+            situation = track.situations[place]
+            judged = None
+            if situation is not None and code in TRUTHS:
+                counts = situation.plain if over else situation.verdict
+                judged = Judged(counts, TRUTHS[code])
+            return _Moment(situation, judged, worded=own and not over)
+
+        columns = (track.index, self.codes, self.over, track.self_report)
+        return list(map(moment, *(column.tolist() for column in columns)))
 
     def held(self, tick: int) -> tuple[JobFacts | None, Judged | None]:
         """What guards look at, without another evaluation: a job that is held is so for hours.
 
         Of the job that is what its situation has, and when its state was last saved.
         """
-        situation = None if self.track is None else self.track.at(tick)
-        truth = TRUTHS.get(int(self.codes[tick]))
-        if situation is None or self.track is None or truth is None:
+        moment = self.moments[tick]
+        if moment.situation is None or self.track is None or moment.judged is None:
             return None, None
-        job = situation.job
+        job = moment.situation.job
         if job.run is not None and not job.run.conflict:
             saved = self.track.group.saved(job.job_id, tick)
             job = dataclasses.replace(job, run=dataclasses.replace(job.run, checkpoint_time=saved))
-        counts = situation.plain if self.over[tick] else situation.verdict
-        return job, Judged(counts, truth)
+        return job, moment.judged
 
 
 @dataclass
@@ -266,11 +287,10 @@ class Arm:
             if frame.blind[tick]:
                 agenda[tick + 1] += pairs
                 continue
-            self.run.settled_for = (
-                0.0 if outages[tick] else self.run.settled_for + float(deltas[tick])
-            )
+            delta, outage = float(deltas[tick]), bool(outages[tick])
+            self.run.settled_for = 0.0 if outage else self.run.settled_for + delta
             for pair in sorted(pairs):
-                if self._visit(walk, pair, tick, deltas, outages):
+                if self._visit(walk, pair, tick, delta=delta, outage=outage):
                     agenda[tick + 1].append(pair)
                 else:
                     later = walk.courses[pair].next_yes(tick + 1)
@@ -278,16 +298,14 @@ class Arm:
                         agenda[later].append(pair)
             self._enforce(walk, tick)
 
-    def _visit(
-        self, walk: _Walk, pair: Pair, tick: int, deltas: Floats, outages: NDArray[np.bool_]
-    ) -> bool:
+    def _visit(self, walk: _Walk, pair: Pair, tick: int, *, delta: float, outage: bool) -> bool:
         """Move one pair by one tick; whether it has a case now."""
-        rule, course = self._rules[pair[0]], walk.courses[pair]
+        rule, moment = self._rules[pair[0]], walk.courses[pair].moments[tick]
         if pair[1] in self.ended:
             return False
         time = walk.frame.ticks.begin + walk.frame.ticks.step * tick
-        situation, grades = course.at(tick)
-        truth = TRUTHS.get(int(course.codes[tick]))
+        situation, judged = moment.situation, moment.judged
+        truth = None if judged is None else judged.truth
         if situation is not None:
             self._instances[pair] = situation.job.instance
         elif not walk.frame.lit(self._instances.get(pair, ""), tick):
@@ -296,12 +314,12 @@ class Arm:
             rule,
             pair,
             truth,
-            grades=grades,
-            delta=float(deltas[tick]),
+            grades=() if judged is None else judged.verdict.grades,
+            delta=delta,
             time=time,
             user="" if situation is None else situation.job.user,
-            outage=bool(outages[tick]),
-            worded=course.worded(tick),
+            outage=outage,
+            worded=moment.worded,
         )
         if step is not None and (step.events or step.closed is not None):
             self._noted(pair, step, time, walk.look(pair, tick))

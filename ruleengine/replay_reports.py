@@ -244,7 +244,7 @@ def _incident(item: Incident) -> dict[str, Any]:
 def _evidence(part: Evidence) -> dict[str, str]:
     return {
         "condition": part.condition,
-        "truth": part.truth.name.lower(),
+        "truth": part.truth.word,
         "measured": part.measured,
         "expected": part.expected,
         "reason": part.reason,

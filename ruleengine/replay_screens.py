@@ -113,10 +113,6 @@ class Track:
     plain: Numbers
     self_report: Bools
 
-    def at(self, tick: int) -> Situation | None:
-        """The situation of a tick; its evidence may be that of another tick."""
-        return self.situations[int(self.index[tick])]
-
 
 class ScreenDisagrees(PermanentError):
     """Two ticks were taken for the same situation, and are not: a fault of gpuwarden."""
@@ -425,7 +421,7 @@ class _Coder:
             if target is None:
                 continue
             for own, codes in zip(rows, outside, strict=True):
-                codes[ticks] = _exceeded(own[ticks], target, deviation)
+                codes[ticks] = exceeded(own[ticks], target, deviation)
         for own, codes in zip(rows, outside, strict=True):
             self._add(np.where(np.isfinite(own), 1 + codes, 0), 3)
 
@@ -448,8 +444,16 @@ def _comparing(leaf: Comparing) -> Holds:
     return lambda values: compare(values, limit)
 
 
-def _exceeded(values: Floats, target: Expected, deviation: Deviation) -> Numbers:
-    """What `Expected.exceeded` says of each value: what is further out than one that is, is too."""
+def exceeded(values: Floats, target: Expected, deviation: Deviation) -> Numbers:
+    """What `Expected.exceeded` says of each value; it is asked for as few as tell all.
+
+    What is further out than a value that is out, is out as well: a bisection on either side.
+
+    Args:
+        values: any shape; of one that is not finite the answer means nothing.
+        target: what is expected.
+        deviation: how much of a difference counts.
+    """
     distinct = np.unique(values[np.isfinite(values)]).tolist()
     middle = bisect.bisect_left(distinct, target.value)
     low, high = distinct[:middle], distinct[middle:]

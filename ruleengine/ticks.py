@@ -76,7 +76,7 @@ class TickCounts:
         self, rule_id: str, truth: Truth, reasons: Iterable[str] = (), *, times: int = 1
     ) -> None:
         """More verdicts of a rule; those that could not be reached also under each reason."""
-        pair = (rule_id, truth.name.lower())
+        pair = (rule_id, truth.word)
         self.verdicts[pair] = self.verdicts.get(pair, 0) + times
         if truth is not Truth.UNKNOWN:
             return

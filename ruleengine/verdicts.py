@@ -30,6 +30,12 @@ class Truth(Enum):
     UNKNOWN = 0.5
     YES = 1.0
 
+    word: str
+    """no, unknown or yes."""
+
+    def __init__(self, _value: float) -> None:
+        self.word = self.name.lower()
+
 
 class SignalKey(NamedTuple):
     """One query for the whole fleet: what is measured, how it is aggregated, over what window.

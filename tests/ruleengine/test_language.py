@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.ruleengine.fleets import NOW_FACTS, a_profile, fleet_of
 from tests.ruleengine.languages import a_whole_job, keys_of, rules, with_losses
+from tests.ruleengine.replaying import default_rules
 from tests.ruleengine.test_guards import LIMITS
 
 from gpuwarden.ruleengine import cases, guards
@@ -253,3 +254,13 @@ def test_who_is_not_meant_is_not_judged(rule: Rule, dice: random.Random) -> None
     job = a_whole_job(rule, dice)
     if applies(rule, job) is Truth.NO:
         assert truths(judged(rule, job)) == (Truth.NO,)
+
+
+def test_a_copy_of_a_rule_finds_its_stages_anew() -> None:
+    """What follows from the values is of these values, whatever the original was asked before."""
+    found = [rule for rule in default_rules().rules if rule.taking_stages]
+    for rule in found:
+        said = rule.model_copy(update={"stages": rule.stages[:1]})
+        assert said.keyed_stages == rule.keyed_stages[:1]
+        assert said.conditions == (rule.when, *filter(None, (said.stages[0].when,)))
+    assert found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,10 +13,21 @@ from hypothesis import strategies as st
 from tests.ruleengine.random_frames import RandomFrame
 from tests.ruleengine.replaying import default_rules, switched_on
 
+from gpuwarden.quantities import Deviation, Direction, Quantity, Unit
+from gpuwarden.ruleengine import evaluation
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.model import Rule
+from gpuwarden.ruleengine.profiles import Expected
 from gpuwarden.ruleengine.replay_arms import Clock
-from gpuwarden.ruleengine.replay_screens import CODES, NOT_JUDGED, Judge, Look, ScreenDisagrees
+from gpuwarden.ruleengine.replay_screens import (
+    CODES,
+    NOT_JUDGED,
+    Judge,
+    Look,
+    ScreenDisagrees,
+    exceeded,
+)
+from gpuwarden.ruleengine.verdicts import Truth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +128,7 @@ def _compare(rules: RuleSet, seed: int) -> int:
                 for tick in range(frame.ticks.count):
                     found = judge.evaluate(rule, group, track.subject, tick)
                     where = (seed, rule.id, track.subject, tick)
-                    assert _said(track.at(tick)) == _said(found), where
+                    assert _said(track.situations[int(track.index[tick])]) == _said(found), where
                     code = NOT_JUDGED if found is None else CODES[found.verdict.truth]
                     assert track.trusted[tick] == code, where
                     count += found is not None
@@ -137,6 +150,73 @@ def test_the_verdict_of_a_situation_is_that_of_each_of_its_ticks(
 def test_the_same_of_the_default_rules(seed: int) -> None:
     """All that come with gpuwarden."""
     _compare(default_rules(), seed)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_jobs_word_is_weighed_wherever_it_has_a_part(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    """Both verdicts of a situation are those of judging twice, with the word and without it."""
+    rules = _odd(tmp_path_factory.mktemp("rules"))
+    frame = RandomFrame(seed, rules).frame()
+    judge = Judge(rules, frame)
+    for group in frame.groups():
+        for rule in rules.rules:
+            for name, tick in itertools.product((*group.jobs, *group.cards), (0, 7, 20)):
+                found = judge.evaluate(rule, group, name, tick)
+                if found is None:
+                    continue
+                plain = evaluation.evaluate(
+                    rule,
+                    found.job,
+                    group.facts(tick),
+                    profiles=rules.profiles,
+                    whitelist=rules.whitelist,
+                    now=group.facts(tick).time,
+                    trusted=False,
+                )
+                own = plain.truth is Truth.YES and found.verdict.truth is not Truth.YES
+                worded = [
+                    (grade.stage, grade.truth is not Truth.YES and bare.truth is Truth.YES)
+                    for grade, bare in zip(found.verdict.grades, plain.grades, strict=True)
+                ]
+                assert found.plain == plain
+                assert [(grade.stage, grade.worded) for grade in found.verdict.grades] == worded
+                assert found.verdict.self_report_only == (own or any(each for _, each in worded))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    values=st.lists(
+        st.one_of(
+            st.floats(50, 200),
+            st.sampled_from([84.99999999999, 85.0, 85.00000000001, 115.0, math.nan, math.inf]),
+        ),
+        min_size=1,
+    ),
+    band=st.sampled_from([None, (100.0, 100.0), (90.0, 120.0)]),
+    deviation=st.builds(
+        Deviation,
+        direction=st.sampled_from(Direction),
+        tolerance=st.sampled_from([0.0, 0.15]),
+        floor=st.sampled_from([None, Quantity(20.0, Unit.COUNT)]),
+    ),
+    tolerance=st.sampled_from([None, 0.3]),
+)
+def test_deviations_told_apart_by_bisection_are_those_of_each_value(
+    values: list[float],
+    band: tuple[float, float] | None,
+    deviation: Deviation,
+    tolerance: float | None,
+) -> None:
+    """At the limit, beside it, within a band, and where nothing or everything is out."""
+    low, high = band or (100.0, 100.0)
+    target = Expected("throughput", 100.0, low, high, "", band is not None, tolerance)
+    wanted = [int(math.isfinite(value) and target.exceeded(value, deviation)) for value in values]
+    found = exceeded(np.array(values), target, deviation)
+    known = np.isfinite(values)
+    assert list(found[known]) == list(np.array(wanted)[known])
 
 
 @pytest.mark.parametrize("seed", range(6))
