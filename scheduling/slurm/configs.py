@@ -112,6 +112,22 @@ def satisfied_values(terms: tuple[ConfigTerm, ...], settings: Mapping[str, str])
     }
 
 
+def hidden(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """What a cluster tells of others only to its operators (PrivateData), of what matters here.
+
+    Args:
+        settings: of `scontrol show config`.
+    """
+    words = {word.strip().lower() for word in settings.get("PrivateData", "").split(",")}
+    matter = ("jobs", "usage", "accounts", "reservations", "nodes", "partitions")
+    return tuple(word for word in matter if word in words or "all" in words)
+
+
+def is_slurms_own(settings: Mapping[str, str], user: str) -> bool:
+    """Whether a user is Slurm's own or root, to whom everything is told."""
+    return user in ("root", settings.get("SlurmUser", "").partition("(")[0])
+
+
 def no_return(settings: Mapping[str, str]) -> str | None:
     """Why jobs that saved and left would not come back by themselves; None: they will.
 

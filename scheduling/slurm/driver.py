@@ -6,6 +6,7 @@ reservations. What the daemon adds: budgets of a day, jobs that only come back, 
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ import structlog
 from gpuwarden import job_files
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
 from gpuwarden.schedule_api import Problem
+from gpuwarden.scheduling.callers import user_name
 from gpuwarden.scheduling.drivers import LEAK
 from gpuwarden.scheduling.slurm import caps, configs, memories
 from gpuwarden.scheduling.slurm.cap_desks import CapDesk
@@ -24,7 +26,7 @@ from gpuwarden.scheduling.slurm.hold_desks import HoldDesk, Remark
 from gpuwarden.scheduling.slurm.leaked_cards import lasting, leaked, words_of
 from gpuwarden.scheduling.slurm.names import account_of
 from gpuwarden.scheduling.slurm.notices import Answered, Notices
-from gpuwarden.scheduling.slurm.observations import Reader, read_accounts
+from gpuwarden.scheduling.slurm.observations import Reader, is_operator, read_accounts
 from gpuwarden.scheduling.slurm.queues import entries_of, is_waiting
 from gpuwarden.scheduling.slurm.receipts import Receipts, first_of, signs_in
 from gpuwarden.scheduling.slurm.saved_states import SavedStates
@@ -234,6 +236,26 @@ class SlurmDriver:
             now,
         )
 
+    def _say_hidden(self, now: float) -> None:
+        """Whoever is no operator may not see it all, and Slurm does not say what it keeps back."""
+        kept = configs.hidden(self._asked.settings)
+        user = user_name(os.geteuid())
+        words = None
+        try:
+            if (
+                kept
+                and not configs.is_slurms_own(self._asked.settings, user)
+                and not is_operator(self._asked, user)
+            ):
+                words = (
+                    f"Slurm tells of others' {', '.join(kept)} to its operators only (PrivateData "
+                    f"of slurm.conf), and {user} is none, so that neither queue nor accounts are "
+                    f"whole: `sacctmgr modify user {user} set adminlevel=Operator`"
+                )
+        except ServiceUnavailable:
+            return  # what reads accounting next says so
+        self._problem("queue_hidden", words, now)
+
     def _look_for_leaks(self, reading: Reading, now: float) -> None:
         if reading.nodes_taken == now:  # else jobs have begun and ended since
             self._leaks = lasting(leaked(reading), self._leaks, now)
@@ -314,6 +336,7 @@ class SlurmDriver:
     def _keep_books(self, reading: Reading, now: float) -> None:
         """What accounting tells of the last day, and the limits of budgets by it."""
         self._accounts_at = now
+        self._say_hidden(now)
         begin = caps.begin_of(self._policy, now)
         since = now - DAY if begin is None else min(begin, now - DAY)
         try:

@@ -116,3 +116,13 @@ def read_marked_accounts(cluster: Cluster) -> frozenset[str]:
     text = cluster.output("sacctmgr", *ACCOUNT_QUESTION)
     there = decode_bookkeeping(cluster.config.name, qos="", account=text, assoc="", user="")
     return frozenset(name for name in there.descriptions if there.is_ours(name))
+
+
+def is_operator(cluster: Cluster, user: str) -> bool:
+    """Whether Slurm's accounting has a user as one of its operators or administrators.
+
+    Raises:
+        ServiceUnavailable: slurmdbd does not answer.
+    """
+    words = ("show", "user", f"name={user}", "--parsable2", "--noheader", "format=AdminLevel")
+    return bool({"Operator", "Administrator"} & set(cluster.output("sacctmgr", *words).split()))

@@ -13,7 +13,7 @@ from tests.scheduling.slurm.tasks import box_policy
 from tests.servers import until
 
 from gpuwarden.scheduling.slurm.clusters import PROGRAMS, open_cluster
-from gpuwarden.scheduling.slurm.observations import Reader, read_accounts
+from gpuwarden.scheduling.slurm.observations import Reader, is_operator, read_accounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,3 +65,10 @@ def test_a_hidden_partition_is_no_empty_queue(box: SlurmCluster, as_games: Clust
 
     until(accounted, every=0.3)
     box.run("scancel", str(job))
+
+
+def test_who_is_an_operator_is_known(as_games: Cluster) -> None:
+    """To others Slurm may tell less than all (PrivateData), and does not say so."""
+    assert is_operator(as_games, "root")
+    assert not is_operator(as_games, "games")
+    assert not is_operator(as_games, "nobody-of-that-name")

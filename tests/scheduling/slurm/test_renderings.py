@@ -10,7 +10,13 @@ from tests.scheduling.policy_files import a_policy
 from gpuwarden.errors import InvalidInput
 from gpuwarden.scheduling.engines import By, Rendering
 from gpuwarden.scheduling.slurm.applies import Command, merged
-from gpuwarden.scheduling.slurm.configs import config_terms, no_return, satisfied_values
+from gpuwarden.scheduling.slurm.configs import (
+    config_terms,
+    hidden,
+    is_slurms_own,
+    no_return,
+    satisfied_values,
+)
 from gpuwarden.scheduling.slurm.renderings import FRAGMENT, render
 from gpuwarden.scheduling.slurm.versions import version_of
 
@@ -243,3 +249,22 @@ def test_people_of_one_account_come_and_go_by_one_command() -> None:
         "delete user where name=cy,di account=vision cluster=ci",
         "add user name=eve account=speech cluster=ci",
     ]
+
+
+@pytest.mark.parametrize(
+    ("private", "kept"),
+    [
+        ("none", ()),
+        ("(null)", ()),
+        ("users,jobs", ("jobs",)),
+        ("accounts,events,jobs,usage", ("jobs", "usage", "accounts")),
+        ("all", ("jobs", "usage", "accounts", "reservations", "nodes", "partitions")),
+    ],
+)
+def test_what_a_cluster_hides_is_known(private: str, kept: tuple[str, ...]) -> None:
+    """From all but root, its own user and its operators."""
+    settings = {"PrivateData": private, "SlurmUser": "slurm(64030)"}
+    assert hidden(settings) == kept
+    assert is_slurms_own(settings, "slurm")
+    assert is_slurms_own(settings, "root")
+    assert not is_slurms_own(settings, "64030")
