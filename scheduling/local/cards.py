@@ -9,6 +9,8 @@ pynvml finds `libnvidia-ml.so.1` by the dynamic linker: `LD_LIBRARY_PATH` and
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+ANSWER_SECONDS = 10.0
+"""How long the driver is waited for: with a card that hangs, its calls may never come back."""
 _FORBIDDEN = "its compute mode lets nobody compute on it: nvidia-smi -c DEFAULT"
 
 
@@ -59,24 +63,71 @@ class Cards(Protocol):
         """
 
 
-class NvmlCards:
-    """The cards that NVML tells of."""
+class _Reading(threading.Thread):
+    """One look at the cards, in a thread that may hang for good.
 
-    def __init__(self) -> None:
+    Args:
+        look: what it does.
+    """
+
+    def __init__(self, look: Callable[[], Sequence[CardSeen]]) -> None:
+        super().__init__(name="nvml", daemon=True)
+        self._look = look
+        self.begun = time.monotonic()
+        self.seen: Sequence[CardSeen] = ()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Look, and keep what came of it."""
+        try:
+            self.seen = self._look()
+        except BaseException as error:  # noqa: BLE001 (it is raised where it is asked for)
+            self.error = error
+
+
+class NvmlCards:
+    """The cards that NVML tells of.
+
+    Args:
+        patience: seconds for one look at all of them.
+    """
+
+    def __init__(self, patience: float = ANSWER_SECONDS) -> None:
         try:
             import pynvml  # noqa: PLC0415 (an extra of its own)
         except ModuleNotFoundError as error:
             raise MissingExtra("scheduler, for engine local", "pynvml", "local") from error
         self._nvml: Any = pynvml
+        self._patience = patience
         self._open = False
         self._known: dict[int, CardSeen] = {}
+        self._reading: _Reading | None = None
 
     def read(self) -> Sequence[CardSeen]:
         """Every card, as it is now.
 
         Raises:
-            DriverUnavailable: nothing is known.
+            DriverUnavailable: nothing is known; or the driver hangs, and is waited for once.
         """
+        if self._reading is not None and self._reading.is_alive():
+            raise self._hangs(self._reading)
+        reading = self._reading = _Reading(self._look)
+        reading.start()
+        reading.join(self._patience)
+        if reading.is_alive():
+            raise self._hangs(reading)
+        if reading.error is not None:
+            raise reading.error
+        return reading.seen
+
+    def _hangs(self, reading: _Reading) -> DriverUnavailable:
+        since = time.monotonic() - reading.begun
+        return DriverUnavailable(
+            f"NVML has not answered for {since:.0f} s: a card may hang; see dmesg, and whether "
+            "nvidia-smi comes back"
+        )
+
+    def _look(self) -> Sequence[CardSeen]:
         nvml = self._nvml
         try:
             if not self._open:
@@ -85,13 +136,17 @@ class NvmlCards:
             count = nvml.nvmlDeviceGetCount()
             return [self._card(index) for index in range(count)]
         except nvml.NVMLError as error:
-            self.close()
+            self._shut()
             raise DriverUnavailable(
                 f"NVML does not tell what cards there are: {error}; see nvidia-smi"
             ) from error
 
     def close(self) -> None:
-        """Let go of the driver; the next `read` takes it up again."""
+        """Let go of the driver, if it does not hang; the next `read` takes it up again."""
+        if self._reading is None or not self._reading.is_alive():
+            self._shut()
+
+    def _shut(self) -> None:
         if not self._open:
             return
         self._open = False

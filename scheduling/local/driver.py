@@ -400,7 +400,11 @@ class LocalDriver:
                 working.append(found)
         busy = {each.id for each in working if not each.id.endswith(views.LEFT)}
         waiting = [
-            readings.waiting(job, self._queue.states_of(job.task.after))
+            readings.waiting(
+                job,
+                self._queue.states_of(job.task.after),
+                stranger=self._start.stranger(job, now),
+            )
             for job in jobs.values()
             if job.state == "waiting"
         ]

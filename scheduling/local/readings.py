@@ -78,12 +78,13 @@ def working(
     )
 
 
-def waiting(job: Job, states: Mapping[str, str]) -> Waiting:
+def waiting(job: Job, states: Mapping[str, str], *, stranger: str = "") -> Waiting:
     """A job without cards.
 
     Args:
         job: that waits.
         states: of the jobs that it runs after.
+        stranger: why its user cannot be started as now, or empty.
     """
     task = job.task
     return Waiting(
@@ -96,7 +97,7 @@ def waiting(job: Job, states: Mapping[str, str]) -> Waiting:
         seconds=task.time_limit_seconds,
         window=task.window,
         not_before=task.not_before,
-        held=job.held,
+        held=job.held or stranger,
         unmet=tuple(each for each in task.after if states.get(each) in ("waiting", "active")),
         broken=tuple(each for each in task.after if states.get(each) == "failed"),
         ran=job.requeues > 0,

@@ -32,6 +32,7 @@ class Starts:
         self._queue, self._launcher = queue, launcher
         self._unfit = ""
         self._unfit_at = 0.0
+        self._strangers: dict[int, float] = {}
 
     def settle(self, now: float) -> None:
         """Take up starts that were cut off: each has happened, or never will.
@@ -55,6 +56,18 @@ class Starts:
         # Also a clock that was set back ends it.
         return self._unfit if 0.0 <= now - self._unfit_at < UNFIT_SECONDS else ""
 
+    def stranger(self, job: Job, now: float) -> str:
+        """Why a job is not started whose user this host did not know within the last minute.
+
+        A directory of users that does not answer looks like one from which somebody was deleted.
+        """
+        if not 0.0 <= now - self._strangers.get(job.uid, float("-inf")) < UNFIT_SECONDS:
+            return ""
+        return (
+            f"This host knows no user with the number {job.uid} ({job.user}) now: it is tried "
+            "again every minute; cancel it if there is none any more."
+        )
+
     def start(self, job: Job, kind: str, cards: list[str], now: float) -> bool:
         """Reserve, then start; one that cannot be started is held, and its cards are free.
 
@@ -67,9 +80,14 @@ class Starts:
         Returns:
             Whether it runs.
         """
-        number = self._queue.reserve(job.id, kind=kind, cards=cards, now=now)
         try:
             user = User.of(job.uid)
+        except LaunchFailed as error:
+            self._strangers[job.uid] = now
+            log.warning("not started", entry=job.entry, why=str(error))
+            return False
+        number = self._queue.reserve(job.id, kind=kind, cards=cards, now=now)
+        try:
             claim = self._launcher.launch(number, job.task, user, entry=job.entry, cards=cards)
         except LaunchFailed as error:
             self._give_up(number, now, held=endings.not_started(str(error)))

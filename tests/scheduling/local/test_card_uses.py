@@ -155,3 +155,42 @@ def test_cards_are_read_from_the_driver_that_the_linker_finds(tmp_path: Path) ->
     environment["LD_LIBRARY_PATH"] = str(tmp_path)
     gone = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "DriverUnavailable" in gone.stderr
+
+
+def test_a_driver_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
+    """It is waited for once, and told at each look; when it comes back it is asked again."""
+    scenario = tmp_path / "scenario"
+    scenario.write_text(
+        'card index=0 uuid=GPU-1 name="NVIDIA A100" memory=42949672960\n'
+        "delay card=0 call=nvmlDeviceGetName milliseconds=600\n"
+    )
+    program = (
+        "import time\n"
+        "from gpuwarden.errors import DriverUnavailable\n"
+        "from gpuwarden.scheduling.local.cards import NvmlCards\n"
+        "cards = NvmlCards(patience=0.05)\n"
+        "for _ in range(2):\n"
+        "    try: print(cards.read())\n"
+        "    except DriverUnavailable as error: print(error)\n"
+        "cards.close()\n"
+        "cards._reading.join()\n"
+        "cards._patience = 60\n"
+        "print(len(cards.read()))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY / "src"),
+            "LD_LIBRARY_PATH": str(simulated.build().parent),
+            simulated.SCENARIO_VARIABLE: str(scenario),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    first, second, third = answer.stdout.splitlines()
+    assert first.startswith("NVML has not answered for")
+    assert second.startswith("NVML has not answered for")
+    assert third == "1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import resource
 import signal
 from collections import deque
@@ -299,3 +300,23 @@ def test_a_job_that_others_wait_for_is_not_forgotten(lab: LabBox) -> None:
     lab.tick()
     assert lab.state_of(second) == "held"
     assert first in lab.entry(second).words
+
+
+def test_a_directory_of_users_that_does_not_answer_costs_nobody_his_place(
+    lab: LabBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held for a minute, and started when the user is known again: nobody has to release it."""
+    known = pwd.getpwuid
+
+    def unknown(uid: int) -> pwd.struct_passwd:
+        raise KeyError(uid)
+
+    job = lab.submit("job")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    lab.tick()
+    lab.tick()
+    assert lab.state_of(job) == "held"
+    assert "This host knows no user with the number" in lab.entry(job).words
+    monkeypatch.setattr(pwd, "getpwuid", known)
+    lab.tick(UNFIT_SECONDS)
+    lab.until(lambda: lab.state_of(job) == "running")
