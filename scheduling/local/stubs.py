@@ -67,8 +67,8 @@ def _supervise(orders: dict[str, Any], told: int) -> None:
     failed, failure = os.pipe()
     job = os.fork()
     if job == 0:
-        os.close(go)
-        os.close(failed)
+        for other in (go, failed, told):
+            os.close(other)
         _become(orders, gate, failure)
     os.close(gate)
     os.close(failure)
@@ -84,9 +84,10 @@ def _supervise(orders: dict[str, Any], told: int) -> None:
         raise RuntimeError(GIVEN_UP)
     os.write(go, b"g")
     os.close(go)
+    # The daemon does not wait for the job's folder: one that hangs would keep everybody waiting.
+    _say(told, json.dumps(claim))
     with os.fdopen(failed, "rb") as lines:
         error = lines.read().decode(errors="replace")  # ends when the job has become its program
-    _say(told, json.dumps(claim))
     _watch(job, orders["record"], error)
     os._exit(0)
 

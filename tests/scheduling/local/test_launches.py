@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -38,6 +41,16 @@ def codes(lab: LabBox) -> set[str]:
     return {each.code for each in lab.driver.problems()}
 
 
+@contextlib.contextmanager
+def ignored(number: signal.Signals) -> Iterator[None]:
+    """Ignore a signal meanwhile."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 def test_a_host_without_room_for_a_process_keeps_its_queue(
     lab: LabBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +85,21 @@ def test_a_launch_of_which_nothing_is_known_is_settled_without_a_restart(lab: La
     lab.tick(UNFIT_SECONDS)
     lab.until(lambda: lab.state_of(entry) == "done")
     assert lab.log("a", entry).count("cards") == 1
+
+
+def test_a_job_whose_files_hang_keeps_nobody_waiting(lab: LabBox) -> None:
+    """Like a share that does not answer: the daemon goes on, and so does the job in the end."""
+    program = lab.program()
+    with program.open("rb") as file, ignored(signal.SIGIO):
+        # Whoever opens the program, to run it too, waits until this is given back.
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        entry = lab.submit("a", "done")
+        lab.tick()
+        assert lab.state_of(entry) == "running"
+        waits = (PROC / str(lab.pid(entry).pid) / "cmdline").read_bytes()
+        assert b"stubs.py" in waits
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    lab.until(lambda: lab.state_of(entry) == "done")
 
 
 def test_a_program_whose_first_thread_has_ended_still_runs() -> None:
