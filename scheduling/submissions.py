@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 MOST_GPUS: Final = 64
 """Cards of one node at most; the trainer starts a process for each."""
+SHORT_START_SECONDS: Final = 120.0
+"""What every attempt takes before its first step: imports, the cards, the data's index."""
 _SHORT_LIMIT: Final = 60.0
 
 
@@ -470,14 +472,7 @@ def _doubts(
             f"it may have no room: up to {chosen.memory.high / GIB:.1f} GiB of "
             f"{chosen.offered / GIB:.1f}"
         )
-    expected: Range | Unknown = chosen.training_seconds
-    if isinstance(foretold, Prediction):
-        expected = Range(foretold.shortest, foretold.middle, foretold.slowest)
-    if asked.time_limit is not None and isinstance(expected, Range) and limit < expected.high:
-        yield (
-            f"--time {span(limit)} is less than what it may take ({span(expected.low)} to "
-            f"{span(expected.high)}): the engine ends an attempt there; the next continues it"
-        )
+    yield from _limit_doubts(asked, chosen, limit=limit, foretold=foretold)
     if training.batch is None and chosen.batch is not None:
         yield (
             f"batch={chosen.batch} is fixed now, from the estimate: a batch that is chosen anew "
@@ -498,6 +493,32 @@ def _doubts(
         return
     if run_id_of(asked.name) != asked.name:
         yield f"its run is called {run_id_of(asked.name)}"
+
+
+def _limit_doubts(
+    asked: Asked,
+    chosen: CardEstimate,
+    *,
+    limit: float,
+    foretold: Prediction | Unforeseen | None,
+) -> Iterable[str]:
+    """What a time limit that was said cuts off."""
+    if asked.time_limit is None:
+        return
+    expected: Range | Unknown = chosen.training_seconds
+    if isinstance(foretold, Prediction):
+        expected = Range(foretold.shortest, foretold.middle, foretold.slowest)
+    if isinstance(expected, Range) and limit < expected.high:
+        yield (
+            f"--time {span(limit)} is less than what it may take ({span(expected.low)} to "
+            f"{span(expected.high)}): the engine ends an attempt there; the next continues it"
+        )
+    whole = _epoch(chosen, foretold)
+    if whole is not None and limit < whole + SHORT_START_SECONDS:
+        yield (
+            f"--time {span(limit)} may not hold one epoch (up to {span(whole)}) beside the start: "
+            "an attempt that saves none comes back without end, or is held for it"
+        )
 
 
 def _memory(chosen: CardEstimate) -> float | None:

@@ -58,6 +58,13 @@ def test_a_limit_is_that_of_the_slowest_run_and_a_tenth() -> None:
     assert document["task"]["estimate"]["history"]["slowest_seconds"] == 29 * 3600
 
 
+def test_a_limit_that_holds_no_epoch_is_doubted() -> None:
+    """Each attempt would end before it has saved one."""
+    for limit, doubted in ((600.0, True), (7200.0, False)):
+        found = ask(before=None, time_limit=limit)
+        assert any("may not hold one epoch" in each for each in found.warnings) is doubted
+
+
 def test_too_few_runs_are_told_and_not_gone_by() -> None:
     """The estimate stands, with why history says nothing; without a daemon it is not spoken of."""
     few, none = ask(before=past([20, 21, 22, 23])), ask(before=None)

@@ -18,6 +18,8 @@ from tests.scheduling.policy_files import NOW, TEXT
 
 from gpuwarden.errors import RefusedAction
 from gpuwarden.schedule_api import EntryState
+from gpuwarden.scheduling.holdings import Holding
+from gpuwarden.scheduling.predictions import training_of_words
 from gpuwarden.scheduling.submit_cli import submit
 
 if TYPE_CHECKING:
@@ -98,6 +100,37 @@ def test_every_mistake_is_told_at_once(policy: Path) -> None:
     for told in ("batch=0", "nowhere.yaml", 'mean "vision"', 'mean "high"', 'mean "a100-40"'):
         assert told in text
     assert "--window night: the policy knows" in text
+
+
+def test_what_trainings_took_here_stands_beside_the_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the daemon's own record of five that ended; by it goes the time limit."""
+    monkeypatch.chdir(tmp_path)
+    text = TEXT.replace("users: [ana, bo]", f"users: [{ME}]")
+    text = text.replace("engine: slurm", "engine: local")
+    words = ("model=yolov8m.yaml", "data=coco.yaml", "batch=64", "epochs=10")
+    with running(tmp_path, text, now=NOW, driver=PlayedQueue) as here:
+        here.driver.known = {
+            str(n): training_of_words(words, card="a100-40", gpus=1) for n in range(5)
+        }
+        over = dataclasses.replace(WAITS, engine="local", state=EntryState.DONE, start=None)
+        here.driver.rows = tuple(
+            dataclasses.replace(over, id=str(n), started=NOW) for n in range(5)
+        )
+        here.driver.held = tuple(
+            Holding("local", str(n), "ana", "vision", 1, NOW, NOW + 7200 + 60 * n, "a100-40")
+            for n in range(5)
+        )
+        here.tick(9000)
+        where = ["--policy", str(tmp_path / "policy.yaml"), "--socket", str(here.settings.socket)]
+        done = CliRunner().invoke(submit, [*where, *words, "--dry-run"])
+        assert (
+            "history  2h2m (2h to 2h4m), from 5 trainings like it here; 67 % should" in done.output
+        )
+        data = json.loads(CliRunner().invoke(submit, [*where, *words, "-o", "json", "-y"]).output)
+        assert data["history"]["a100-40"]["runs"] == 5
+        assert here.driver.taken[0][0].estimate["history"]["slowest_seconds"] == 7440
 
 
 def test_a_run_that_is_in_the_queue_is_not_submitted_again(
