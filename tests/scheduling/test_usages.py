@@ -228,3 +228,21 @@ def test_every_account_has_the_same_sum_in_any_order(
     assert sum(line.gpu_seconds for line in found.lines) == pytest.approx(found.total.gpu_seconds)
     plain = account(holdings, Span(0.0, 9000.0), "team", now=8000)
     assert found.total.gpu_seconds == pytest.approx(plain.total.gpu_seconds)
+
+
+@given(HOLDINGS, st.integers(5000, 12_000))
+def test_a_job_never_holds_more_than_the_time_there_was(holdings: list[Holding], now: int) -> None:
+    """However its attempts are told to overlap."""
+    one = [replace(item, entry="1", gpus=1, suspended_seconds=0.0) for item in holdings]
+    total = account(one, Span(0.0, 9000.0), "job", now=now).total.gpu_seconds
+    begun = min((item.start for item in one), default=0.0)
+    ended = max((now if item.end is None else item.end for item in one), default=0.0)
+    assert 0 <= total <= max(0.0, ended - begun)
+
+
+@given(HOLDINGS)
+def test_what_was_made_to_count_once_stays_as_it_is(holdings: list[Holding]) -> None:
+    """A second look at the same account changes nothing."""
+    once = each_once(holdings)
+    assert each_once(once) == once
+    assert len({item.key for item in once}) == len(once)
