@@ -177,7 +177,7 @@ class KueueDriver:
         if controller is None or controller.view is None:
             return {}
         return {
-            job.id: training_of_words(words, card=job.card, gpus=job.gpus)
+            job.id: training_of_words(words, card=job.card, gpus=job.gpus, directory=job.directory)
             for job in controller.view.jobs
             if job.card and (words := trained_words(job.command))
         }

@@ -207,7 +207,11 @@ def trim_template(found: Json) -> Json:
     """What a pod asks for, of which nodes, and what it runs."""
     spec = part_at(found, "spec")
     containers = [
-        {"resources": part_at(row, "resources"), "command": _cut(row.get("command"))}
+        {
+            "resources": part_at(row, "resources"),
+            "command": _cut(row.get("command")),
+            "workingDir": str(row.get("workingDir") or "")[:4096],
+        }
         for row in rows_at(spec, "containers")
     ]
     parts = {key: spec[key] for key in ("nodeSelector", "affinity") if spec.get(key)}

@@ -74,6 +74,7 @@ class QueuedJob:
         backs_off: whether Kueue lets it wait outside the queue for a while.
         pods: of it that are there.
         command: of its first container; empty where it names none.
+        directory: where that starts; empty where it does not say.
     """
 
     id: str
@@ -122,6 +123,7 @@ class QueuedJob:
     backs_off: bool = False
     pods: tuple[Pod, ...] = field(default=())
     command: tuple[str, ...] = ()
+    directory: str = ""
 
     @property
     def here(self) -> bool:
@@ -332,6 +334,7 @@ def _read(
         cluster=_text(workload, "status.clusterName"),
         backs_off=_since(said, "QuotaReserved") is None
         and said.get("Requeued", ("",))[0] == "False",
+        directory=_directory(workload),
     )
 
 
@@ -408,6 +411,13 @@ def _command(workload: Json) -> tuple[str, ...]:
 
 def _resources(policy: Policy) -> frozenset[str]:
     return frozenset(card.kueue.resource for card in policy.cards if card.kueue is not None)
+
+
+def _directory(workload: Json) -> str:
+    for _count, spec in _templates(workload):
+        for container in rows_at(spec, "containers"):
+            return _text(container, "workingDir")
+    return ""
 
 
 def _gpus(policy: Policy, workload: Json) -> int:

@@ -28,3 +28,14 @@ def test_a_job_that_was_given_cards_tells_what_it_trains(tmp_path: Path) -> None
         assert training.features.known
         assert (training.features.model, training.features.data) == ("yolov8m", "coco.yaml")
         assert (training.features.card, training.features.gpus) == (entry.gpu_type, 1)
+
+
+def test_a_data_set_that_everybody_calls_the_same_is_told_by_its_folder(tmp_path: Path) -> None:
+    """The container's working folder is where the words are said."""
+    with life(tmp_path, ONE_CARD) as found:
+        job = found.run("night", words=("model=yolov8m.pt", "data=data.yaml", "batch=64"))
+        found.tick(2)
+        assert found.driver is not None
+        features = found.driver.trainings()[job].features
+        assert features.data.startswith("/")
+        assert features.data.endswith("/data.yaml")
