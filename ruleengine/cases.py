@@ -449,8 +449,8 @@ def skipped(case: Case, key: str, do: Action, *, wall: float, why: str) -> tuple
     return case, Event("skipped", {"stage": key, "do": do.value, "why": why})
 
 
-def withdrawal(case: Case | None, rule: Rule | None, *, kept: bool) -> str:
-    """Why a request to save or leave that still stands is taken back, or an empty string.
+def overruled(case: Case | None, rule: Rule | None, *, kept: bool) -> str:
+    """What somebody has said against a decision since it was made, or an empty string.
 
     Args:
         case: the open case that it was made for, or None where that is closed.
@@ -463,6 +463,16 @@ def withdrawal(case: Case | None, rule: Rule | None, *, kept: bool) -> str:
         return "the rule is no longer in force"
     if rule.mode != "enforce":
         return f"the rule's mode is {rule.mode}"
-    if case.last == "no" and case.no_for >= rule.clear_after:
-        return "the rule is kept again"
     return "the job is kept" if kept else ""
+
+
+def withdrawal(case: Case | None, rule: Rule | None, *, kept: bool) -> str:
+    """Why a request to save or leave that still stands is taken back, or an empty string.
+
+    The arguments are those of `overruled`.
+    """
+    why = overruled(case, rule, kept=kept)
+    if why or case is None or rule is None:
+        return why
+    again = case.last == "no" and case.no_for >= rule.clear_after
+    return "the rule is kept again" if again else ""

@@ -76,7 +76,9 @@ class Revocations:
         if why or facts is None:
             return why
         # What ends together with it has no decision of its own, and may have gone meanwhile.
-        for beside in [facts.jobs[name] for name in kept.company if name in facts.jobs]:
+        known = [facts.jobs[name] for name in kept.company if name in facts.jobs]
+        # A launcher without a card breaks no rule, and goes with what it has launched.
+        for beside in [job for job in known if job.gpus]:
             other = engine.cases.get(decision.rule_id, beside.job_id)
             why = self._of_case(None if other is None else other.case, decision.rule_id, rules)
             why = why or self._of_job(decision.rule_id, beside, rules, sure=sure)
@@ -85,13 +87,17 @@ class Revocations:
         return ""
 
     def _of_case(self, case: Case | None, rule_id: str, rules: RuleSet) -> str:
-        """What the rule as it reads on disk, its trial, a keep or the job's own doing say."""
+        """What the rule as it reads on disk, its trial or a keep say.
+
+        Not what the job does meanwhile: to save and to leave is work, and who could end a grace by
+        it would never be ended.
+        """
         rule = next((rule for rule in rules.rules if rule.id == rule_id), None)
         if rule is not None:
             rule = self._engine.trials.applied(rule, "" if case is None else case.user)
         until = None if case is None else self._engine.kept_until(case)
         kept = until is not None and until > self._engine.clock.wall()
-        return cases.withdrawal(case, rule, kept=kept)
+        return cases.overruled(case, rule, kept=kept)
 
     def _of_job(self, rule_id: str, job: JobFacts, rules: RuleSet, *, sure: bool) -> str:
         """What the whitelist says; and whether the rule is about the job, where labels tell."""

@@ -68,7 +68,14 @@ WAYS: dict[str, tuple[Callable[[World], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        "whitelist",
+        "keep",
+        *(pytest.param(way, marks=pytest.mark.sweep) for way in ("mode", "rule")),
+    ],
+)
 def test_who_is_spared_during_the_grace_is_told_so_at_once(servers: World, way: str) -> None:
     """The request to leave is taken back while the job may still stay, and no end follows."""
     scene = Scene.of(servers)
@@ -85,6 +92,24 @@ def test_who_is_spared_during_the_grace_is_told_so_at_once(servers: World, way: 
             assert len(scene.nodes.asked(Action.CANCEL)) == 1
             assert world.state(JOB) is CaseState.REFUSED
             assert world.engine.ledger.ends_since(0.0) == []
+
+    asyncio.run(story())
+
+
+def test_what_the_job_does_in_its_grace_ends_it_no_later(servers: World) -> None:
+    """To save and to leave is work: who could end a grace by it would never be ended."""
+    scene = Scene.of(servers)
+
+    async def story() -> None:
+        async with decided(scene) as world:
+            await until_step(world, "waiting")
+            world.fleet.jobs[0].utilization = 0.9
+            await world.tick(count=4, seconds=10)
+            assert world.case(JOB).last == "no"
+            world.clock.pass_(31)
+            await world.settled()
+            assert scene.scheduler.calls == ["ask", "end terminate"]
+            assert world.state(JOB) is CaseState.VERIFIED
 
     asyncio.run(story())
 
@@ -113,6 +138,7 @@ def test_files_that_are_wrong_for_a_while_hold_back_only_what_cannot_be_undone(
     asyncio.run(story())
 
 
+@pytest.mark.sweep
 def test_files_that_are_still_wrong_at_the_end_of_the_grace_spare_the_job(servers: World) -> None:
     """It is judged anew once they can be read."""
     scene = Scene.of(servers)
@@ -151,6 +177,7 @@ def test_a_restarted_engine_knows_by_what_its_decision_wrote_down_whom_the_white
     asyncio.run(story())
 
 
+@pytest.mark.sweep
 def test_a_change_that_means_others_stops_nothing(servers: World) -> None:
     """A new entry, and a decision of before a restart, whose job is gone from every list."""
     scene = Scene.of(servers)
@@ -206,6 +233,7 @@ def test_a_keep_of_what_would_end_together_with_it_spares_both(servers: World) -
     asyncio.run(story())
 
 
+@pytest.mark.sweep
 def test_a_keep_comes_too_late_once_the_platform_was_told(servers: World) -> None:
     """The answer says so, instead of pretending; during the grace it does not."""
     scene = Scene.of(servers)
@@ -311,7 +339,9 @@ def test_a_request_is_not_repeated_against_a_word_that_was_said_meanwhile(server
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.RECLAIMED])
+@pytest.mark.parametrize(
+    "outcome", [Outcome.RECLAIMED, pytest.param(Outcome.DONE, marks=pytest.mark.sweep)]
+)
 def test_an_end_that_an_agent_only_calls_a_success_is_not_one(
     servers: World, outcome: Outcome
 ) -> None:
