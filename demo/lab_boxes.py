@@ -33,7 +33,7 @@ CARD = "NVIDIA A100-SXM4-40GB"
 IMAGES, BATCH = 160, 16
 BATCHES = IMAGES // BATCH
 LOW_EPOCHS, HIGH_EPOCHS = 12, 1
-"""The low one must still train when the high one has been submitted, however busy the machine is."""
+"""The low one must still train when the high one is there, however busy the machine is."""
 WITHIN_SECONDS = 240.0
 PAUSE_SECONDS = 0.2
 SUBMIT_SECONDS = 60.0

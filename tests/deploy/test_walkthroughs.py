@@ -6,6 +6,7 @@ running systemd, is only noted. Backup and restore are the very commands, on a r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -21,6 +22,8 @@ from tests.deploy.dockerfiles import ROOT
 from tests.servers import Server, free_port, running
 
 from gpuwarden.cli import gpuwarden
+from gpuwarden.scheduling.holdings import Holding
+from gpuwarden.scheduling.stores import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -241,3 +244,22 @@ def test_a_running_engines_ledger_is_not_put_back_under_it(engine: Server) -> No
     restore = block("upgrades", "Restore").splitlines()[1]
     with pytest.raises(AssertionError, match="engine"):
         _run(restore, folder)
+
+
+def test_the_schedulers_file_is_copied_while_it_runs_and_put_back(tmp_path: Path) -> None:
+    """By the documented command, on a file that a daemon has open; nobody else reads the copy."""
+    section = PAGES["upgrades"].split("\n## Backup\n", 1)[1].split("\n## ", 1)[0]
+    script = re.findall(r"^```sh\n(.*?)^```", section, re.DOTALL | re.MULTILINE)[-1]
+    script = script.replace("/opt/gpuwarden/bin/python", sys.executable)
+    state = tmp_path / "var/lib/gpuwarden-scheduler"
+    for folder in (state, tmp_path / "backup", tmp_path / "other"):
+        folder.mkdir(parents=True)
+    with contextlib.closing(Store(state)) as store:
+        held = Holding("slurm", "4711", "ana", "vision", gpus=2, start=900.0, end=990.0)
+        store.keep_holdings([held], since=800.0, now=1000.0)
+        _run(script.replace("/var/lib/", f"{tmp_path}/var/lib/"), tmp_path)
+    (copy,) = (tmp_path / "backup").glob("scheduler-*.sqlite")
+    assert copy.stat().st_mode & 0o777 == 0o600
+    copy.rename(tmp_path / "other" / "scheduler.sqlite")
+    with contextlib.closing(Store(tmp_path / "other")) as restored:
+        assert restored.holdings("slurm", 800.0, 1000.0) == (held,)
