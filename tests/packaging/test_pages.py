@@ -147,3 +147,10 @@ def test_the_contents_of_the_operators_page_name_every_section() -> None:
     sections = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert len(contents) == len(sections)
     assert contents <= _anchors(ROOT / "docs/operations.md")
+
+
+def test_the_changelog_tells_each_thing_once() -> None:
+    """Two branches that are merged keep all lines, and a line of both would stand there twice."""
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    told = [line for line in lines if line.startswith("- ")]
+    assert sorted({line for line in told if told.count(line) > 1}) == []
