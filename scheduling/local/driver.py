@@ -475,6 +475,8 @@ class LocalDriver:
         if attempt.term_at is None:
             self._queue.change_attempt(attempt.id, term_at=now, kill_at=now + KILL_SECONDS)
         self._signal(attempt, signal.SIGTERM)
+        # One that its owner has stopped cannot save.
+        self._signal(attempt, signal.SIGCONT)
 
     def _signal(self, attempt: Attempt, number: signal.Signals) -> None:
         if attempt.boot != self._boot or attempt.stub is None or attempt.process is None:

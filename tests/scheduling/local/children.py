@@ -3,6 +3,7 @@
 train     counts steps until `<name>.finish` is there; leaves as a trainer does
 done      ends at once with 0; `fail` with 1, `leave` with 75, `hold` with 76, `lost` with 77
 deaf      publishes nothing and ignores SIGTERM
+meek      publishes nothing, and ends with 0 at SIGTERM
 stuck     answers a request, and then neither saves nor leaves, nor ends at SIGTERM
 rude      leaves a child of its own behind when it ends
 """
@@ -41,7 +42,9 @@ def main() -> int:
         return 0
     if behaviour in {"deaf", "stuck"}:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if behaviour == "deaf":
+    if behaviour == "meek":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if behaviour in {"deaf", "meek"}:
         say("ready")
         while True:
             time.sleep(0.05)

@@ -320,3 +320,31 @@ def test_a_directory_of_users_that_does_not_answer_costs_nobody_his_place(
     monkeypatch.setattr(pwd, "getpwuid", known)
     lab.tick(UNFIT_SECONDS)
     lab.until(lambda: lab.state_of(job) == "running")
+
+
+# -- jobs that leave otherwise than a trainer does
+
+
+def test_a_program_that_obeys_and_ends_with_0_is_not_done(lab: LabBox) -> None:
+    """Volcano #394: its work was taken for made. It waits for its turn again."""
+    low = lab.submit("low", "meek", gpus=2)
+    runs(lab, "low", low)
+    high = lab.submit("high", priority="high")
+    lab.until(lambda: "notified" in lab.steps(low))
+    lab.tick(301)
+    lab.until(lambda: lab.state_of(high) == "running")
+    assert (lab.state_of(low), lab.entry(low).requeues) == ("pending", 1)
+    assert lab.notice(low).outcome == "failed"
+
+
+def test_a_job_that_somebody_stopped_is_let_go_on_to_leave(lab: LabBox) -> None:
+    """`kill -STOP` by its owner: with the signal alone it would be killed a minute later."""
+    low = lab.submit("low", gpus=2)
+    runs(lab, "low", low)
+    os.kill(lab.pid(low).pid, signal.SIGSTOP)
+    high = lab.submit("high", priority="high")
+    lab.until(lambda: "notified" in lab.steps(low))
+    lab.tick(301)
+    lab.until(lambda: lab.state_of(high) == "running")
+    assert lab.entry(low).requeues == 1
+    assert lab.notice(low).words == "It saved its state and left."
