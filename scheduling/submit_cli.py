@@ -19,7 +19,7 @@ import click
 
 from gpuwarden.errors import InvalidInput, RefusedAction, ServiceUnavailable
 from gpuwarden.option_values import output_option
-from gpuwarden.scheduling import submission_texts
+from gpuwarden.scheduling import slot_choices, submission_texts
 from gpuwarden.scheduling.daemon_clients import DaemonClient, daemon_options
 from gpuwarden.scheduling.expectations import Past, read_past
 from gpuwarden.scheduling.moments import MomentUnclear, read_last
@@ -32,6 +32,7 @@ from gpuwarden.scheduling.yolo_words import spelt_out
 from gpuwarden.training_profiles import load_profiles
 
 if TYPE_CHECKING:
+    from gpuwarden.schedule_api import BookingEntry
     from gpuwarden.scheduling.policies import Policy
     from gpuwarden.scheduling.submissions import Plan
     from gpuwarden.scheduling.tasks import Submitter
@@ -79,6 +80,12 @@ What the estimate rests on, and how cards, batches and images are chosen: docs/s
     "--card", help="Kind of cards, by the policy's name. Default: the cheapest that will do."
 )
 @click.option("--window", help="Run only in this window of the policy, such as off-peak.")
+@click.option(
+    "--booking",
+    metavar="ID",
+    help="Start with this slot, as `gpuwarden book list` shows it, or the next one of a booking "
+    "that repeats: its team and kind of cards are the task's.",
+)
 @click.option(
     "--after",
     multiple=True,
@@ -159,10 +166,15 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
     with contextlib.chdir(said["chdir"] or "."):
         asked = _asked(words, said, policy, now)
         client = DaemonClient(said["socket"], said["url"], token_file=said["token_file"])
+        slot = _slot(said["booking"], asked, client, now)
+        if slot is not None:
+            asked = dataclasses.replace(asked, team=slot.team, card=slot.gpu_type)
         training = read(asked, policy)
         past = _past(asked, client)
         found = plan(asked, training, policy, profiles=profiles, now=now, past=past)
         found = _with_schedule(found, client)
+        if slot is not None:
+            found = _in_slot(found, slot, policy, now)
         engine = asked.engine or policy.engine
         if said["output"] != "json":  # before the engine is asked, which may say no, or nothing
             click.echo(submission_texts.as_text(found, engine=engine))
@@ -243,6 +255,36 @@ def _with_schedule(found: Plan, client: DaemonClient) -> Plan:
     refuse_second(found.task, schedule.entries)
     doubts = budget_doubts(schedule.budgets, team=found.task.team, hours=found.gpu_hours)
     return dataclasses.replace(found, warnings=(*found.warnings, *doubts))
+
+
+def _slot(name: str | None, asked: Asked, client: DaemonClient, now: float) -> BookingEntry | None:
+    """The slot that was said.
+
+    Raises:
+        ServiceUnavailable: nobody can tell which there are.
+        RefusedAction: there is none.
+        InvalidInput: the task cannot be for it.
+    """
+    if name is None:
+        return None
+    slot = slot_choices.chosen(client.schedule().bookings, name, now=now)
+    slot_choices.refuse_misfit(
+        slot, team=asked.team, card=asked.card, gpus=asked.gpus, window=asked.window
+    )
+    return slot
+
+
+def _in_slot(found: Plan, slot: BookingEntry, policy: Policy, now: float) -> Plan:
+    """The task, to start with its slot."""
+    task = found.task
+    seconds = task.time_limit_seconds
+    doubts = slot_choices.doubts(slot, user=task.user, seconds=seconds, now=now, zone=policy.zone)
+    start = slot.start if slot.start > now else None
+    return dataclasses.replace(
+        found,
+        task=dataclasses.replace(task, not_before=start),
+        warnings=(*found.warnings, *doubts),
+    )
 
 
 def _asked(words: tuple[str, ...], said: dict[str, Any], policy: Policy, now: float) -> Asked:

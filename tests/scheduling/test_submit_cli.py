@@ -16,8 +16,9 @@ from tests.scheduling.daemon_scenes import WAITS
 from tests.scheduling.daemons import PlayedQueue, running
 from tests.scheduling.policy_files import NOW, TEXT
 
-from gpuwarden.errors import RefusedAction
+from gpuwarden.errors import InvalidInput, RefusedAction
 from gpuwarden.schedule_api import EntryState
+from gpuwarden.scheduling.book_cli import book
 from gpuwarden.scheduling.holdings import Holding
 from gpuwarden.scheduling.predictions import training_of_words
 from gpuwarden.scheduling.submit_cli import submit
@@ -206,6 +207,33 @@ def test_a_task_goes_to_the_daemon_of_this_machine(
         refused = CliRunner().invoke(submit, [*words, "--gpus", "8", "batch=16"])
         assert isinstance(refused.exception, RefusedAction)
         assert "there are 4 cards" in str(refused.exception)
+
+
+def test_a_task_for_a_slot_starts_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Team and cards are the slot's; what would not fit it is not sent."""
+    monkeypatch.chdir(tmp_path)
+    text = TEXT.replace("users: [ana, bo]", f"users: [{ME}]")
+    text = text.replace("engine: slurm", "engine: local")
+    with running(tmp_path, text, now=NOW, driver=PlayedQueue) as here:
+        socket = str(here.settings.socket)
+        slot = ("--team", "vision", "--gpus", "2", "--card", "a100-40", "--for", "2h")
+        when = ("--from", "2027-01-15T20:00", "--socket", socket, "-y", "-o", "json")
+        made = CliRunner().invoke(book, [*slot, *when])
+        assert made.exit_code == 0, made.output
+        here.tick(5)
+        (entry,) = here.client.schedule().bookings
+        where = ["--policy", str(tmp_path / "policy.yaml"), "--socket", socket]
+        words = [*where, "model=yolov8m.yaml", "data=100", "batch=16", "-y", "--booking"]
+        done = CliRunner().invoke(submit, [*words, entry.id, "--time", "3h"])
+        assert done.exit_code == 0, done.output
+        assert "this may take longer" in done.output
+        ((task, *_others),) = here.driver.taken
+        assert (task.not_before, task.gpu_type, task.team) == (entry.start, "a100-40", "vision")
+        large = CliRunner().invoke(submit, [*words, entry.id, "--gpus", "4"])
+        assert isinstance(large.exception, InvalidInput)
+        none = CliRunner().invoke(submit, [*words, "nobody"])
+        assert isinstance(none.exception, RefusedAction)
+        assert len(here.driver.taken) == 1
 
 
 def test_without_its_daemon_the_local_engine_takes_nothing(policy: Path) -> None:
