@@ -113,6 +113,30 @@ def test_a_loop_is_held_and_told_of(empty: SlurmCluster, tmp_path: Path) -> None
         assert entry(again, job).why == "requeue_loop"
 
 
+@pytest.mark.sweep
+def test_who_came_back_by_itself_waits_before_it_starts_again(
+    empty: SlurmCluster, cluster: Cluster, tmp_path: Path
+) -> None:
+    """As long as it is told, by Slurm's own beginning; a person may have it go on."""
+    usual = box_policy(empty)
+    slurm = usual.slurm.model_dump(exclude_defaults=True)
+    slurm |= {"requeues": {"times": 1, "per": "10m"}, "timeout": "20s"}
+    script = '[ -n "$SLURM_RESTART_COUNT" ] && exec sleep 600; sleep 2; exit 75'
+    job = empty.submit(script, "--gres=gpu:1", "--account=vision", "--requeue", "--time=5")
+    empty.wait_for_state(job, "RUNNING")
+    with a_driver(box_policy(empty, slurm=slurm), tmp_path) as driver:
+        assert entry(driver, job).state is EntryState.RUNNING
+        until(lambda: "It came back once within 10m" in entry(driver, job).words, every=0.3)
+        back = time.time()
+        assert entry(driver, job).state is EntryState.PENDING
+        (waits,) = [each for each in read_jobs(cluster) if each.job.job_id == job]
+        assert waits.eligible is not None
+        assert back + 50 < waits.eligible < back + 70
+        empty.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        until(lambda: entry(driver, job).state is EntryState.RUNNING, every=0.3)
+        assert entry(driver, job).requeues == 1
+
+
 def test_a_training_that_wants_to_be_held_is_held_though_slurm_queued_it(
     empty: SlurmCluster, cluster: Cluster
 ) -> None:
