@@ -182,6 +182,7 @@ class SlurmDriver:
         self._watch_slots(reading, now)
         self._keep_gates(reading, now)
         self._notices.observe(reading.jobs, now)
+        self._say_failures(now)
         self._keep(now)
         if self._accounts_at is None or not 0 <= now - self._accounts_at < ACCOUNT_SECONDS:
             self._keep_books(reading, now)
@@ -235,6 +236,22 @@ class SlurmDriver:
             "gres/gpu to AccountingStorageTRES in slurm.conf and restart slurmctld",
             now,
         )
+
+    def _say_failures(self, now: float) -> None:
+        """What Slurm did not do of what it was told in this look."""
+        failed = self._holds.failed | self._notices.failed
+        self._holds.failed, self._notices.failed = {}, {}
+        words = None
+        if failed:
+            some = list(failed.items())[:5]
+            more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+            words = (
+                "Slurm did not hold, delay or signal jobs as it was told: "
+                f"{'; '.join(f'{number} ({said})' for number, said in some)}{more}; if that is a "
+                f"matter of rights: `sacctmgr modify user {user_name(os.geteuid())} set "
+                "adminlevel=Operator`"
+            )
+        self._problem("commands_refused", words, now)
 
     def _say_hidden(self, now: float) -> None:
         """Whoever is no operator may not see it all, and Slurm does not say what it keeps back."""
@@ -295,7 +312,10 @@ class SlurmDriver:
         except OSError as error:
             # A full disk stops no job: what is not kept is counted anew after a restart, and
             # nobody is asked to leave meanwhile.
-            words = f"{self._context.state} cannot be written: {error.strerror or error}"
+            words = (
+                f"{self._context.state} cannot be written: {error.strerror or error}; nobody is "
+                "asked to leave meanwhile"
+            )
             self._problem("state_not_kept", words, now)
             return False
         self._memory = memory
@@ -316,6 +336,7 @@ class SlurmDriver:
             answer = self._asked.run("scontrol", "update", *told)
             if answer.status:
                 log.warning("window_not_kept", job=number, error=answer.complaint)
+                self._holds.failed[number] = answer.complaint
         self._remarks = {number: Remark("", words) for number, words in found.words.items()}
         answers = self._notices.ask(found.leaves, self._policy, now)
         deaf = [

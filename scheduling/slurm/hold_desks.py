@@ -62,6 +62,8 @@ class HoldDesk:
         histories: what is remembered now.
         remarks: number of a job -> what is to be told of it.
         problems: code -> one sentence, or None where it is not so.
+        failed: number of a job that Slurm did not hold or delay -> what it said; whoever tells of
+            it takes it away.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class HoldDesk:
         self.histories = histories
         self.remarks: dict[str, Remark] = {}
         self.problems: dict[str, str | None] = {}
+        self.failed: dict[str, str] = {}
 
     def watch(
         self, reading: Reading, policy: Policy, now: float, attempts: Iterable[Attempt] = ()
@@ -179,6 +182,7 @@ class HoldDesk:
         answer = self._cluster.run("scontrol", "uhold", number)
         if answer.status:
             log.warning("job_not_held", job=number, error=answer.complaint)
+            self.failed[number] = answer.complaint
             return False
         log.warning("job_held", job=number, words=words)
         return True
@@ -189,4 +193,5 @@ class HoldDesk:
         answer = self._cluster.run("scontrol", "update", *words)
         if answer.status:
             log.warning("job_not_paused", job=number, error=answer.complaint)
+            self.failed[number] = answer.complaint
         return not answer.status

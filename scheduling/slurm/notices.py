@@ -74,6 +74,17 @@ def attempt_of(job: ListedJob) -> str:
     return f"{attempt_id(job.job, '')}@{job.job.start_time or 0:.0f}"
 
 
+def asked_as(job: ListedJob) -> str:
+    """What an attempt is asked to leave under: the components of one job have one script.
+
+    Each of them that is sent a signal has Slurm pass it to that script, which would be told twice.
+    """
+    leader = job.job.het_job_id
+    if leader is None:
+        return attempt_of(job)
+    return attempt_of(replace(job, job=replace(job.job, job_id=leader)))
+
+
 class Notices:
     """The notices of one cluster.
 
@@ -82,6 +93,11 @@ class Notices:
         asked: attempt -> its request of before this process, which may never have been sent.
         keep: writes down what is in `asked`, and says whether it is on disk.
         signs: what trainers say; nothing where nobody can tell.
+
+    Attributes:
+        asked: attempt -> its request.
+        failed: number of a job that Slurm passed nothing on to -> what it said; whoever tells of
+            it takes it away.
     """
 
     def __init__(
@@ -98,6 +114,7 @@ class Notices:
         self._signals: dict[str, AskedSignal | None] = {}
         self._seen: dict[str, ListedJob] = {}
         self.asked: dict[str, Asking] = dict(asked)
+        self.failed: dict[str, str] = {}
 
     def ask(
         self, jobs: Sequence[tuple[ListedJob, Why]], policy: Policy, now: float
@@ -110,7 +127,7 @@ class Notices:
         answers: dict[str, Answered] = {}
         chosen: dict[str, tuple[ListedJob, Asking, AskedSignal]] = {}
         for job, why in jobs:
-            attempt = attempt_of(job)
+            attempt = asked_as(job)
             if attempt in answers or attempt in chosen:
                 continue
             known = self.asked.get(attempt)
@@ -123,7 +140,7 @@ class Notices:
             else:
                 chosen[attempt] = (job, _asking(job, why, signal, policy=policy, now=now), signal)
         answers |= self._send(chosen, now)
-        return [answers[attempt_of(job)] for job, _ in jobs]
+        return [answers[asked_as(job)] for job, _ in jobs]
 
     def _send(
         self, chosen: Mapping[str, tuple[ListedJob, Asking, AskedSignal]], now: float
@@ -154,6 +171,7 @@ class Notices:
             raise ServiceUnavailable(f"Slurm's controller does not answer: {answer.complaint}")
         if answer.status:
             log.warning("notice_failed", job=job.number, error=answer.complaint)
+            self.failed[job.number] = answer.complaint
         return not answer.status
 
     def signal_of(self, job: ListedJob) -> AskedSignal | None:
@@ -162,7 +180,7 @@ class Notices:
         Raises:
             ServiceUnavailable: the controller does not answer.
         """
-        attempt = attempt_of(job)
+        attempt = asked_as(job)
         if attempt not in self._signals:
             answer = self._cluster.run("scontrol", "write", "batch_script", job.number, "-")
             if is_down(answer):
@@ -174,7 +192,7 @@ class Notices:
 
     def observe(self, jobs: Sequence[ListedJob], now: float) -> None:
         """See who has left and what those in doubt say, and forget what is long over."""
-        holding = {attempt_of(job): job for job in jobs if job.job.holds}
+        holding = {asked_as(job): job for job in jobs if job.job.holds}
         for attempt, asking in list(self.asked.items()):
             if attempt in holding:
                 self._seen[attempt] = holding[attempt]

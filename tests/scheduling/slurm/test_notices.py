@@ -114,6 +114,23 @@ def test_a_job_gets_the_signal_that_it_asked_for(tmp_path: Path) -> None:
     assert preemption.steps["left"] == NOW + 1300
 
 
+def test_the_components_of_one_job_are_asked_as_one(tmp_path: Path) -> None:
+    """They have one script, to which Slurm passes whatever is sent to any of them."""
+    desk = Desk(tmp_path, ASKS)
+    parts = [
+        running(7 + offset, het_job_id=7, het_job_offset=offset, start_time=NOW - 600)
+        for offset in (0, 1)
+    ]
+    answers = desk.notices.ask([(part, WHY) for part in parts], box_policy(), NOW)
+    assert answers == [Answered.ASKED] * 2
+    assert desk.ask(parts[1], NOW + 5) is Answered.BEFORE
+    assert desk.sent() == ["--signal=USR1 7+0"]
+    desk.notices.observe(parts[1:], NOW + 9)
+    assert desk.notices.preemptions(NOW + 9)[0].outcome is Outcome.OPEN
+    desk.notices.observe([], NOW + 10)
+    assert desk.notices.preemptions(NOW + 10)[0].outcome is Outcome.DONE
+
+
 def test_what_the_trainer_said_of_its_end_is_told(tmp_path: Path) -> None:
     """When it took note, and when the state with which it left was on disk."""
     desk = Desk(tmp_path, ASKS)
@@ -153,6 +170,7 @@ def test_what_slurm_refused_is_tried_again(tmp_path: Path) -> None:
     desk = Desk(tmp_path, ASKS, "echo 'error: Invalid job id specified' >&2; exit 1")
     for _ in range(2):
         assert desk.ask(running(), NOW) is Answered.FAILED
+        assert desk.notices.failed.pop("1") == "error: Invalid job id specified"
     assert len(desk.sent()) == 2
     assert desk.notices.preemptions(NOW) == ()
 
