@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.files import read_secret
 from gpuwarden.kubernetes_clients import NODES, PODS
 from gpuwarden.schedule_api import Problem
@@ -31,9 +31,11 @@ from gpuwarden.scheduling.leaves import EngineLeaves
 from gpuwarden.scheduling.predictions import trained_words, training_of_words
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Coroutine, Iterable, Mapping, Sequence
     from typing import Any, TypeVar
 
+    from gpuwarden.kubernetes_clients import Kind, KubernetesClient
+    from gpuwarden.platforms.kubernetes import Json
     from gpuwarden.schedule_api import Preemption, QueueEntry
     from gpuwarden.scheduling.drivers import Context
     from gpuwarden.scheduling.holdings import Holding
@@ -268,20 +270,56 @@ def read_entries(policy: Policy, now: float) -> Sequence[QueueEntry]:
         RefusedAction: it may not be read.
     """
 
-    async def read() -> View:
+    async def read() -> tuple[View, bool]:
         client = connect(policy, "queue")
         try:
-            workloads, jobs, pods, nodes = await asyncio.gather(
-                client.list(names.WORKLOADS, None),
-                client.list(names.JOBS, None),
-                client.list(PODS, None),
-                client.list(NODES, None),
-            )
+            return await _read_view(client, policy, now)
         finally:
             await client.aclose()
-        found = read_jobs(policy, workloads=workloads, jobs=jobs, pods=pods, nodes=nodes)
-        return View(policy=policy, now=now, jobs=tuple(found))
 
-    view = asyncio.run(read())
-    parts = [withdraw_useless(view), advance(view), limit_all(view), choose_all(view)]
+    view, whole = asyncio.run(read())
+    parts = [withdraw_useless(view), advance(view), limit_all(view)]
+    if whole:
+        # Who would have to end can only be said of all.
+        parts.append(choose_all(view))
     return entries_of(view, Verdict.of(parts))
+
+
+async def _read_view(client: KubernetesClient, policy: Policy, now: float) -> tuple[View, bool]:
+    """What somebody may see of the queue, and whether that is all of it."""
+    spaces = dict.fromkeys(team.namespace for team in policy.teams)
+    found = await asyncio.gather(
+        *(_listed(client, kind, spaces) for kind in (names.WORKLOADS, names.JOBS, PODS))
+    )
+    whole = all(all_of_it for _items, all_of_it in found)
+    try:
+        nodes = await client.list(NODES, None)
+    except RefusedAction:
+        nodes = []  # whether they report is then not known
+    workloads, jobs, pods = (items for items, _all_of_it in found)
+    read = read_jobs(policy, workloads=workloads, jobs=jobs, pods=pods, nodes=nodes)
+    return View(policy=policy, now=now, jobs=tuple(read)), whole
+
+
+async def _listed(
+    client: KubernetesClient, kind: Kind, spaces: Iterable[str]
+) -> tuple[list[Json], bool]:
+    """Objects of all namespaces or, for whoever may not see those, of the teams' that they may."""
+    try:
+        return await client.list(kind, None), True
+    except RefusedAction as error:
+        if error.reason != "forbidden":
+            raise
+        refused = error
+    found: list[Json] = []
+    seen = 0
+    for space in spaces:
+        try:
+            found += await client.list(kind, space)
+            seen += 1
+        except RefusedAction as error:
+            if error.reason != "forbidden":
+                raise
+    if not seen:
+        raise refused
+    return found, False

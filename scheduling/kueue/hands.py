@@ -13,7 +13,7 @@ import structlog
 
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
 from gpuwarden.scheduling.kueue import leases, names
-from gpuwarden.scheduling.kueue.leavings import ELSEWHERE, TRYING, history_text
+from gpuwarden.scheduling.kueue.leavings import ELSEWHERE, TRYING, Phase, history_text
 from gpuwarden.scheduling.kueue.views import (
     Act,
     Ask,
@@ -114,7 +114,9 @@ class Hands:
             case Mend():
                 log.error("note that cannot be read", job=job.id)
                 notes = dict.fromkeys((names.LEAVE_ANNOTATION, names.HOLD_ANNOTATION))
-                await self._patch(job, annotations=notes, state=None, active=True)
+                # What is marked as running, somebody else has stopped.
+                ours = job.mark not in (Phase.TOLD, Phase.RETURNED)
+                await self._patch(job, annotations=notes, state=None, active=True if ours else None)
             case Free():
                 log.warning("brought back", job=job.id)
                 space, name = job.namespace, job.workload

@@ -10,6 +10,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.scheduling.holdings import Holding
+from gpuwarden.scheduling.kueue.pods import Pod
 from gpuwarden.scheduling.sqlite_files import transaction
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Records:
     def _observe(
         self, job: QueuedJob, now: float, *, open_rows: dict[str, float], here: set[str]
     ) -> None:
-        for pod in job.pods:
+        for pod in job.pods or _stand_in(job):
             if pod.started is None:
                 continue
             # Of several pods each holds its part, also while others of them have not begun.
@@ -123,3 +124,11 @@ class Records:
             )
             for pod, entry, user, team, gpus, start, until, card, run_id in rows
         ]
+
+
+def _stand_in(job: QueuedJob) -> tuple[Pod, ...]:
+    """One pod for all that are not seen, by Kueue's word: else no budget would count them."""
+    if not (job.unseen and job.here and job.admitted is not None):
+        return ()
+    uid = f"{job.uid}@{job.admitted:.0f}"
+    return (Pod(uid, phase="Running", started=job.admitted, gpus=job.gpus),)

@@ -67,7 +67,8 @@ class QueuedJob:
         leaving: the leave that stands, or None.
         hold: that stands, or None.
         released: when it was released last, or None.
-        garbled: whether there is an annotation of a leave or a hold that cannot be read.
+        mark: how it stands by its label: a phase of a leave, or held; empty where neither is so.
+        garbled: whether a note of a leave or a hold cannot be read, or its mark is without one.
         history: when it had to leave before.
         kind: of its owner, such as Job; empty where it has none.
         cluster: another one in which it runs (MultiKueue), or empty.
@@ -116,6 +117,7 @@ class QueuedJob:
     leaving: Leaving | None = None
     hold: Hold | None = None
     released: float | None = None
+    mark: str = ""
     garbled: bool = False
     history: tuple[float, ...] = ()
     kind: str = "Job"
@@ -278,6 +280,7 @@ def _read(
     leaving = Leaving.decode(annotation)
     held = _annotation(workload, names.HOLD_ANNOTATION)
     hold = Hold.decode(held)
+    mark = _label(workload, names.LEAVE_LABEL)
     check, check_at = _check(policy, workload)
     resource_cards = _cards(policy, workload)
     labels = job if job is not None else workload
@@ -326,7 +329,10 @@ def _read(
         leaving=leaving,
         hold=hold,
         released=_number(_annotation(workload, names.RELEASED_ANNOTATION)),
-        garbled=(annotation is not None and leaving is None) or (held is not None and hold is None),
+        mark=mark,
+        garbled=(annotation is not None and leaving is None)
+        or (held is not None and hold is None)
+        or (bool(mark) and leaving is None and hold is None),
         history=history_of(_annotation(workload, names.HISTORY_ANNOTATION)),
         pods=tuple(sorted(pods, key=lambda pod: pod.uid)),
         command=_command(workload),

@@ -6,13 +6,14 @@ import json
 from typing import TYPE_CHECKING
 
 from click.testing import CliRunner, Result
-from tests.kubernetes_servers import Cluster, kubernetes
-from tests.kubernetes_store import BUILT_IN, KUEUE, Store
+from tests.kubernetes_manifests import job
+from tests.kubernetes_servers import Cluster, User, kubernetes
+from tests.kubernetes_store import BUILT_IN, KUEUE, Grant, Store
 from tests.kueue_controllers import Kueue
 from tests.scheduling.policy_files import TEXT
 
 from gpuwarden.cli import gpuwarden
-from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.errors import RefusedAction, ServiceUnavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +68,36 @@ def test_from_a_policy_to_a_job_and_back(tmp_path: Path, monkeypatch: pytest.Mon
         assert command(policy, "policy", "undo", "--yes", *record).exit_code == 0
         assert store.all("ClusterQueue") == []
         assert len(store.all("Job")) == 1, "a policy that is undone ends no job"
+
+
+def test_the_queue_of_who_sees_one_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No role for the whole cluster: their own team's jobs are shown, and nothing is guessed."""
+    monkeypatch.chdir(tmp_path)
+    with kubernetes(tmp_path, store=Store(BUILT_IN + KUEUE), step=Kueue()) as cluster:
+        policy = written(tmp_path, cluster)
+        record = ("--record", str(tmp_path / "record"))
+        assert command(policy, "policy", "apply", "--yes", *record).exit_code == 0
+        labels = {
+            "kueue.x-k8s.io/queue-name": "gpuwarden",
+            "kueue.x-k8s.io/priority-class": "gpuwarden-high",
+        }
+        for space in ("vision", "speech"):
+            body = job("mine")
+            body["metadata"]["labels"] = labels
+            cluster.create("Job", space, body)
+        groups, kinds = ("", "batch", "kueue.x-k8s.io"), ("jobs", "pods", "workloads")
+        grant = Grant(groups, kinds, ("list", "get"), "vision")
+        cluster.users[cluster.token] = User("ana", (grant,))
+        none = ("--socket", str(tmp_path / "none.sock"))
+        listed = command(policy, "queue", *none, "-o", "json")
+        assert listed.exit_code == 0, listed.output
+        assert [each["id"] for each in json.loads(listed.stdout)["entries"]] == ["vision/mine"]
+        cluster.users[cluster.token] = User("nobody", ())
+        error = command(policy, "queue", *none).exception
+        assert isinstance(error, RefusedAction)
+        assert "cannot list" in str(error)
 
 
 def test_a_server_that_does_not_answer(tmp_path: Path) -> None:

@@ -254,6 +254,25 @@ def test_people_hold_what_waits(tmp_path: Path) -> None:
         assert notes(found, two) == set()
 
 
+def test_a_mark_without_its_note_holds_nobody(tmp_path: Path) -> None:
+    """Somebody has taken the note off: the job comes back, but not one that was stopped by hand."""
+    with life(tmp_path, kueue_policy()) as found:
+        low, _stopped = park(found)
+        metadata = found.workload(low)["metadata"]
+        gone = {"metadata": {"annotations": {names.LEAVE_ANNOTATION: None}}}
+        found.scene.cluster.patch("Workload", metadata["name"], gone, metadata["namespace"])
+        found.tick()
+        assert "garbled_note" in found.codes()
+        found.tick()
+        assert found.active(low)
+        labels = {names.LEAVE_LABEL: "told"}
+        stopped = {"metadata": {"labels": labels}, "spec": {"active": False}}
+        found.scene.cluster.patch("Workload", metadata["name"], stopped, metadata["namespace"])
+        found.tick(2)
+        assert not found.active(low)
+        assert notes(found, low) == set()
+
+
 def test_a_hold_that_nobody_can_read_holds_nobody(tmp_path: Path) -> None:
     """It was written by somebody else, or cut."""
     with life(tmp_path, kueue_policy()) as found:

@@ -37,3 +37,19 @@ def test_pods_that_begin_one_after_the_other_hold_their_parts(tmp_path: Path) ->
         held = records.holdings(NOW, NOW + 7200)
     found = account(held, Span(NOW, NOW + 7200), "team", now=NOW + 7200)
     assert found.total.gpu_seconds == 2 * (3600 + 3540 + 3540 + 3510)
+
+
+def test_what_runs_unseen_is_counted_by_kueues_word(tmp_path: Path) -> None:
+    """A RayJob, or one in another cluster, escapes no budget: from admission to its end."""
+    job = a_job("ray", gpus=4, card="a100-40", kind="RayJob", reserved=NOW, admitted=NOW)
+    with contextlib.closing(Records(tmp_path / "kueue.sqlite")) as records:
+        for later in (1.0, 30.0, 3599.0):
+            records.observe([job], NOW + later)
+        records.observe([dataclasses.replace(job, finished="Succeeded")], NOW + 3600.0)
+        again = dataclasses.replace(job, reserved=NOW + 5000.0, admitted=NOW + 5000.0)
+        records.observe([again], NOW + 5000.0)
+        held = records.holdings(NOW, NOW + 7200.0)
+    assert [(each.gpus, each.start, each.end) for each in held] == [
+        (4, NOW, NOW + 3600.0),
+        (4, NOW + 5000.0, None),
+    ]
