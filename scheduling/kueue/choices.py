@@ -31,6 +31,7 @@ from gpuwarden.scheduling.kueue.views import (
     progress_of,
 )
 from gpuwarden.scheduling.preemption_terms import Code, Pool, Request, Running, Told, terms_of
+from gpuwarden.scheduling.preemptions import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -71,6 +72,11 @@ def starved(view: View) -> list[QueuedJob]:
         and job.active
         and job.running_since is None
     ]
+
+
+def can_start(job: QueuedJob, view: View) -> bool:
+    """Whether a job that waits for quota would start with it."""
+    return not job.barred and job.team not in view.spent
 
 
 def waiting(view: View) -> list[QueuedJob]:
@@ -131,6 +137,11 @@ class _Round:
             self._waits[job.id] = _never(job)
             self._acts += [_open(job)] if names.NOTICE_GATE in job.gates else []
             return
+        if not can_start(job, self._view):
+            # Whoever left for it would leave in vain; why it waits is told by what keeps it.
+            return
+        if self._goes_by_itself(job):
+            return
         if names.NOTICE_GATE in job.gates and not gates_notices(self._view.policy, job.priority):
             # The policy has changed since: nobody ends jobs without us, and it need not wait.
             self._acts.append(_open(job))
@@ -149,6 +160,22 @@ class _Round:
             self._waits[job.id] = Wait(Code.NO_VICTIM.value, words)
         elif names.NOTICE_GATE in job.gates:
             self._acts.append(_open(job))
+
+    def _goes_by_itself(self, job: QueuedJob) -> bool:
+        """Whether cards for it come free as it is: jobs that were cancelled are in their grace."""
+        view, fits = self._view, _fits(self._ledger, job.team, job.cards, job.gpus)
+        going = frozenset(
+            each.id
+            for each in view.jobs
+            if each.leaving is None
+            and each.goes_by is not None
+            and view.now < each.goes_by + STUCK_SECONDS
+        )
+        if not going or fits(frozenset()) or not fits(going):
+            return False
+        words = f"{listed(sorted(going))} {'is' if len(going) == 1 else 'are'} on the way out."
+        self._waits[job.id] = Wait(Code.COMING.value, words, tuple(sorted(going)))
+        return self._take((job,), without=going)
 
     def _choose(self, job: QueuedJob, *, reclaims: bool) -> None:
         view = self._view
@@ -234,7 +261,11 @@ def _running(job: QueuedJob, view: View, ledger: Ledger) -> Running:
         told=told,
         booked=_is_booked(job, view),
         borrowed=ledger.borrows(job.team, card),
-        deaf=view.silence(job) is not None or bool(job.finished) or not job.active,
+        deaf=view.silence(job) is not None
+        or bool(job.finished)
+        or not job.active
+        or job.dark
+        or job.goes_by is not None,
     )
 
 
@@ -410,7 +441,8 @@ def withdraw_useless(view: View) -> Verdict:
     ]
     acts: list[Act] = []
     asks = terms_of(view.policy) is not None
-    wanting = {job.id for job in [*starved(view), *waiting(view)]}
+    wanting = {job.id for job in waiting(view) if can_start(job, view)}
+    wanting |= {job.id for job in starved(view)}
     ledger = view.ledger()
     kept: dict[str, list[QueuedJob]] = {}
     for job in sorted(told, key=_dearness, reverse=True):

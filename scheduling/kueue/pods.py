@@ -28,6 +28,7 @@ class Pod:
         node: that it was put on, or empty.
         phase: Pending, Running, Succeeded, Failed or Unknown.
         leaving: whether it was told to go.
+        goes_by: Unix time by which it is to be gone then, its grace included, or None.
         exit_code: of its training, once it has ended.
         started: Unix time at which its training began, or None.
         ended: Unix time at which it ended, or None.
@@ -41,6 +42,7 @@ class Pod:
     node: str = ""
     phase: str = "Pending"
     leaving: bool = False
+    goes_by: float | None = None
     exit_code: int | None = None
     started: float | None = None
     ended: float | None = None
@@ -78,6 +80,7 @@ def read_pod(found: Json, ready: Mapping[str, bool], resources: Collection[str] 
         node=node,
         phase=text_at(found, "status.phase") or "Pending",
         leaving=value_at(found, "metadata.deletionTimestamp") is not None,
+        goes_by=moment_of(value_at(found, "metadata.deletionTimestamp")),
         exit_code=code if isinstance(code, int) else None,
         started=moment_of(began) or moment_of(value_at(found, "status.startTime")),
         ended=moment_of(over.get("finishedAt")),

@@ -7,24 +7,35 @@ does not hold cards for that alone (kueue #7480).
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.platforms.kubernetes import KUEUE_JOB_LABEL, value_at
 from gpuwarden.scheduling.kueue import names
+from gpuwarden.scheduling.kueue.card_requests import (
+    gpus_of,
+    kind_given,
+    kinds_of,
+    resources_of,
+    templates_of,
+    width_of,
+)
 from gpuwarden.scheduling.kueue.holds import Hold
 from gpuwarden.scheduling.kueue.leavings import Leaving, Phase, history_of
-from gpuwarden.scheduling.kueue.pods import Pod, cards_asked, moment_of, read_pod, whole
-from gpuwarden.scheduling.kueue.shapes import part_at, rows_at
+from gpuwarden.scheduling.kueue.pods import Pod, moment_of, read_pod, whole
+from gpuwarden.scheduling.kueue.shapes import rows_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpuwarden.platforms.kubernetes import Json
     from gpuwarden.scheduling.policies import Policy
 
 FOLLOWED: Final = frozenset({"Job", "JobSet"})
 """Owners whose pods are found: by what owns them, at most over one Job."""
+_BARRED: Final = frozenset({"Inadmissible", "Misconfigured", "Suspended"})
+"""Kueue's words for what no quota mends."""
 _FINISHED: Final = "Finished"
 _EXPIRED: Final = "MaximumExecutionTimeExceeded"
 
@@ -128,6 +139,11 @@ class QueuedJob:
     directory: str = ""
 
     @property
+    def workload_id(self) -> str:
+        """Its id by its Workload, which no other has."""
+        return f"{self.namespace}/{self.workload}"
+
+    @property
     def here(self) -> bool:
         """Whether any pod of it has, or may have, cards; by Kueue's word where none is seen."""
         if any(pod.holds for pod in self.pods):
@@ -171,6 +187,23 @@ class QueuedJob:
         return min(starts, default=None)
 
     @property
+    def dark(self) -> bool:
+        """Whether it is on a node that does not report: nobody hears, and no card is freed."""
+        return any(pod.holds and pod.node_ready is False for pod in self.pods)
+
+    @property
+    def barred(self) -> bool:
+        """Whether Kueue would not start it whatever came free: its queue is stopped, say."""
+        return self.reserved is None and self.waits_for in _BARRED
+
+    @property
+    def goes_by(self) -> float | None:
+        """When its last pod is to be gone, where all of them were told to go; else None."""
+        ends = [pod.goes_by for pod in self.pods if pod.holds]
+        known = [moment for moment in ends if moment is not None]
+        return max(known) if known and len(known) == len(ends) else None
+
+    @property
     def unplaced(self) -> str:
         """Why none of its pods finds a node; empty where one has."""
         waiting = [pod for pod in self.pods if pod.holds]
@@ -205,7 +238,7 @@ def read_jobs(
         nodes: likewise.
     """
     ready = {_text(node, "metadata.name"): _is_ready(node) for node in nodes}
-    resources = _resources(policy)
+    resources = resources_of(policy)
     by_uid = {_text(job, "metadata.uid"): job for job in jobs}
     spaces = {team.namespace: team.name for team in policy.teams}
     ours = _slices_joined(
@@ -228,7 +261,25 @@ def read_jobs(
         space = _text(job, "metadata.namespace")
         if uid not in taken and space in spaces and _listed(job, names.WAITS_ANNOTATION):
             found.append(_unqueued(policy, job, team=spaces[space]))
-    return sorted(found, key=lambda each: each.id)
+    return sorted(_told_apart(found), key=lambda each: each.id)
+
+
+def _told_apart(found: Sequence[QueuedJob]) -> Iterator[QueuedJob]:
+    """Jobs with ids of their own: one that is gone, and another of its name, go by their Workloads.
+
+    Whoever deletes a Job and makes it anew has both for the grace of its pods.
+    """
+    newest: dict[str, QueuedJob] = {}
+    for job in found:
+        before = newest.get(job.id)
+        if before is None or _newness(job) > _newness(before):
+            newest[job.id] = job
+    for job in found:
+        yield job if newest[job.id] is job else dataclasses.replace(job, id=job.workload_id)
+
+
+def _newness(job: QueuedJob) -> tuple[bool, float, str]:
+    return bool(job.job), job.created, job.uid
 
 
 def _job_uid(workload: Json) -> str:
@@ -282,7 +333,7 @@ def _read(
     hold = Hold.decode(held)
     mark = _label(workload, names.LEAVE_LABEL)
     check, check_at = _check(policy, workload)
-    resource_cards = _cards(policy, workload)
+    resource_cards = kinds_of(policy, workload)
     labels = job if job is not None else workload
     priority = _text(workload, "spec.priorityClassRef.name")
     rows = rows_at(workload, "status.schedulingStats.evictions")
@@ -300,10 +351,10 @@ def _read(
         value=value if isinstance(value, int) else 0,
         user=_label(labels, names.USER_LABEL),
         run_id=_label(labels, names.RUN_LABEL),
-        gpus=_gpus(policy, workload),
-        width=_width(workload),
+        gpus=gpus_of(policy, workload),
+        width=width_of(workload),
         cards=resource_cards,
-        card=_assigned(policy, workload),
+        card=kind_given(policy, workload),
         created=moment_of(value_at(labels, "metadata.creationTimestamp")) or 0.0,
         active=value_at(workload, "spec.active") is not False,
         reserved=_since(said, "QuotaReserved"),
@@ -363,9 +414,9 @@ def _unqueued(policy: Policy, job: Json, *, team: str) -> QueuedJob:
         priority=_priority(policy, _label(job, names.PRIORITY_LABEL)),
         user=_label(job, names.USER_LABEL),
         run_id=_label(job, names.RUN_LABEL),
-        gpus=_gpus(policy, as_workload),
-        width=_width(as_workload),
-        cards=_cards(policy, as_workload),
+        gpus=gpus_of(policy, as_workload),
+        width=width_of(as_workload),
+        cards=kinds_of(policy, as_workload),
         created=moment_of(value_at(job, "metadata.creationTimestamp")) or 0.0,
         waits=_listed(job, names.WAITS_ANNOTATION),
         window=_label(job, names.WINDOW_LABEL),
@@ -399,108 +450,19 @@ def _check(policy: Policy, workload: Json) -> tuple[str, float | None]:
     return "", None
 
 
-def _templates(workload: Json) -> list[tuple[int, Json]]:
-    return [
-        (whole(row.get("count", 1)), part_at(row, "template.spec"))
-        for row in rows_at(workload, "spec.podSets")
-    ]
-
-
 def _command(workload: Json) -> tuple[str, ...]:
     """What its first container runs, as gpuwarden's own jobs say it: in `command`, without args."""
-    for _count, spec in _templates(workload):
+    for _count, spec in templates_of(workload):
         for container in rows_at(spec, "containers"):
             words = value_at(container, "command")
             return tuple(str(word) for word in words) if isinstance(words, list) else ()
     return ()
 
 
-def _resources(policy: Policy) -> frozenset[str]:
-    return frozenset(card.kueue.resource for card in policy.cards if card.kueue is not None)
-
-
 def _directory(workload: Json) -> str:
-    for _count, spec in _templates(workload):
+    for _count, spec in templates_of(workload):
         for container in rows_at(spec, "containers"):
             return _text(container, "workingDir")
-    return ""
-
-
-def _gpus(policy: Policy, workload: Json) -> int:
-    """Cards that it has, where Kueue has admitted it, and else those that it asks for.
-
-    Kueue admits fewer pods than asked for where a job lets it, and counts what has ended no more.
-    """
-    resources = _resources(policy)
-    given = rows_at(workload, "status.admission.podSetAssignments")
-    if not given:
-        return sum(count * cards_asked(spec, resources) for count, spec in _templates(workload))
-    over = {
-        str(row.get("name")): whole(row.get("count"))
-        for row in rows_at(workload, "status.reclaimablePods")
-    }
-    total = 0
-    for row in given:
-        usage, count = part_at(row, "resourceUsage"), max(1, whole(row.get("count", 1)))
-        mine = sum(whole(usage.get(each, 0)) for each in resources)
-        total += mine * max(0, count - over.get(str(row.get("name")), 0)) // count
-    return total
-
-
-def _width(workload: Json) -> int:
-    return max(1, sum(count for count, _spec in _templates(workload)))
-
-
-def _cards(policy: Policy, workload: Json) -> tuple[str, ...]:
-    """Kinds of cards on which its pods may run: by resource and by the nodes that they choose."""
-    asked: set[str] = set()
-    specs = [spec for _count, spec in _templates(workload)]
-    for spec in specs:
-        for container in rows_at(spec, "containers"):
-            for part in ("resources.limits", "resources.requests"):
-                asked |= {*part_at(container, part)}
-    return tuple(
-        card.name
-        for card in policy.cards
-        if card.kueue is not None
-        and card.kueue.resource in asked
-        and all(_may_run(spec, card.kueue.node_labels) for spec in specs)
-    )
-
-
-def _may_run(spec: Json, labels: Mapping[str, str]) -> bool:
-    chosen = spec.get("nodeSelector")
-    if isinstance(chosen, dict) and any(
-        labels.get(key, value) != value for key, value in chosen.items()
-    ):
-        return False
-    path = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
-    terms = rows_at(spec, path)
-    return not terms or any(_meets(term, labels) for term in terms)
-
-
-def _meets(term: Json, labels: Mapping[str, str]) -> bool:
-    """Whether a flavor's labels can meet a term; keys that it does not name decide nothing."""
-    for rule in rows_at(term, "matchExpressions"):
-        value, wanted = labels.get(str(rule.get("key"))), rule.get("values")
-        if value is None or not isinstance(wanted, list | None):
-            continue
-        wanted = wanted or []
-        if rule.get("operator") == "In" and value not in wanted:
-            return False
-        if rule.get("operator") == "NotIn" and value in wanted:
-            return False
-        if rule.get("operator") == "DoesNotExist":
-            return False
-    return True
-
-
-def _assigned(policy: Policy, workload: Json) -> str:
-    flavors = {names.flavor_name(policy, card.name): card.name for card in policy.cards}
-    for row in rows_at(workload, "status.admission.podSetAssignments"):
-        for flavor in part_at(row, "flavors").values():
-            if isinstance(flavor, str) and flavor in flavors:
-                return flavors[flavor]
     return ""
 
 

@@ -13,7 +13,7 @@ from gpuwarden.scheduling.kueue.advances import advance
 from gpuwarden.scheduling.kueue.choices import choose_all
 from gpuwarden.scheduling.kueue.entries import entries_of
 from gpuwarden.scheduling.kueue.limits import limit_all
-from gpuwarden.scheduling.kueue.views import Tell, Verdict, View
+from gpuwarden.scheduling.kueue.views import Spent, Tell, Verdict, View
 from gpuwarden.scheduling.kueue.workloads import QueuedJob, read_jobs
 
 if TYPE_CHECKING:
@@ -105,16 +105,22 @@ def pod(uid: str, owner: str, *, node: str = "node1", **status: Any) -> Json:
     }
 
 
-def seen(*workloads: Json, jobs: tuple[Json, ...] = (), pods: tuple[Json, ...] = ()) -> View:
+def seen(
+    *workloads: Json,
+    jobs: tuple[Json, ...] = (),
+    pods: tuple[Json, ...] = (),
+    nodes: tuple[Json, ...] = (),
+    **more: Any,
+) -> View:
     """A view, of what mirrors keep."""
     found = read_jobs(
         POLICY,
         workloads=[each for item in workloads if (each := mirrors.trim_workload(item))],
         jobs=[each for item in jobs if (each := mirrors.trim_job(item))],
         pods=[each for item in pods if (each := mirrors.trim_pod(item))],
-        nodes=[],
+        nodes=nodes,
     )
-    return View(policy=POLICY, now=NOW, jobs=tuple(found))
+    return View(policy=POLICY, now=NOW, jobs=tuple(found), **more)
 
 
 def decided(view: View) -> tuple[Verdict, dict[str, QueueEntry]]:
@@ -215,6 +221,79 @@ def test_an_elastic_job_is_one_job() -> None:
     )
     grown = workload("grows", "u1", count=4, admitted=4, called="slice-2", age=60.0)
     assert [one.gpus for one in seen(over, grown, jobs=jobs, pods=pods).jobs] == [4]
+
+
+LOW = workload("low", "u1", count=4, admitted=4)
+HIGH = {"priority": "high", "count": 4}
+BOTH = (job("low", "u1"), job("high", "u2"))
+
+
+def asked(view: View) -> list[str]:
+    """Who is told to leave."""
+    return [act.job.id for act in decided(view)[0].acts if isinstance(act, Tell)]
+
+
+def test_nobody_leaves_for_a_job_of_a_stopped_queue() -> None:
+    """An operator has stopped it, or it is not in order: no card would start the job."""
+    for reason in ("Inadmissible", "Suspended", "Misconfigured"):
+        waits = workload("high", "u2", **HIGH, conditions={"QuotaReserved": f"False {reason}"})
+        view = seen(LOW, waits, jobs=BOTH, pods=(pod("p1", "u1"),))
+        assert asked(view) == []
+        assert decided(view)[1]["vision/high"].why == reason
+    waits = workload("high", "u2", **HIGH, conditions={"QuotaReserved": "False Pending"})
+    assert asked(seen(LOW, waits, jobs=BOTH, pods=(pod("p1", "u1"),))) == ["vision/low"]
+
+
+def test_nobody_leaves_for_a_job_whose_budget_is_spent() -> None:
+    """It would get the quota, and be sent back by the check until the period ends."""
+    waits = workload("high", "u2", **HIGH)
+    spent = {"vision": Spent("Team vision has used all.", NOW + 3600.0, leave=False)}
+    view = seen(LOW, waits, jobs=BOTH, pods=(pod("p1", "u1"),), spent=spent)
+    assert asked(view) == []
+    assert decided(view)[1]["vision/high"].why == "budget"
+
+
+def test_nobody_leaves_beside_one_that_goes_by_itself() -> None:
+    """A job was cancelled, and is in its grace: its cards are waited for, unless it is stuck."""
+    waits = workload("high", "u2", priority="high", count=2)
+    first = workload("first", "u1", count=2, admitted=2)
+    other = workload("other", "u3", count=2, admitted=2)
+    going = pod("p1", "u1")
+    jobs = (job("first", "u1"), job("high", "u2"), job("other", "u3"))
+    for until, told in ((NOW + 600.0, []), (NOW - 600.0, ["vision/other"])):
+        going["metadata"]["deletionTimestamp"] = stamp(until)
+        view = seen(first, waits, other, jobs=jobs, pods=(going, pod("p3", "u3")))
+        assert asked(view) == told
+    going["metadata"]["deletionTimestamp"] = stamp(NOW + 600.0)
+    entry = decided(seen(first, waits, other, jobs=jobs, pods=(going, pod("p3", "u3"))))[1]
+    assert entry["vision/high"].must_end == ("vision/first",)
+
+
+def test_nobody_on_a_dark_node_is_asked() -> None:
+    """It would not hear, and its card would not come free: another is."""
+    waits = workload("high", "u2", priority="high", count=2)
+    first = workload("first", "u1", count=2, admitted=2)
+    other = workload("other", "u3", count=2, admitted=2)
+    jobs = (job("first", "u1"), job("high", "u2"), job("other", "u3"))
+    started = {"startedAt": stamp(NOW - 60.0)}
+    young = [{"state": {"running": started}}]
+    pods = (pod("p1", "u1", containerStatuses=young), pod("p3", "u3", node="node2"))
+    assert asked(seen(first, waits, other, jobs=jobs, pods=pods)) == ["vision/first"]
+    dark = {
+        "metadata": {"name": "node1"},
+        "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]},
+    }
+    view = seen(first, waits, other, jobs=jobs, pods=pods, nodes=(dark,))
+    assert asked(view) == ["vision/other"]
+
+
+def test_a_job_that_was_made_anew_under_its_name() -> None:
+    """The old one's pod is in its grace: both count, and each is found by an id of its own."""
+    old = workload("low", "u1", admitted=2, count=2, called="job-low-old")
+    new = workload("low", "u9", age=10.0, called="job-low-new")
+    view = seen(old, new, jobs=(job("low", "u9"),), pods=(pod("p1", "u1"),))
+    assert [each.id for each in view.jobs] == ["vision/job-low-old", "vision/low"]
+    assert view.ledger().held("vision", "a100-40") == 2
 
 
 def test_quota_and_no_node() -> None:
