@@ -118,6 +118,13 @@ class _Round:
         ]
         self._history = {job.id: job.history for job in view.jobs}
         self._by_id = {job.id: job for job in view.jobs}
+        self._going = frozenset(
+            job.id
+            for job in view.jobs
+            if job.leaving is None
+            and job.goes_by is not None
+            and view.now < job.goes_by + STUCK_SECONDS
+        )
         self._acts: list[Act] = []
         self._waits: dict[str, Wait] = {}
         self._faults: list[Fault] = []
@@ -163,18 +170,16 @@ class _Round:
 
     def _goes_by_itself(self, job: QueuedJob) -> bool:
         """Whether cards for it come free as it is: jobs that were cancelled are in their grace."""
-        view, fits = self._view, _fits(self._ledger, job.team, job.cards, job.gpus)
-        going = frozenset(
-            each.id
-            for each in view.jobs
-            if each.leaving is None
-            and each.goes_by is not None
-            and view.now < each.goes_by + STUCK_SECONDS
-        )
-        if not going or fits(frozenset()) or not fits(going):
+        going = self._going
+        if not going:
+            return False
+        fits = _fits(self._ledger, job.team, job.cards, job.gpus)
+        if fits(frozenset()) or not fits(going):
             return False
         words = f"{listed(sorted(going))} {'is' if len(going) == 1 else 'are'} on the way out."
         self._waits[job.id] = Wait(Code.COMING.value, words, tuple(sorted(going)))
+        # What is given to one is not given to the next.
+        self._going = frozenset()
         return self._take((job,), without=going)
 
     def _choose(self, job: QueuedJob, *, reclaims: bool) -> None:

@@ -31,6 +31,7 @@ _WAITS: Final = {
 }
 """Kueue's reasons (v0.19, UnadmittedWorkloadsObservability and before) in words."""
 
+_STOPPED: Final = frozenset({"ClusterQueueStopped", "LocalQueueStopped"})
 _GIVEN_UP: Final = {
     "DeactivatedDueToRequeuingLimitExceeded": "Its pods did not become ready as often as Kueue "
     "tries (requeuingStrategy.backoffLimitCount): look into its events, and submit it anew.",
@@ -114,13 +115,19 @@ def _plain_wait(job: QueuedJob) -> Wait | None:
     if job.check in ("Pending", "Retry") and not job.here:
         return Wait("budget_check", "Whether its team's budget has room is being looked at.")
     if job.backs_off:
-        times = f" ({job.requeues} times until now)" if job.requeues else ""
-        return Wait("backs_off", f"Kueue lets it wait before it tries again{times}.")
+        return _put_off(job)
     if job.unplaced:
         return Wait("unplaced", f"It has its quota, and no node will have it: {job.unplaced}")
     if job.reserved is not None or job.here:
         return Wait("starting", "It has its cards, and its pods are being started.")
     return None
+
+
+def _put_off(job: QueuedJob) -> Wait:
+    if job.evicted in _STOPPED:
+        return Wait("queue_stopped", "An operator has stopped its queue.")
+    times = f" ({job.requeues} times until now)" if job.requeues else ""
+    return Wait("backs_off", f"Kueue lets it wait before it tries again{times}.")
 
 
 def _out_of_queue(job: QueuedJob) -> Wait:

@@ -51,6 +51,7 @@ class Mirror:
         changed: is called after each change.
         namespace: or None for all.
         trim: what is kept of an object; None of one that is not kept.
+        pause: seconds before what failed is tried again at first; then twice as long each time.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class Mirror:
         changed: Callable[[], None],
         namespace: str | None = None,
         trim: Callable[[Json], Json | None],
+        pause: float = FIRST_PAUSE,
     ) -> None:
         self._client = client
+        self._pause = pause
         self.kind = kind
         self._clock = clock
         self._changed = changed
@@ -86,26 +89,26 @@ class Mirror:
 
     async def run(self) -> None:
         """Follow the server until cancelled."""
-        pause, failures = FIRST_PAUSE, 0
+        pause, failures = self._pause, 0
         while True:
             begun = self._clock.monotonic()
             try:
                 if not self._version or begun - self._listed >= RELIST_SECONDS:
                     await self._list()
                 await self._watch()
-                pause, failures = FIRST_PAUSE, 0
+                pause, failures = self._pause, 0
                 continue
             except RefusedAction as error:
                 # Forgotten by the server: what happened meanwhile is only in a new list.
                 self._version = ""
                 self.problem = "" if error.reason == "gone" else str(error)
-                if error.reason == "gone" and pause == FIRST_PAUSE:
+                if error.reason == "gone" and pause == self._pause:
                     pause *= 2
                     continue
             except GpuwardenError as error:
                 self.problem = str(error)
             if self._clock.monotonic() - begun >= LASTING_SECONDS:
-                pause, failures = FIRST_PAUSE, 0
+                pause, failures = self._pause, 0
             failures += 1
             if failures >= MOST_FAILURES:
                 self._version = ""

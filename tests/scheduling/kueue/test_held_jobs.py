@@ -98,6 +98,7 @@ def test_a_team_that_goes_gets_its_jobs_back(tmp_path: Path) -> None:
         assert planned(policy).nothing
 
 
+@pytest.mark.sweep
 def test_a_lost_answer_gives_nothing_back_twice(tmp_path: Path) -> None:
     """Whoever parked it anew meanwhile, an operator say, is not overruled."""
     with life(tmp_path, kueue_policy()) as found:
@@ -139,6 +140,7 @@ def test_a_controller_heals_what_a_policy_that_is_gone_has_left(tmp_path: Path) 
         assert "parked_by_nobody" not in found.codes()
 
 
+@pytest.mark.sweep
 def test_the_jobs_of_another_policy_are_its_own(tmp_path: Path) -> None:
     """Two share a cluster; only once all queues of one are gone, the other brings its jobs back."""
     with life(tmp_path, kueue_policy()) as found:
@@ -196,6 +198,7 @@ def test_a_loop_is_held_and_released(tmp_path: Path) -> None:
         assert not found.active(low)
 
 
+@pytest.mark.sweep
 def test_leaving_because_one_was_asked_is_no_loop(tmp_path: Path) -> None:
     """Whoever left for others three times is not taken for one that goes nowhere."""
     with life(tmp_path, kueue_policy(kueue={"requeues": {"times": 1, "per": "12h"}})) as found:

@@ -46,7 +46,12 @@ def followed(found: Scene, clock: Ticks, story: Callable[[Mirror], Awaitable[Non
     async def run() -> None:
         client = found.client()
         mirror = Mirror(
-            client, names.COHORTS, clock=clock, changed=lambda: None, trim=mirrors.whole
+            client,
+            names.COHORTS,
+            clock=clock,
+            changed=lambda: None,
+            trim=mirrors.whole,
+            pause=0.01,
         )
         task = asyncio.create_task(mirror.run())
         try:
@@ -71,7 +76,7 @@ def test_a_quiet_kind_behind_a_proxy(tmp_path: Path) -> None:
         clock = Ticks()
 
         async def story(mirror: Mirror) -> None:
-            for _ in range(4):
+            for _ in range(2):
                 clock.now += mirrors.STALE_SECONDS - 1.0
                 asked = found.cluster.asked("GET", "/cohorts$")
                 found.cluster.cut()

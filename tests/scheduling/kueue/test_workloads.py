@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from tests.kueue_controllers import stamp
 from tests.scheduling.kueue.clusters import kueue_policy
 
-from gpuwarden.schedule_api import EntryState, QueueEntry
+from gpuwarden.schedule_api import Cause, EntryState, QueueEntry
 from gpuwarden.scheduling.kueue import mirrors
 from gpuwarden.scheduling.kueue.advances import advance
 from gpuwarden.scheduling.kueue.choices import choose_all
 from gpuwarden.scheduling.kueue.entries import entries_of
+from gpuwarden.scheduling.kueue.leavings import Leaving
 from gpuwarden.scheduling.kueue.limits import limit_all
-from gpuwarden.scheduling.kueue.views import Spent, Tell, Verdict, View
+from gpuwarden.scheduling.kueue.loops import vain_returns
+from gpuwarden.scheduling.kueue.pods import Pod
+from gpuwarden.scheduling.kueue.views import Ask, Park, Spent, Tell, Verdict, View
 from gpuwarden.scheduling.kueue.workloads import QueuedJob, read_jobs
 
 if TYPE_CHECKING:
@@ -240,6 +244,9 @@ def test_nobody_leaves_for_a_job_of_a_stopped_queue() -> None:
         view = seen(LOW, waits, jobs=BOTH, pods=(pod("p1", "u1"),))
         assert asked(view) == []
         assert decided(view)[1]["vision/high"].why == reason
+    drained = {"Evicted": "True ClusterQueueStopped", "Requeued": "False ClusterQueueStopped"}
+    view = seen(LOW, workload("high", "u2", **HIGH, conditions=drained), jobs=BOTH)
+    assert decided(view)[1]["vision/high"].why == "queue_stopped"
     waits = workload("high", "u2", **HIGH, conditions={"QuotaReserved": "False Pending"})
     assert asked(seen(LOW, waits, jobs=BOTH, pods=(pod("p1", "u1"),))) == ["vision/low"]
 
@@ -308,3 +315,24 @@ def test_quota_and_no_node() -> None:
     entry = decided(view)[1]["vision/low"]
     assert (entry.state, entry.why) == (EntryState.PENDING, "unplaced")
     assert "5 Insufficient nvidia.com/gpu" in entry.words
+
+
+def test_leaving_because_one_was_asked_is_no_loop() -> None:
+    """Nor is what was before a release; a pod of an earlier attempt is no sign that it has left."""
+    ends = [
+        Pod(f"p{n}", phase="Failed", exit_code=75, started=NOW - n, ended=NOW - n + 20.0)
+        for n in (100.0, 200.0, 300.0)
+    ]
+    base = by_name(seen(workload("low", "u1")), "low")
+    each = dataclasses.replace(base, pods=tuple(ends))
+    assert vain_returns(each, NOW, 3600.0) == 3
+    assert vain_returns(each, NOW, 150.0) == 1
+    assert vain_returns(dataclasses.replace(each, history=(NOW - 170.0,)), NOW, 3600.0) == 2
+    assert vain_returns(dataclasses.replace(each, released=NOW - 150.0), NOW, 3600.0) == 1
+    leaving = Leaving("x", Cause.WINDOW, "night", "epoch", begun=NOW - 10.0, deadline=NOW + 600.0)
+    told = dataclasses.replace(each, leaving=leaving, window="night", active=True)
+    view = View(policy=POLICY, now=NOW, jobs=(told,))
+    assert [type(act) for act in advance(view).acts] == [Ask]
+    now = Pod("p4", phase="Failed", exit_code=75, started=NOW - 60.0, ended=NOW - 1.0)
+    left = dataclasses.replace(told, pods=(*ends, now))
+    assert [type(act) for act in advance(dataclasses.replace(view, jobs=(left,))).acts] == [Park]
