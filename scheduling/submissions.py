@@ -60,6 +60,7 @@ class Asked:
         images: of one epoch, where the data set is out of sight.
         program: `gpuwarden`, or its absolute path in the training's environment.
         engine: instead of the policy's, or None.
+        booked: cards of the slot that it is for, in which no quota binds; 0 without one.
         mark: a few letters by which tasks without a name that are submitted in one second are told
             apart, or empty.
     """
@@ -82,6 +83,7 @@ class Asked:
     images: int | None = None
     program: str = "gpuwarden"
     engine: str | None = None
+    booked: int = 0
     mark: str = ""
 
 
@@ -163,7 +165,7 @@ def plan(
             model=card.model,
             memory=card.memory,
             count=card.count,
-            allowed=min(card.count, team.most(card.name)),
+            allowed=min(card.count, max(team.most(card.name), asked.booked)),
             price=card.price,
         )
         for card in policy.cards

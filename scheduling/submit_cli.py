@@ -168,7 +168,9 @@ def submit(words: tuple[str, ...], **said: Any) -> None:
         client = DaemonClient(said["socket"], said["url"], token_file=said["token_file"])
         slot = _slot(said["booking"], asked, client, now)
         if slot is not None:
-            asked = dataclasses.replace(asked, team=slot.team, card=slot.gpu_type)
+            # Slurm and Kueue count what runs in a slot for the team's limits.
+            booked = slot.gpus if (asked.engine or policy.engine) == "local" else 0
+            asked = dataclasses.replace(asked, team=slot.team, card=slot.gpu_type, booked=booked)
         training = read(asked, policy)
         past = _past(asked, client)
         found = plan(asked, training, policy, profiles=profiles, now=now, past=past)

@@ -16,11 +16,12 @@ from gpuwarden.scheduling.local.launches import LaunchFailed, User, log_path
 from gpuwarden.scheduling.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from gpuwarden.scheduling.local.queues import Attempt, Job, Queue
     from gpuwarden.scheduling.policies import Policy
+    from gpuwarden.scheduling.slots import Slot
 
 MAX_JOBS = 1000
 """Jobs of one user that may wait or run at once."""
@@ -46,6 +47,7 @@ class Commands:
         gid: int,
         token: str,
         now: float,
+        slots: Sequence[Slot] = (),
     ) -> str:
         """Take a job on; it is on disk when this returns its id.
 
@@ -56,6 +58,7 @@ class Commands:
             gid: likewise.
             token: of the submission: the same one again gives the same job; empty for none.
             now: Unix time.
+            slots: that are booked: no quota binds in them.
 
         Raises:
             RefusedAction: with what to change.
@@ -77,7 +80,7 @@ class Commands:
                 "run it as root for everybody's",
             )
         task = dataclasses.replace(task, user=user.name)
-        for reason, words in _refusals(task, policy):
+        for reason, words in _refusals(task, policy, [each for each in slots if each.end > now]):
             raise RefusedAction(reason, words)
         known_jobs = self._queue.states_of(task.after)
         for entry in task.after:
@@ -167,7 +170,7 @@ class Commands:
         return next((each for each in attempts if each.job == job.id), None)
 
 
-def _refusals(task: Task, policy: Policy) -> list[tuple[str, str]]:
+def _refusals(task: Task, policy: Policy, slots: Sequence[Slot]) -> list[tuple[str, str]]:
     """Why a task is not taken on; whether its user is of the team was checked by the caller."""
     team, found = policy.team(task.team), []
     if team is None:
@@ -185,16 +188,18 @@ def _refusals(task: Task, policy: Policy) -> list[tuple[str, str]]:
     if task.image is not None:
         found.append(("image", "this engine starts no containers: leave --image out"))
     if not found and team is not None:
-        found += _too_large(task, policy)
+        found += _too_large(task, policy, slots)
     return found
 
 
-def _too_large(task: Task, policy: Policy) -> list[tuple[str, str]]:
+def _too_large(task: Task, policy: Policy, slots: Sequence[Slot]) -> list[tuple[str, str]]:
     team = policy.team(task.team)
     kinds = [card for card in policy.cards if task.gpu_type in (None, card.name)]
-    most = max(
-        (min(card.count, 0 if team is None else team.most(card.name)) for card in kinds), default=0
-    )
+    most = 0
+    for card in kinds:
+        booked = [each.gpus for each in slots if (each.team, each.card) == (task.team, card.name)]
+        by_quota = 0 if team is None else team.most(card.name)
+        most = max(most, min(card.count, max(by_quota, *booked, 0)))
     if task.gpus > most:
         return [("too_large", f"team {task.team} may use {most} cards of a kind at most")]
     fitting = [

@@ -220,7 +220,9 @@ class LocalDriver:
             raise RefusedAction(
                 "run_taken", f"run {task.run_id} is of another user here: say another --name"
             )
-        return self._commands.submit(task, self._policy, uid=uid, gid=gid, token=token, now=now)
+        return self._commands.submit(
+            task, self._policy, uid=uid, gid=gid, token=token, now=now, slots=self._slots
+        )
 
     def cancel(self, entry: str, *, by: str, now: float) -> None:
         """Take a job out of the queue, or have it save and leave for good."""

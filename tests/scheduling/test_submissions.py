@@ -264,6 +264,8 @@ def test_cards_beyond_a_quota_are_refused_before_they_are_waited_for() -> None:
     reason, text = refused(*words, gpus=16, user="cy", card="a100-40")
     assert reason == "card"
     assert "team speech may hold 12" in text
+    booked = ask(*words, gpus=16, user="cy", card="a100-40", booked=16).task
+    assert (booked.gpus, booked.team) == (16, "speech")
     assert refused(*words, gpus=64)[0] == "card"
     assert refused(*words, gpus=4, user="cy", card="a100-40", image="other")[0] == "image"
 
