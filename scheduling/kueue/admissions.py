@@ -138,8 +138,8 @@ def _images_of(spec: str) -> list[str]:
 
 def _class_rule(policy: Policy, known: str) -> Body:
     allowed, told = {}, {}
-    for team in policy.teams:
-        own = [each.name for each in policy.priorities if team.may_choose(each.name)]
+    for team in sorted(policy.teams, key=lambda team: team.name):
+        own = sorted(each.name for each in policy.priorities if team.may_choose(each.name))
         found = [names.priority_name(policy, each) for each in own]
         allowed[team.namespace] = ["", *found]
         told[team.namespace] = f"team {team.name} has {_listed(found)}"
@@ -167,8 +167,8 @@ def _image_rules(policy: Policy, known: str, allowed: str, first: str) -> Iterat
     """Only images of the catalogue, where the policy has one."""
     if not policy.images:
         return
-    images = _literal([each.image for each in policy.images])
-    listed = _listed([each.name for each in policy.images])
+    images = _literal(sorted({each.image for each in policy.images}))
+    listed = _listed(sorted(each.name for each in policy.images))
     words = f"is not one of the policy, pinned by its digest: there are {listed}; "
     words += "`gpuwarden submit --image NAME` takes one"
     rule: Body = {
