@@ -16,6 +16,7 @@ from gpuwarden.platforms.slurm import ENDED, PENDING, attempt_id
 from gpuwarden.platforms.slurm_limits import AllLimits
 from gpuwarden.platforms.slurm_reasons import Kind, Reason, explain
 from gpuwarden.schedule_api import EntryState, Interval, QueueEntry
+from gpuwarden.scheduling.slurm.endings import end_words
 from gpuwarden.scheduling.slurm.meanings import card_of, priority_of, team_of
 from gpuwarden.scheduling.slurm.obstacles import Obstacles
 from gpuwarden.scheduling.slurm.scripts import read_comment
@@ -188,9 +189,8 @@ def _said_of_running(job: ListedJob, state: EntryState) -> tuple[str, str]:
             "where it was submitted with --requeue"
         )
     elif state is EntryState.FAILED:
-        why = next(iter(sorted(job.job.states & ENDED)), "FAILED").lower()
-        words = f"it ended as {why.replace('_', ' ')}"
-        words += f" with status {job.status}" if job.status else ""
+        ended = next(iter(sorted(job.job.states & ENDED)), "FAILED")
+        why, words = ended.lower(), end_words(ended, job.status)
     elif not job.gpus_known:
         why = "cards_unknown"
         words = "Slurm does not say how many cards it has: gres/gpu is not in AccountingStorageTRES"

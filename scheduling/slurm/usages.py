@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from gpuwarden.platforms.slurm import ENDED
 from gpuwarden.schedule_api import EntryState, QueueEntry
 from gpuwarden.scheduling.holdings import Holding
+from gpuwarden.scheduling.slurm.endings import AGAIN, end_words
 from gpuwarden.scheduling.slurm.meanings import card_of, priority_of, team_of
 from gpuwarden.scheduling.slurm.scripts import read_comment
 
@@ -163,9 +164,6 @@ def _end_words(attempt: Attempt) -> str:
     if attempt.state == "COMPLETED":
         return ""
     if attempt.state in _AGAIN:
-        return (
-            f"It was {attempt.state.lower()}, and Slurm has not queued it again: submit it anew "
-            "with the same words and --name, and it goes on from its newest state."
-        )
-    status = f" with status {attempt.status}" if attempt.status else ""
-    return f"It ended as {attempt.state.lower().replace('_', ' ')}{status}."
+        return f"It was {attempt.state.lower()}, and Slurm has not queued it again: {AGAIN}."
+    words = end_words(attempt.state, attempt.status)
+    return f"{words[0].upper()}{words[1:]}."

@@ -100,6 +100,25 @@ def test_why_it_waits_is_told_in_words(version: str) -> None:
     assert words["2"] == "It ended as failed with status 7."
 
 
+@pytest.mark.parametrize(
+    ("state", "status", "says"),
+    [
+        ("TIMEOUT", 0, "was ended at its time limit: submit it anew with the same words"),
+        ("OUT_OF_MEMORY", 137, "host_memory of the policy"),
+        ("NODE_FAIL", 0, "and Slurm did not queue it again: submit it anew"),
+        ("FAILED", 75, "saved and left (status 75), and Slurm did not queue it again"),
+        ("FAILED", 76, "saved and left for good (status 76)"),
+        ("FAILED", 7, "It ended as failed with status 7."),
+        ("CANCELLED", 0, "It ended as cancelled."),
+    ],
+)
+def test_how_it_ended_is_told_with_what_to_do(state: str, status: int, says: str) -> None:
+    """One that left with 75 where Slurm queues nobody again is no crash (Lightning #20542)."""
+    entry = told(a_job(1, state=state, status=status))["1"]
+    assert says in entry.words
+    assert entry.why == state.lower()
+
+
 def test_an_array_is_one_line_that_counts_for_all_of_it() -> None:
     """The tasks that have not begun; each that runs is a line of its own, and may have to end."""
     entries = told(
