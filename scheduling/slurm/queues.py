@@ -67,7 +67,8 @@ def entries_of(reading: Reading, policy: Policy) -> tuple[QueueEntry, ...]:
         (job for job in reading.jobs if is_waiting(job)), key=lambda job: turn(job, reading.tiers)
     )
     places = _places(
-        [job for job in waiting if reason_of(job).kind in _IN_TURN and state_of(job) is _PENDING]
+        [job for job in waiting if reason_of(job).kind in _IN_TURN and state_of(job) is _PENDING],
+        Counter(job.job.array_job_id for job in reading.jobs if job.job.holds),
     )
     obstacles = Obstacles(reading)
     found = [
@@ -220,10 +221,14 @@ def _waiting_entry(
     )
 
 
-def _places(line: Sequence[ListedJob]) -> dict[str, int]:
+def _places(line: Sequence[ListedJob], running: Mapping[int | None, int]) -> dict[str, int]:
     """Place of each job among those that wait for the same cards.
 
     Jobs that want the same are counted together: a long queue has few kinds of wishes.
+
+    Args:
+        line: who waits, in order.
+        running: array -> how many of its tasks run.
     """
     counts: Counter[_Wish] = Counter()
     found = {}
@@ -232,8 +237,16 @@ def _places(line: Sequence[ListedJob]) -> dict[str, int]:
         found[job.number] = 1 + sum(
             count for other, count in counts.items() if _compete(wish, other)
         )
-        counts[wish] += 1
+        counts[wish] += _turns(job.tasks, running.get(job.job.job_id, 0))
     return found
+
+
+def _turns(tasks: ArrayTasks | None, running: int) -> int:
+    """How many starts stand in the line for a job: of an array as many as may run besides."""
+    if tasks is None:
+        return 1
+    count = tasks.count or 1
+    return count if tasks.limit is None else max(1, min(count, tasks.limit - running))
 
 
 class _Wish(NamedTuple):

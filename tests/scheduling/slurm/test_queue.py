@@ -130,6 +130,8 @@ def test_an_array_is_one_line_that_counts_for_all_of_it() -> None:
     assert (line.tasks, line.gpus, line.position) == (20, 1, 1)
     assert "20 tasks of an array (1-39:2, 4 at a time)" in line.words
     assert entries["10_0"].tasks == entries["11"].tasks == 1
+    # As many as may run besides go first.
+    assert entries["11"].position == 4
     cut = told(a_job(12, tasks=decode_tasks("1,3,5,...%2")))["12_[1,3,5,...%2]"]
     assert cut.tasks == 1
     assert cut.words.startswith("Tasks of an array (1,3,5,..., 2 at a time): ")
