@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,19 +16,23 @@ from tests.slurm_accounting import manage
 from gpuwarden import job_files
 from gpuwarden.job_files import RunExit, RunStatus
 from gpuwarden.schedule_api import EntryState
-from gpuwarden.scheduling.slurm.hold_desks import HoldDesk
+from gpuwarden.scheduling.drivers import LEAK, LOOP
+from gpuwarden.scheduling.slurm.driver import SLOT_PROBLEMS, SlurmDriver
+from gpuwarden.scheduling.slurm.hold_desks import DRIVEN_OUT, HoldDesk
 from gpuwarden.scheduling.slurm.observations import Reader
 from gpuwarden.scheduling.slurm.queues import entries_of
 from gpuwarden.scheduling.slurm.receipts import signs_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.slurm_servers import SlurmCluster
 
     from gpuwarden.schedule_api import QueueEntry
     from gpuwarden.scheduling.slurm.clusters import Cluster
+
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -77,3 +84,15 @@ def test_who_leaves_for_good_within_its_grace_is_held(
     until(heeds.exists, 60)
     assert look().state is EntryState.RUNNING
     graced.run("scancel", str(job))
+
+
+def test_every_problem_is_on_slurms_page() -> None:
+    """Under its code, by which people look for it."""
+    source = Path(inspect.getfile(SlurmDriver)).read_text()
+    told = set(re.findall(r'self\._problem\(\s*"([a-z_]+)"', source))
+    told |= {LOOP, LEAK, DRIVEN_OUT, *SLOT_PROBLEMS}
+    page = (ROOT / "docs/scheduling-slurm.md").read_text()
+    rows = set(
+        re.findall(r"^\| `([a-z_]+)` \|", page.partition("tells operators")[2], re.MULTILINE)
+    )
+    assert rows == told
