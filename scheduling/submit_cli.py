@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gpuwarden.scheduling.tasks import Submitter
 
 DEFAULT_POLICY: Final = Path("/etc/gpuwarden/policy.yaml")
+FRESH_SECONDS: Final = 300.0
 ENGINES: Final = ("slurm", "kueue", "local")
 
 _EPILOG = """
@@ -254,7 +255,9 @@ def _with_schedule(found: Plan, client: DaemonClient) -> Plan:
         schedule = client.schedule()
     except (ServiceUnavailable, RefusedAction):
         return found
-    refuse_second(found.task, schedule.entries)
+    # A queue that was seen long ago says nothing of what waits now.
+    if time.time() - schedule.taken <= FRESH_SECONDS:
+        refuse_second(found.task, schedule.entries)
     doubts = budget_doubts(schedule.budgets, team=found.task.team, hours=found.gpu_hours)
     return dataclasses.replace(found, warnings=(*found.warnings, *doubts))
 

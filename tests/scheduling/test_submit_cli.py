@@ -157,6 +157,21 @@ def test_a_run_that_is_in_the_queue_is_not_submitted_again(
         assert len(here.driver.taken) == 2
 
 
+def test_an_old_queue_keeps_nobody_from_submitting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine was last seen years ago: its jobs may be long over."""
+    monkeypatch.chdir(tmp_path)
+    text = TEXT.replace("users: [ana, bo]", f"users: [{ME}]")
+    text = text.replace("engine: slurm", "engine: local")
+    with running(tmp_path, text, now=NOW - 10 * 365 * 86400, driver=PlayedQueue) as here:
+        here.driver.rows = (dataclasses.replace(WAITS, engine="local", run_id="night"),)
+        here.tick(5)
+        where = ["--policy", str(tmp_path / "policy.yaml"), "--socket", str(here.settings.socket)]
+        words = [*where, "model=yolov8m.yaml", "data=100", "--name", "night", "-y"]
+        assert CliRunner().invoke(submit, words).exit_code == 0
+
+
 def test_tasks_of_one_second_have_names_of_their_own(policy: Path) -> None:
     """A sweep that submits many at once trains as many runs."""
     words = ["model=yolov8m.yaml", "data=100", "--engine", "local", "-o", "json", "--dry-run"]
