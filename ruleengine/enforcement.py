@@ -144,6 +144,7 @@ class Reclaimer:
         leaves: what a scheduler has asked jobs for, or None: there is no scheduler.
 
     Attributes:
+        sending: decisions that are being handed over to their agents at this moment.
         superseded: what the agent that was asked last said of another engine, or an empty string;
             told, and no more: one agent's word must not keep the engine from all other nodes.
     """
@@ -193,6 +194,7 @@ class Reclaimer:
                 note=self._note,
             )
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.sending: set[str] = set()
         self.superseded = ""
 
     async def aclose(self) -> None:
@@ -320,6 +322,7 @@ class Reclaimer:
         )
         if draft.act is None:
             # A node that does not answer holds up nobody else's decision, nor anybody's notice.
+            self.sending.add(decision.id)
             self._begin(decision, self._hand_over(decision))
         self.follow()
         return None
@@ -363,7 +366,10 @@ class Reclaimer:
 
     async def _hand_over(self, decision: Decision) -> None:
         """Send a decision that one agent carries out, and follow it."""
-        await self._send(decision)
+        try:
+            await self._send(decision)
+        finally:
+            self.sending.discard(decision.id)
         current = self._ledger.decision(decision.id)
         if current is not None and current.finished_at is None:
             await self._follow(current)

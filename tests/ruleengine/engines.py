@@ -120,7 +120,15 @@ class World:
             self.clock.pass_(seconds)
             self.fleet.rules = self.engine.rulebook.rules
             await self.engine.tick()
+            await self._handed_over()
             await self.forward()
+
+    async def _handed_over(self) -> None:
+        """Wait until agents have what was decided, unless one of them hangs."""
+        for _ in range(100):
+            if not self.engine.reclaimer.sending:
+                return
+            await asyncio.sleep(0.01)
 
     async def forward(self) -> None:
         """Do what Alertmanager would: hand firing job notices to the last hop."""

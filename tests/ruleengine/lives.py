@@ -311,7 +311,10 @@ class Lives:
             done = self.engine.ticks.outcomes.get("completed", 0)
             await self.engine.tick()
             self._look()
-            for _ in range(20):
+            for turn in range(2000):
+                # At least until the agents have what this tick has decided.
+                if turn >= 20 and not self.engine.reclaimer.sending:
+                    break
                 await asyncio.sleep(0)
             ended = len(self.seen.ends) - before
             if ended > PER_TICK:

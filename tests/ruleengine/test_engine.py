@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 import pytest
 from tests.ruleengine.engines import TICK, World, running
@@ -470,7 +469,7 @@ def test_cases_are_frozen_values(servers: World) -> None:
         async with running(servers) as world:
             await world.until(CaseState.DETECTED)
             stored = world.engine.cases.all()[0]
-            with pytest.raises(dataclasses.FrozenInstanceError):
+            with pytest.raises(AttributeError):
                 stored.case.elapsed = 1e9  # type: ignore[misc]
 
     asyncio.run(story())
