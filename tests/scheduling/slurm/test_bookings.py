@@ -12,12 +12,15 @@ from tests.scheduling.slurm.drivers import WallClock, a_driver
 from tests.scheduling.slurm.tasks import a_task, box_policy
 from tests.scheduling.slurm.test_driver import clear, entry
 from tests.scheduling.slurm.test_queue import NODE, NOW, a_job
+from tests.servers import until
 from tests.slurm_accounting import manage
 
 from gpuwarden.errors import RefusedAction
 from gpuwarden.platforms.slurm_nodes import SlurmNode
 from gpuwarden.platforms.slurm_reservations import Reservation
+from gpuwarden.schedule_api import Cause, EntryState
 from gpuwarden.scheduling.slots import Slot
+from gpuwarden.scheduling.slurm.observations import read_jobs
 from gpuwarden.scheduling.slurm.queues import Reading
 from gpuwarden.scheduling.slurm.reservations import (
     Shape,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
     from tests.slurm_servers import SlurmCluster
 
+    from gpuwarden.schedule_api import QueueEntry
     from gpuwarden.scheduling.slurm.clusters import Cluster
 
 OLD, NEW = (22, 5), (24, 11)
@@ -325,3 +329,42 @@ def test_a_training_in_front_of_a_slot_makes_way_for_it(
         # In use it cannot be deleted: it ends, and its jobs go on.
         driver.book([], clock.wall() + 120)
         assert empty.states(theirs) == {"RUNNING"}
+
+
+@pytest.mark.sweep
+def test_a_training_is_told_ahead_of_a_slot_and_waits_for_it(
+    empty: SlurmCluster, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Lead time before, though Slurm would tell it only as the slot begins; once."""
+    trainer = tmp_path / "gpuwarden"
+    trainer.write_text(
+        "#!/bin/sh\ntrap 'echo told >> told; exit 75' USR1\n"
+        "touch begun\nwhile :; do sleep 0.1; done\n"
+    )
+    trainer.chmod(0o755)
+    clock, policy = WallClock(), box_policy(empty)
+    submitter = SlurmSubmitter(policy, cluster, environment={"PATH": "/usr/bin:/bin"})
+    with a_driver(policy, tmp_path, clock) as driver:
+        now = float(int(clock.wall()))
+        slot = a_slot(start=now + 500, end=now + 4100, gpus=4, team="speech", lead_seconds=200.0)
+        task = a_task(gpus=4, program=str(trainer), directory=str(tmp_path))
+        training = int(submitter.submit(task, token="told-ahead").id)
+        empty.wait_for_state(training, "RUNNING")
+        until((tmp_path / "begun").exists)
+        driver.book([slot], now)
+
+        def look(later: float) -> QueueEntry:
+            clock.ahead = later
+            driver.tick(clock.wall())
+            return next(each for each in driver.entries() if each.id == str(training))
+
+        assert look(280.0).state is EntryState.RUNNING
+        assert not (tmp_path / "told").exists()
+        look(330.0)
+        until(lambda: look(331.0).state is EntryState.PENDING, every=0.2)
+        assert look(332.0).words.startswith("It made way for slot b1 of speech, and may start ")
+        (waits,) = [each for each in read_jobs(cluster) if each.job.job_id == training]
+        assert waits.eligible == slot.start
+        assert (tmp_path / "told").read_text() == "told\n"
+        (told,) = [each for each in driver.preemptions() if each.cause is Cause.BOOKING]
+        assert set(told.steps) == {"notified", "left"}
