@@ -15,7 +15,7 @@ _KNOWN_AS = {
     ),
     "local": "",
 }
-_IMAGES = {
+_MORE = {
     "slurm": """
 # Containers that jobs may use, pinned by digest; `skopeo inspect docker://IMAGE` prints it.
 # images:
@@ -29,6 +29,10 @@ images:
 - name: yolo:m-cu124
   image: registry.example.com/yolo@sha256:{zeros}
   models: ["yolov8*", "yolo11*"]
+
+kueue:
+  admission: warn                     # of Jobs written by hand; deny, once it warns of none
+  requeues: {times: 3, per: 1h}       # a job that only comes back is held after that
 """.replace("{zeros}", "0" * 64),
     "local": "",
 }
@@ -104,4 +108,4 @@ bookings:
   ahead: 90d
   no_show_after: 30m                  # then the slot is released
   at_most_share: 50%                  # of the cards of a kind, at any moment
-""" + _IMAGES[engine]
+""" + _MORE[engine]

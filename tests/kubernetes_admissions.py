@@ -136,5 +136,9 @@ def _run(expression: str, facts: Mapping[str, Any]) -> Any:
 
 @lru_cache(maxsize=256)
 def _program(expression: str) -> celpy.Runner:
-    environment = celpy.Environment()
-    return environment.program(environment.compile(expression))
+    return _environment().program(_environment().compile(expression))
+
+
+@lru_cache(maxsize=1)
+def _environment() -> celpy.Environment:
+    return celpy.Environment()

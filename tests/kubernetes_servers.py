@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import yaml
 from tests import kubernetes_admissions, kubernetes_applies, kubernetes_watches
 from tests.kubernetes_controllers import reconcile
-from tests.kubernetes_store import KUEUE, Grant, Refusal, Resource, Store, merged
+from tests.kubernetes_store import Grant, Refusal, Resource, Store, merged
 
 from gpuwarden.ruleengine.kubernetes_settings import KubernetesSettings
 
@@ -325,6 +325,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "DELETE":
             return 200, store.delete(resource, namespace, str(name), options=body)
         make = store.evict(str(namespace), str(name), body) if part == "eviction" else None
+        body = {key: value for key, value in body.items() if key != "status"}
         if make is None:
             self._admit(resource, namespace, body, None)
         return 201, make or store.create(resource, namespace, body)
@@ -420,7 +421,8 @@ class _Handler(BaseHTTPRequestHandler):
             metadata = body.get("metadata", {})
             locks = {key: metadata[key] for key in ("uid", "resourceVersion") if key in metadata}
             body = {"metadata": locks, "status": body["status"]}
-        elif resource in KUEUE:
+        else:
+            # What a status says, only its own sub-resource changes.
             body = {key: value for key, value in body.items() if key != "status"}
         if not part:
             before = store.get(resource, namespace, name)

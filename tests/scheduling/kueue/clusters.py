@@ -103,7 +103,7 @@ def kueue_policy(**parts: Any) -> Policy:
 def with_server(policy: Policy, cluster: Cluster) -> Policy:
     """A policy whose cluster is the fake one."""
     settings = cluster.settings()
-    kueue = policy.kueue.model_copy(update={"kubeconfig": settings.kubeconfig, "timeout": 5.0})
+    kueue = policy.kueue.model_copy(update={"kubeconfig": settings.kubeconfig, "timeout": 20.0})
     return policy.model_copy(update={"kueue": kueue})
 
 
