@@ -133,7 +133,7 @@ def _apply_once(policy: Policy, own: Policy, cluster: Cluster) -> None:
     if known is None:
         cluster.controllers = False
         outcome = bring_about(own)
-        assert outcome.failed is None, outcome.reason
+        assert outcome.failed is None, outcome.error
         cluster.controllers = True
         known = _APPLIED[key] = Store(store.resources)
         _copy(store, known)
