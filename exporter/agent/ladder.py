@@ -326,8 +326,9 @@ class _Climb:
         deadline = self._clock.monotonic() + grace
         while True:
             left = deadline - self._clock.monotonic()
-            added = self._rescan()
-            if left <= 0 or not (added or self._group.alive()):
+            # Before the look at /proc: whoever ends after it may have a child that it did not show.
+            living = self._group.alive()
+            if not (self._rescan() or living) or left <= 0:
                 return
             self._group.wait(min(left, RESCAN_SECONDS), self._wake)
             if self._wake.is_set:
@@ -336,8 +337,11 @@ class _Climb:
     def _kill(self) -> None:
         """Stop and SIGKILL what is left, until nothing is or the rounds are over."""
         for _ in range(KILL_ROUNDS):
-            if not self._rescan() and not self._group.alive():
+            living = self._group.alive()
+            if not (self._rescan() or living):
                 return
+            if not self._group.alive():
+                continue
             self._resolver.guards.check_kill_switch()
             try:
                 self._freeze()

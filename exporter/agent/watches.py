@@ -159,19 +159,20 @@ class _Watch:
         deadline = (record.begun_at or 0.0) + record.grace
         unopened = ""
         while True:
+            # Before the look at /proc: whoever ends after it may have a child that it did not show.
+            living = self._group.alive()
             try:
                 unopened, added = "", self._rescan()
             except (OSError, RefusedAction) as error:
                 unopened, added = f"not every process of the job could be opened: {error}", False
             left = deadline - self._clock.monotonic()
-            living = self._group.alive()
             if left <= 0 or not (living or added or unopened):
                 break
             if living or unopened:
                 self._group.wait(min(left, RESCAN_SECONDS), self._watcher.wake)
             if self._watcher.wake.is_set:
                 raise Interrupted
-        self._prove(living, unopened)
+        self._prove(self._group.alive(), unopened)
 
     def _find(self, seen: tuple[ProcessRef, ...]) -> tuple[Process, ...]:
         """The job's living processes: by its name, by those known, and by their cgroups."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from tests.servers import fetch, free_port, until
@@ -31,6 +31,9 @@ from gpuwarden.exporter.job_servers import JobServers
 from gpuwarden.exporter.nvml import open_gpus
 from gpuwarden.exporter.processes import Launchers, boot_id, proc_job_id, read_process
 from gpuwarden.exporter.simulated import GIB, Card, Scenario, SimulatedProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 PYTHON = (sys.executable, "-I", "-S")
@@ -184,6 +187,7 @@ class Node:
     per_hour: int = 100
     protect: frozenset[str] = frozenset()
     cooldown: float = 600.0
+    resolver: Callable[..., Resolver] = Resolver
 
     def __post_init__(self) -> None:
         self.jobs = self.folder / "jobs"
@@ -195,7 +199,7 @@ class Node:
         """Start the agent; also again, after `close`."""
         clock = SystemClock()
         self.wake = Wake()
-        resolver = Resolver(
+        resolver = self.resolver(
             Guards(protect=self.protect, kill_switch=self.kill_switch),
             Launchers.with_extra([LAUNCHER], JobServers(unknown=True).includes),
             BoundedDevices(self.driver),

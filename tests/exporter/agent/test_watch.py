@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
-from tests.exporter.agent.nodes import AgentProcess, cgroup_v2
+from tests.exporter.agent.nodes import AgentProcess, Node, cgroup_v2
 from tests.servers import until
 
 from gpuwarden.agent_api import Action, ActionState, Outcome
+from gpuwarden.exporter.agent.targets import Resolver
 from gpuwarden.exporter.simulated import GIB, Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Collection, Iterator, Mapping
 
-    from tests.exporter.agent.nodes import Cards, Engine, Job, Jobs, Node
+    from tests.exporter.agent.nodes import Cards, Engine, Job, Jobs
+
+    from gpuwarden.exporter.agent.handles import Identity
+    from gpuwarden.exporter.agent.targets import Target
+    from gpuwarden.exporter.processes import Process
 
 
 def begun(node: Node, job_id: str, **about: object) -> str:
@@ -144,6 +149,50 @@ def test_children_that_turn_up_must_go_as_well(node: Node, jobs: Jobs, cards: Ca
     assert report.state is ActionState.ACTING
     os.kill(successor, signal.SIGKILL)
     assert node.outcome(name).outcome is Outcome.RECLAIMED
+
+
+class Late(Resolver):
+    """Between its look at /proc and what follows, a job begets its successor and is gone."""
+
+    going: ClassVar[list[Job]] = []
+
+    def adopt(
+        self,
+        target: Target,
+        processes: Mapping[int, Process],
+        known: Collection[tuple[int, int]] = (),
+    ) -> tuple[Identity, ...]:
+        """Let the job go first, once: the look is of before."""
+        if self.going:
+            pid = self.going.pop().pid
+            os.kill(pid, signal.SIGTERM)
+            until(lambda: not Path(f"/proc/{pid}/exe").exists())
+        return super().adopt(target, processes, known)
+
+
+def test_whoever_is_begotten_while_the_agent_looks_is_waited_for(
+    tmp_path: Path, jobs: Jobs, cards: Cards, engine: Engine
+) -> None:
+    """All who were known are gone, and the look at /proc was before their successor."""
+    node = Node(tmp_path / "node", cards, engine, resolver=Late)
+    try:
+        job = jobs.start("relay")
+        cards.hold(job.pid)
+        name = begun(node, job.job_id, grace=60.0)
+        Late.going.append(job)
+        successor = until(lambda: _joined(node, name, job.pid))
+        os.kill(successor, signal.SIGKILL)
+        assert node.outcome(name).outcome is Outcome.RECLAIMED
+    finally:
+        node.close()
+        node.driver.close()
+
+
+def _joined(node: Node, name: str, root: int) -> int | None:
+    report = node.actions.find(name)
+    assert report is not None
+    assert report.state is not ActionState.FINISHED, "it ended with one of the job alive"
+    return min({item.pid for item in report.processes} - {root}, default=None)
 
 
 def test_a_watch_is_taken_up_after_a_restart(node: Node, jobs: Jobs, cards: Cards) -> None:
