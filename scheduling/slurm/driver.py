@@ -104,7 +104,8 @@ class SlurmDriver:
         self._memory = memories.Memory()
         # The trainer's own words are there to read on a lab box, where this is its node too; of
         # other nodes Prometheus knows what was saved.
-        sources: list[SignsOf] = [signs_in(job_files.DEFAULT_DIRECTORY)]
+        self._own_words = signs_in(job_files.DEFAULT_DIRECTORY)
+        sources: list[SignsOf] = [self._own_words]
         self._epochs = None if context.prometheus is None else Epochs(context.prometheus)
         if context.prometheus is not None:
             sources.append(SavedStates(context.prometheus, lambda: self.cluster))
@@ -141,7 +142,8 @@ class SlurmDriver:
         return Notices(self._asked, asked, keep=self._write, signs=self._signs)
 
     def _hold_desk(self, histories: Mapping[str, History]) -> HoldDesk:
-        return HoldDesk(self._asked, histories, epochs=self._epochs, signs=self._signs)
+        # Prometheus knows no status, and would be asked in vain for each job at each look.
+        return HoldDesk(self._asked, histories, epochs=self._epochs, signs=self._own_words)
 
     def stop(self) -> None:
         """Nothing is asked any more; jobs go on."""
