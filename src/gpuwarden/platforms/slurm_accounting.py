@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.platforms.slurm import decode_tres
+from gpuwarden.platforms.slurm_arrays import decode_tasks
 from gpuwarden.platforms.slurm_listings import clock_seconds
 from gpuwarden.platforms.slurm_texts import decode_rows
 
@@ -40,6 +41,7 @@ ACCOUNTING_FIELDS: Final = (
 )
 """What `sacct --format` is asked for. A comment is there only if the cluster stores it."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_ARRAY = re.compile(r"(?P<job>[0-9]{1,10})_\[(?P<tasks>[^\]]*)\]?")
 _MODEL: Final = "gres/gpu:"
 
 
@@ -136,7 +138,7 @@ def _attempt(row: Mapping[str, str]) -> Attempt | None:
     models = {name.removeprefix(_MODEL) for name in given if name.startswith(_MODEL)}
     return Attempt(
         job_id=int(number),
-        number=row["JobID"],
+        number=_number(row["JobID"]),
         submit=submit,
         start=start,
         end=_time(row["End"]),
@@ -154,6 +156,13 @@ def _attempt(row: Mapping[str, str]) -> Attempt | None:
         comment=row["Comment"],
         status=_status(row["ExitCode"]),
     )
+
+
+def _number(text: str) -> str:
+    """What its user calls a job; of an array that never began, as `squeue` lists it are bounded."""
+    match = _ARRAY.fullmatch(text)
+    tasks = None if match is None else decode_tasks(match["tasks"])
+    return text if match is None or tasks is None else f"{match['job']}_[{tasks.shown}]"
 
 
 def _status(text: str) -> int | None:

@@ -24,6 +24,8 @@ ANSWERS = Path(__file__).parents[2] / "kernel/platforms/answers"
 MARK = "|0123456789abcdef"
 NOW = 1_796_040_400.0
 POLICY = box_policy()
+LONG = ",".join(map(str, range(1, 999, 2)))
+"""The list of an array of every other task."""
 
 
 def an_attempt(number: int = 7, **changes: object) -> Attempt:
@@ -181,3 +183,21 @@ def test_what_failed_says_how(state: str) -> None:
     assert entry.state is EntryState.FAILED
     assert entry.why == state.lower()
     assert "status 9" in entry.words
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        ("10_[1-5%2]", "10_[1-5%2]"),
+        ("10_3", "10_3"),
+        ("12+1", "12+1"),
+        (f"10_[{','.join(map(str, range(1, 999, 2)))}]", f"10_[{LONG[:48]}...]"),
+        # Cut off by Slurm, with its bracket.
+        (f"10_[{LONG[:60]}...", f"10_[{LONG[:48]}...]"),
+    ],
+)
+def test_an_array_that_never_began_has_a_short_number(number: str, shown: str) -> None:
+    """As in the queue: contracts bound it, and Slurm writes all of its tasks."""
+    row = (ANSWERS / "slurm-22.05-sacct.txt").read_text().splitlines()[13]
+    (found,) = decode_accounting(row.replace("10_[1-5%2]", number), MARK)
+    assert found.number == shown
