@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from gpuwarden.trainer import (
     parallel,
     resume,
 )
-from gpuwarden.trainer.leaving import QuietWorker
+from gpuwarden.trainer.leaving import Leave, QuietWorker
 from gpuwarden.trainer.loaders import TrainLoader
 from gpuwarden.trainer.states import Position
 
@@ -197,8 +198,8 @@ class Hooks(_Host):
         self._run_others(event)
 
     def _run_others(self, event: str) -> None:
-        if event == "teardown" and self.gpuwarden_session.boundaries.must_leave():
-            loggers.leaving()
+        if event == "teardown":
+            self._before_teardown()
         with self._beside_loggers() if event == "on_pretrain_routine_end" else nullcontext():
             self.gpuwarden.run_callbacks(event)
         if event == "on_train_start":
@@ -207,6 +208,14 @@ class Hooks(_Host):
             self._before_epoch()
         elif event == "on_fit_epoch_end":
             self._after_epoch()
+
+    def _before_teardown(self) -> None:
+        session = self.gpuwarden_session
+        if isinstance(sys.exc_info()[1], Leave):
+            with session.watch.shielded():
+                session.save_to_leave()
+        if session.boundaries.must_leave():
+            loggers.leaving()
 
     @contextmanager
     def _beside_loggers(self) -> Iterator[None]:

@@ -79,6 +79,7 @@ class Session:
         self._adviser: advice.Adviser
         self._backup: backups.Backup
         self.team: Team = Alone()
+        self._saved_to_leave: bool | None = None
         self.boundaries = Boundaries(self)
 
     # -- the attempt
@@ -253,8 +254,17 @@ class Session:
             return False
         return word
 
-    def _leave(self) -> tuple[int, str]:
-        """Save, say so, and choose the exit status."""
+    def save_to_leave(self) -> bool:
+        """Make durable what a training that leaves goes on from; all ranks call it.
+
+        The first call does it. Ultralytics closes experiment trackers on its way out, which takes
+        as long as their network does: it calls before that.
+
+        Returns:
+            Whether there is anything to go on from.
+        """
+        if self._saved_to_leave is not None:
+            return self._saved_to_leave
         notice = self.watch.notice()
         loop = self.trainer.gpuwarden if self.trainer is not None else None
         saved = True
@@ -268,6 +278,13 @@ class Session:
             saved = self.save(self.trainer, f"left: {notice.reason if notice else '?'}")
         self.boundaries.collect(wait=True)
         saved = (saved or self.saver.newest is not None) and self.saver.possible
+        self._saved_to_leave = saved
+        return saved
+
+    def _leave(self) -> tuple[int, str]:
+        """Save, say so, and choose the exit status."""
+        saved = self.save_to_leave()
+        notice = self.watch.notice()
         deadline = notice.leave_by if notice else None
         self._backup.leave(None if deadline is None else deadline - self.clock.wall())
         # The ladder's signal may come before its request was read: the last word counts.

@@ -101,6 +101,24 @@ def test_an_interrupted_training_ends_bit_identical(
     assert digest_of(trainer) == undisturbed(order, kind)
 
 
+def test_the_state_is_durable_before_a_tracker_is_closed(trainings: Trainings) -> None:
+    """W&B and others finish their uploads then, which takes as long as the network likes."""
+    seen = []
+
+    def closing(trainer: Any) -> None:
+        status = trainings.status("run")
+        checkpoint = status.checkpoint
+        durable = checkpoint is not None and checkpoint.durable is not None
+        seen.append((durable and checkpoint.step, status.exit, trainer.gpuwarden.batch + 1))
+
+    with pytest.raises(LeftTraining):
+        trainings.attempt("run", {}, hooks={**at_batch(0, 2), "teardown": closing})
+    assert seen == [(2, None, 2)]
+    exit_ = trainings.status("run").exit
+    assert exit_ is not None
+    assert exit_.code == 75
+
+
 def test_an_end_to_end_loss_goes_on_with_its_own_weights(
     trainings: Trainings, tmp_path: Path
 ) -> None:
