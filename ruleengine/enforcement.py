@@ -9,6 +9,7 @@ steps, see `reclaim.ladders`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import sqlite3
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.verdicts import JobFacts, Verdict
 
 SEND_TRIES = 3
+HAND_OVER_SECONDS = 2.0
+"""For which a tick waits for an agent to take a decision on; after that it goes on without."""
 POLL_SECONDS = 1.0
 LAPSE_MARGIN_SECONDS = 5.0
 """After its expiry a request that the agent does not know of can no longer be in flight."""
@@ -322,8 +325,11 @@ class Reclaimer:
         )
         if draft.act is None:
             # A node that does not answer holds up nobody else's decision, nor anybody's notice.
+            sent = asyncio.Event()
             self.sending.add(decision.id)
-            self._begin(decision, self._hand_over(decision))
+            self._begin(decision, self._hand_over(decision, sent))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(sent.wait(), HAND_OVER_SECONDS)
         self.follow()
         return None
 
@@ -364,12 +370,13 @@ class Reclaimer:
         """Why nothing may be done for a decision that cannot be undone now, or an empty string."""
         return "" if self._revocations is None else self._revocations.withheld(decision)
 
-    async def _hand_over(self, decision: Decision) -> None:
+    async def _hand_over(self, decision: Decision, sent: asyncio.Event) -> None:
         """Send a decision that one agent carries out, and follow it."""
         try:
             await self._send(decision)
         finally:
             self.sending.discard(decision.id)
+            sent.set()
         current = self._ledger.decision(decision.id)
         if current is not None and current.finished_at is None:
             await self._follow(current)
