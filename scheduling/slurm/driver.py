@@ -247,13 +247,13 @@ class SlurmDriver:
         self._holds.failed, self._notices.failed = {}, {}
         words = None
         if failed:
-            some = list(failed.items())[:5]
+            # Complaints may be long, and what follows them is what to do.
+            some = [f"{number} ({said[:120]})" for number, said in list(failed.items())[:5]]
             more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
             words = (
                 "Slurm did not hold, delay or signal jobs as it was told: "
-                f"{'; '.join(f'{number} ({said})' for number, said in some)}{more}; if that is a "
-                f"matter of rights: `sacctmgr modify user {user_name(os.geteuid())} set "
-                "adminlevel=Operator`"
+                f"{'; '.join(some)}{more}; if that is a matter of rights: `sacctmgr modify user "
+                f"{user_name(os.geteuid())} set adminlevel=Operator`"
             )
         self._problem("commands_refused", words, now)
 
