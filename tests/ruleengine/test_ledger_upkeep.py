@@ -231,5 +231,6 @@ def test_an_old_leave_goes_with_its_lines_of_the_audit_and_stays_counted(tmp_pat
         assert {leave.id for leave in store.newest(9)} == {"open", "runs", "young"}
         assert ledger.events("proc-old") == []
         assert len(ledger.events("proc-runs")) == 2
-        assert store.counts() == {("priority", "left"): 3}
+        counted = {what: number for what, number in store.counts().items() if number}
+        assert counted == {("priority", "left"): 3}
         assert ledger.rows("PRAGMA foreign_key_check") == []
