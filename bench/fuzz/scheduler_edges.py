@@ -14,6 +14,7 @@ from tests.scheduling.policy_files import NOW, TEXT
 
 from bench.fuzz.edges import JSON_WORDS, SPLIT, Attack, require
 from gpuwarden.exchanges import Answer
+from gpuwarden.scheduling.callers import Peer
 from gpuwarden.scheduling.daemon import Daemon, Settings
 from gpuwarden.scheduling.prometheus_queries import read_rows
 
@@ -84,7 +85,7 @@ async def _asked(app: Any, method: bytes, path: bytes, body: bytes) -> int:
         "headers": [(b"content-type", b"application/json")],
         "client": None,
         "server": None,
-        "gpuwarden.peer": (os.getuid(), os.getgid()),
+        "gpuwarden.peer": Peer.of(os.getuid(), os.getgid()),
     }
     statuses: list[int] = []
     parts = [{"type": "http.request", "body": body, "more_body": False}]
