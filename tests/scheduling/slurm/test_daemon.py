@@ -89,6 +89,8 @@ def test_the_daemon_lives_beside_slurm(
     before = entry(place, job)
     assert before is not None
     assert (before.team, before.gpus) == ("vision", 2)
+    # The account is read when a daemon starts, and then each minute.
+    until(lambda: "gres/gpu=2" in box.run("sacct", "-nPo", "AllocTRES", f"--jobs={job}"), 60)
     daemon.kill()
     daemon.wait(30)
     assert (place / "s.sock").exists()
@@ -107,7 +109,7 @@ def test_the_daemon_lives_beside_slurm(
     until(lambda: "policy_invalid" not in codes(place), 30)
     metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
     assert 'gpuwarden_scheduler_gpus{state="running",team="vision"} 2.0' in metrics
-    until(lambda: used_gpu_hours(place) > 0, 60)
+    until(lambda: used_gpu_hours(place) > 0, 30)
     daemon.send_signal(signal.SIGTERM)
     assert daemon.wait(60) == 0, (place / "log").read_text()
     assert not (place / "s.sock").exists()
