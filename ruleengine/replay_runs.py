@@ -8,7 +8,9 @@ depend on where history is cut.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import sys
 import time
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -28,7 +30,7 @@ from gpuwarden.ruleengine.replay_frames import Frame
 from gpuwarden.ruleengine.replay_outcomes import follow_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpuwarden.ruleengine.model import RuleSet
     from gpuwarden.ruleengine.replay_columns import Columns, Cost
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 MEMORY_BYTES: Final = 256 * 1024 * 1024
 """What one stretch may take; there are two at a time."""
+SWITCH_SECONDS: Final = 0.0005
 MIN_STRETCH_TICKS: Final = 40
 MAX_TICKS: Final = 10_000_000
 """More than four years of ticks at 15 s are a slip of the pen."""
@@ -160,7 +163,8 @@ async def replay(
             done += frame.ticks.count
             rest = ticks.part(done, ticks.count)
             pending = asyncio.create_task(fetcher.frame(rest)) if rest.count > 0 else None
-            jobs |= await asyncio.to_thread(_judge, frame, arms, clock, idle_times)
+            with _answers_first():
+                jobs |= await asyncio.to_thread(_judge, frame, arms, clock, idle_times)
             result.blind += int(np.count_nonzero(frame.blind))
             result.stretches += 1
             progress(done, ticks.count)
@@ -180,6 +184,21 @@ async def replay(
         await follow_up(history, arm.incidents, plan.scrape_interval, plan.horizon)
     result.seconds = time.monotonic() - begun
     return result
+
+
+@contextlib.contextmanager
+def _answers_first() -> Iterator[None]:
+    """Let the thread that reads answers go first while another one judges.
+
+    Python lets a thread that computes go on for 5 ms each time that another wants to; an answer
+    comes in hundreds of parts, and the server would wait for its next question meanwhile.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 async def _seen_interval(history: HistoryClient, begin: float, last: float) -> float | None:
