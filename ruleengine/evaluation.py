@@ -1,8 +1,7 @@
-"""Judging: what one rule says of one job. Pure, and three-valued after Kleene.
+"""Judging: what one rule says of one job. Pure, and three-valued after Kleene (`truths`).
 
-NO is 0, UNKNOWN 1/2, YES 1; `all` is the minimum, `any` the maximum, `not` is 1 - x, and of an
-empty set nothing is known. UNKNOWN never acts, so everything that is missing, late, ambiguous or
-too early becomes UNKNOWN with a reason that people can read.
+UNKNOWN never acts, so everything that is missing, late, ambiguous or too early becomes UNKNOWN with
+a reason that people can read.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from gpuwarden.ruleengine.measures import listed, rendered
 from gpuwarden.ruleengine.model import Target
 from gpuwarden.ruleengine.needs import ACTIVITY
 from gpuwarden.ruleengine.profiles import expectation, needed_memory
+from gpuwarden.ruleengine.truths import all_of, any_of, negate, of_cards
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS, Evidence, Grade, Truth, Verdict
 
 if TYPE_CHECKING:
@@ -49,52 +49,14 @@ if TYPE_CHECKING:
     _Found = tuple[Truth, tuple[Evidence, ...]]
 
 __all__ = [
-    "all_of",
-    "any_of",
     "applies",
     "evaluate",
     "evaluate_both",
     "labels",
     "listens",
     "measured",
-    "negate",
     "subjects",
 ]
-
-
-def all_of(truths: Iterable[Truth]) -> Truth:
-    """Kleene's conjunction: the minimum; UNKNOWN of nothing."""
-    return min(truths, key=lambda truth: truth.value, default=Truth.UNKNOWN)
-
-
-def any_of(truths: Iterable[Truth]) -> Truth:
-    """Kleene's disjunction: the maximum; UNKNOWN of nothing."""
-    return max(truths, key=lambda truth: truth.value, default=Truth.UNKNOWN)
-
-
-def share_of(truths: Iterable[Truth], share: float) -> Truth:
-    """Whether at least a share of them is YES: known as soon as what is unknown cannot matter."""
-    found = list(truths)
-    if not found:
-        return Truth.UNKNOWN
-    # A third of three is one, whatever binary fractions make of it.
-    needed = share * len(found) - 1e-9
-    yes, unknown = found.count(Truth.YES), found.count(Truth.UNKNOWN)
-    if yes >= needed:
-        return Truth.YES
-    return Truth.NO if yes + unknown < needed else Truth.UNKNOWN
-
-
-def of_cards(truths: Iterable[Truth], gpus: Gpus | GpuShare) -> Truth:
-    """The truth for a job, of those of its cards."""
-    if isinstance(gpus, GpuShare):
-        return share_of(truths, gpus.share)
-    return all_of(truths) if gpus is Gpus.ALL else any_of(truths)
-
-
-def negate(truth: Truth) -> Truth:
-    """Kleene's negation; what is unknown stays unknown."""
-    return Truth(1.0 - truth.value)
 
 
 def subjects(rule: Rule, fleet: FleetFacts) -> Mapping[str, JobFacts]:

@@ -13,7 +13,7 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from gpuwarden.ruleengine import evaluation, signals
+from gpuwarden.ruleengine import evaluation, signals, truths
 from gpuwarden.ruleengine.conditions import (
     Gpus,
     GpuShare,
@@ -159,7 +159,7 @@ def _combined(wanted: Gpus | GpuShare | None) -> Callable[[Iterable[int]], int]:
     if not isinstance(wanted, GpuShare):
         return max if wanted is Gpus.ANY else min
     share = wanted.share
-    return lambda codes: _CODES[evaluation.share_of((_TRUTHS[code] for code in codes), share)]
+    return lambda codes: _CODES[truths.share_of((_TRUTHS[code] for code in codes), share)]
 
 
 class _Cards:

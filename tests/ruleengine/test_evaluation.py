@@ -23,7 +23,8 @@ from tests.ruleengine.fleets import (
     fleet_of,
 )
 
-from gpuwarden.ruleengine.evaluation import all_of, any_of, evaluate, negate, subjects
+from gpuwarden.ruleengine.evaluation import evaluate, subjects
+from gpuwarden.ruleengine.truths import all_of, any_of, negate
 from gpuwarden.ruleengine.verdicts import JobFacts, SignalKey, Truth, Verdict
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from tests.ruleengine.test_evaluation import HELD, IDLE, judge
 from tests.ruleengine.test_grades import END, LOG, NOTIFY
 
 from gpuwarden.ruleengine.conditions import Gpus, GpuShare, Signal
-from gpuwarden.ruleengine.evaluation import all_of, any_of, negate, share_of
 from gpuwarden.ruleengine.linting import lint_rule
 from gpuwarden.ruleengine.loading import rule_set_hash
 from gpuwarden.ruleengine.model import Rule, RuleSet
@@ -22,6 +21,7 @@ from gpuwarden.ruleengine.profiles import Expectations
 from gpuwarden.ruleengine.rule_differences import differences
 from gpuwarden.ruleengine.rule_explanations import explain_rule, explanation_lines
 from gpuwarden.ruleengine.sweeps import Sweeper
+from gpuwarden.ruleengine.truths import all_of, any_of, negate, share_of
 from gpuwarden.ruleengine.verdicts import Truth
 
 NO, UNKNOWN, YES = Truth.NO, Truth.UNKNOWN, Truth.YES

@@ -147,7 +147,27 @@ class PlayedDriver:
         return self.known
 
 
-class PlayedQueue(PlayedDriver):
+class PlayedHolds(PlayedDriver):
+    """An engine whose jobs can be held and released, and nothing else."""
+
+    engine = "kueue"
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.commands: list[tuple[str, str, str]] = []
+
+    def hold(self, entry: str, *, by: str, now: float) -> None:
+        """Note it."""
+        self._note(f"hold {now:g}")
+        self.commands.append(("hold", entry, by))
+
+    def release(self, entry: str, *, by: str, now: float) -> None:
+        """Note it."""
+        self._note(f"release {now:g}")
+        self.commands.append(("release", entry, by))
+
+
+class PlayedQueue(PlayedHolds):
     """An engine that owns its queue."""
 
     engine = "local"
@@ -155,7 +175,6 @@ class PlayedQueue(PlayedDriver):
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self.taken: list[tuple[Task, int, int, str]] = []
-        self.commands: list[tuple[str, str, str]] = []
 
     def submit(self, task: Task, *, uid: int, gid: int, now: float, token: str = "") -> str:
         """Note the task."""
@@ -169,16 +188,6 @@ class PlayedQueue(PlayedDriver):
         """Note it."""
         self._note(f"cancel {now:g}")
         self.commands.append(("cancel", entry, by))
-
-    def hold(self, entry: str, *, by: str, now: float) -> None:
-        """Note it."""
-        self._note(f"hold {now:g}")
-        self.commands.append(("hold", entry, by))
-
-    def release(self, entry: str, *, by: str, now: float) -> None:
-        """Note it."""
-        self._note(f"release {now:g}")
-        self.commands.append(("release", entry, by))
 
 
 @dataclasses.dataclass

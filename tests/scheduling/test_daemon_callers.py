@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from tests.scheduling.daemon_scenes import BOOKING, LOCAL, ME, POLICY, WAITS
-from tests.scheduling.daemons import PlayedDriver, PlayedQueue, free_port, running
+from tests.scheduling.daemons import PlayedHolds, PlayedQueue, free_port, running
 from tests.scheduling.policy_files import NOW
 
 from gpuwarden.errors import InvalidInput, RefusedAction
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.scheduling.daemons import Running
-
-    from gpuwarden.scheduling.policies import Policy
 
 
 @pytest.fixture
@@ -64,26 +62,6 @@ def test_a_job_is_of_whom_the_kernel_names(tmp_path: Path) -> None:
             here.client.ask("POST", "/v1/jobs", body={"task": task(gpus=5)})
         with pytest.raises(InvalidInput, match="no document"):
             here.client.ask("POST", "/v1/jobs", body={"task": {"schema": "x"}})
-
-
-class PlayedHolds(PlayedDriver):
-    """An engine with a queue of its own, whose jobs can be held."""
-
-    engine = "kueue"
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
-        self.commands: list[tuple[str, str, str]] = []
-
-    def hold(self, entry: str, *, by: str, now: float) -> None:
-        """Note it."""
-        self._note(f"hold {now:g}")
-        self.commands.append(("hold", entry, by))
-
-    def release(self, entry: str, *, by: str, now: float) -> None:
-        """Note it."""
-        self._note(f"release {now:g}")
-        self.commands.append(("release", entry, by))
 
 
 def test_a_queue_whose_jobs_are_only_held(tmp_path: Path) -> None:

@@ -37,6 +37,14 @@ def policy(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """That policy for the local engine; the test stands in the folder of its training."""
+    monkeypatch.chdir(tmp_path)
+    text = TEXT.replace("users: [ana, bo]", f"users: [{ME}]")
+    return text.replace("engine: slurm", "engine: local")
+
+
 def run(*words: str, policy: Path) -> subprocess.CompletedProcess[str]:
     """Run the command in the policy's folder."""
     return subprocess.run(
@@ -103,15 +111,10 @@ def test_every_mistake_is_told_at_once(policy: Path) -> None:
     assert "--window night: the policy knows" in text
 
 
-def test_what_trainings_took_here_stands_beside_the_estimate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_trainings_took_here_stands_beside_the_estimate(tmp_path: Path, local: str) -> None:
     """From the daemon's own record of five that ended; by it goes the time limit."""
-    monkeypatch.chdir(tmp_path)
-    text = TEXT.replace("users: [ana, bo]", f"users: [{ME}]")
-    text = text.replace("engine: slurm", "engine: local")
     words = ("model=yolov8m.yaml", "data=coco.yaml", "batch=64", "epochs=10")
-    with running(tmp_path, text, now=NOW, driver=PlayedQueue) as here:
+    with running(tmp_path, local, now=NOW, driver=PlayedQueue) as here:
         here.driver.known = {
             str(n): training_of_words(words, card="a100-40", gpus=1) for n in range(5)
         }
@@ -134,14 +137,9 @@ def test_what_trainings_took_here_stands_beside_the_estimate(
         assert here.driver.taken[0][0].estimate["history"]["slowest_seconds"] == 7440
 
 
-def test_a_run_that_is_in_the_queue_is_not_submitted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_in_the_queue_is_not_submitted_again(tmp_path: Path, local: str) -> None:
     """Two at a time would write the same states; one after the other is a continuation."""
-    monkeypatch.chdir(tmp_path)
-    text = TEXT.replace("users: [ana, bo]", f"users: [{ME}]")
-    text = text.replace("engine: slurm", "engine: local")
-    with running(tmp_path, text, now=NOW, driver=PlayedQueue) as here:
+    with running(tmp_path, local, now=NOW, driver=PlayedQueue) as here:
         where = ["--policy", str(tmp_path / "policy.yaml"), "--socket", str(here.settings.socket)]
         words = [*where, "model=yolov8m.yaml", "data=100", "--name", "night", "-y"]
         here.driver.rows = (dataclasses.replace(WAITS, engine="local", run_id="night"),)
@@ -157,14 +155,9 @@ def test_a_run_that_is_in_the_queue_is_not_submitted_again(
         assert len(here.driver.taken) == 2
 
 
-def test_an_old_queue_keeps_nobody_from_submitting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_queue_keeps_nobody_from_submitting(tmp_path: Path, local: str) -> None:
     """The engine was last seen years ago: its jobs may be long over."""
-    monkeypatch.chdir(tmp_path)
-    text = TEXT.replace("users: [ana, bo]", f"users: [{ME}]")
-    text = text.replace("engine: slurm", "engine: local")
-    with running(tmp_path, text, now=NOW - 10 * 365 * 86400, driver=PlayedQueue) as here:
+    with running(tmp_path, local, now=NOW - 10 * 365 * 86400, driver=PlayedQueue) as here:
         here.driver.rows = (dataclasses.replace(WAITS, engine="local", run_id="night"),)
         here.tick(5)
         where = ["--policy", str(tmp_path / "policy.yaml"), "--socket", str(here.settings.socket)]
@@ -192,14 +185,9 @@ def test_a_policy_with_a_mistake_is_shown_with_its_line(policy: Path) -> None:
     assert run("model=yolov8m", policy=policy.parent / "none.yaml").returncode == 2
 
 
-def test_a_task_goes_to_the_daemon_of_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_goes_to_the_daemon_of_this_machine(tmp_path: Path, local: str) -> None:
     """As whoever asks; the answer names the job. What it costs is told before, and in JSON."""
-    monkeypatch.chdir(tmp_path)
-    text = TEXT.replace("users: [ana, bo]", f"users: [{ME}]")
-    text = text.replace("engine: slurm", "engine: local")
-    with running(tmp_path, text, now=NOW, driver=PlayedQueue) as here:
+    with running(tmp_path, local, now=NOW, driver=PlayedQueue) as here:
         where = ["--policy", str(tmp_path / "policy.yaml"), "--socket", str(here.settings.socket)]
         words = [*where, "model=yolov8m.yaml", "data=100", "--name", "exp1"]
         dry = CliRunner().invoke(submit, [*words, "--dry-run"])
@@ -224,12 +212,9 @@ def test_a_task_goes_to_the_daemon_of_this_machine(
         assert "there are 4 cards" in str(refused.exception)
 
 
-def test_a_task_for_a_slot_starts_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_for_a_slot_starts_with_it(tmp_path: Path, local: str) -> None:
     """Team and cards are the slot's; what would not fit it is not sent."""
-    monkeypatch.chdir(tmp_path)
-    text = TEXT.replace("users: [ana, bo]", f"users: [{ME}]")
-    text = text.replace("engine: slurm", "engine: local")
-    with running(tmp_path, text, now=NOW, driver=PlayedQueue) as here:
+    with running(tmp_path, local, now=NOW, driver=PlayedQueue) as here:
         socket = str(here.settings.socket)
         slot = ("--team", "vision", "--gpus", "2", "--card", "a100-40", "--for", "2h")
         when = ("--from", "2027-01-15T20:00", "--socket", socket, "-y", "-o", "json")
