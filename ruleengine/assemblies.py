@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from gpuwarden.ruleengine import signals
+from gpuwarden.ruleengine import card_homes, signals
 from gpuwarden.ruleengine.measures import ABSENT, Layout, Measures
 from gpuwarden.ruleengine.run_drafts import RunDrafts, torn
 from gpuwarden.ruleengine.verdicts import (
@@ -38,7 +38,8 @@ LAST_MOMENT = 253_402_128_000.0
 MAX_PID_DIGITS = 10
 
 SCRAPED_TWICE = "scraped_twice"
-"""Reason: the server holds a node's series more than once, under labels that we do not ask for."""
+"""Reason: the server holds a node's series more than once, under labels that we do not ask for, or
+a card's under the names of two nodes."""
 
 ACTIVITY_METRIC = "gpu_job_activity_timestamp_seconds"
 _OF_JOB = ("instance", "job_id")
@@ -121,6 +122,7 @@ class _Draft:
     runs: dict[str, RunFacts] = field(default_factory=dict)
     uuids: tuple[str, ...] = ()
     numbers: array[float] = field(default_factory=_nothing)
+    twice: bool = False
 
 
 class Assembly:
@@ -155,6 +157,7 @@ class Assembly:
         self._failed: dict[SignalKey, str] = {}
         self._numbers: dict[SignalKey, float] = {}
         self._disbelieved: list[_Draft] = []
+        self._twice: set[str] = set()
 
     @property
     def jobs(self) -> int:
@@ -180,8 +183,10 @@ class Assembly:
             keys: of all answers that will come.
         """
         self._layout = Layout(keys)
-        self._forget_former_names()
+        dark, _ = self._nodes()
+        self._forget_former_names(dark)
         self._drafts = self._drafted()
+        self._count_cards_once(dark)
         self._cards = self._carded()
         for draft in self._drafts.values():
             held = sorted(draft.cards)
@@ -191,22 +196,20 @@ class Assembly:
                 self._holders[card].append(draft)
         self._card_numbers = {card: self._layout.empty(1) for card in self._cards}
 
-    def _forget_former_names(self) -> None:
-        """Drop what is remembered of a dark node whose cards are all lit under another name.
-
-        A target's address changes, of one node or with a line of configuration of all: what a card
-        is called stays. Else each job would be on two nodes, one of them dark, for an hour.
-        """
-        dark, _ = self._nodes()
-        known: dict[str, set[str]] = defaultdict(set)
-        for _, (instance, uuid, *_rest) in self._rows["gpu_info"]:
-            known[instance].add(uuid)
-        lit = {uuid for node, cards in known.items() if node not in dark for uuid in cards}
-        former = {node for node in known if dark.get(node) == "dark_node" and known[node] <= lit}
+    def _forget_former_names(self, dark: Mapping[str, str]) -> None:
+        former = card_homes.former_names(self._rows, dark)
         if not former:
             return
         for name in _OF_NODES:
             self._rows[name] = [row for row in self._rows[name] if row[1][0] not in former]
+
+    def _count_cards_once(self, dark: Mapping[str, str]) -> None:
+        self._twice = card_homes.told_twice(self._rows, dark)
+        for draft in self._drafts.values():
+            if self._twice:
+                draft.twice = any(uuid in self._twice for _, uuid in draft.cards)
+            if len(draft.cards) > 1 and len(draft.instances) > 1:
+                draft.cards = card_homes.once(draft.cards, dark)
 
     def _of_jobs(self, name: str) -> Iterator[tuple[_Draft, float, _Texts]]:
         """Rows of an inventory query that belong to a job, with its draft.
@@ -501,6 +504,8 @@ class Assembly:
     def _job(self, job_id: str, draft: _Draft, dark: Mapping[str, str]) -> JobFacts:
         instances = tuple(sorted(draft.instances))
         reasons = sorted({dark[node] for node in instances if node in dark})
+        if draft.twice:
+            reasons.append(SCRAPED_TWICE)
         labels = draft.labels
         user = labels.get("user", "")
         return JobFacts(
@@ -525,18 +530,22 @@ class Assembly:
         )
 
     def _card_subjects(self, dark: Mapping[str, str]) -> dict[str, JobFacts]:
-        return {
-            card[1]: JobFacts(
-                job_id=card[1],
-                instance=card[0],
-                instances=(card[0],),
+        found: dict[str, JobFacts] = {}
+        for (node, uuid), facts in self._cards.items():
+            known = found.get(uuid)
+            if known is not None and known.fresh and node in dark:
+                continue
+            reason = SCRAPED_TWICE if uuid in self._twice else dark.get(node, "")
+            found[uuid] = JobFacts(
+                job_id=uuid,
+                instance=node,
+                instances=(node,),
                 gpus=(facts if facts.tenants == 1 else replace(facts, tenants=1),),
-                values=Measures(self._layout, (card[1],), self._card_numbers[card]),
-                fresh=card[0] not in dark,
-                not_fresh_reason=dark.get(card[0], ""),
+                values=Measures(self._layout, (uuid,), self._card_numbers[node, uuid]),
+                fresh=not reason,
+                not_fresh_reason=reason,
             )
-            for card, facts in self._cards.items()
-        }
+        return found
 
 
 def _latest(rows: Iterable[tuple[float, _Texts]]) -> dict[str, float]:

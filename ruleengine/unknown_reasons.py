@@ -14,7 +14,7 @@ REASONS = {
     "not_asked": "not looked at, since it can change nothing: another condition says NO",
     "phase": "its training is in a phase that this rule passes over for a while",
     "run_conflict": "two jobs claim its run",
-    "scraped_twice": "Prometheus holds its node's series twice, so that none can be believed",
+    "scraped_twice": "Prometheus holds its node or its card twice, so that neither can be believed",
     "self_report": "only the job itself says so",
     "shared_card": "it shares a card, and what the card shows cannot be told apart",
 }

@@ -119,3 +119,18 @@ def test_a_share_of_a_card_whose_memory_is_not_known_is_not_known() -> None:
     assert _shares(30.0, known=False) == {}
     assert _shares(30.0, total=0.0) == {}
     assert _shares(math.inf) == {}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_card_that_is_remembered_elsewhere_is_where_it_is_lit(order: int) -> None:
+    """It was put into another machine, and the rest of the first one stays dark."""
+    homes = [("a-gone:9835", "g0"), ("a-gone:9835", "g1"), (NODE, "g0"), ("z-gone:9835", "g0")]
+    infos = [
+        Sample({"instance": node, "uuid": uuid, "gpu": "0", "name": "A100"}, 1.0)
+        for node, uuid in [*homes, ("z-gone:9835", "g2")][::order]
+    ]
+    holds = [Sample({"instance": node, "job_id": "j", "uuid": "g0"}, 1.0) for node, _ in homes]
+    facts = _facts([], gpu_info=infos, gpu_job_holds_gpu=holds[::order])
+    assert (facts.cards["g0"].instance, facts.cards["g0"].fresh) == (NODE, True)
+    assert not facts.cards["g1"].fresh
+    assert [gpu.instance for gpu in facts.jobs["j"].gpus] == [NODE]

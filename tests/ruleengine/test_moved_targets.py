@@ -192,6 +192,54 @@ def test_a_node_under_a_new_name_takes_its_jobs_along(rules: RuleSet) -> None:
     assert after["slow proc-busy"] is Truth.NO
 
 
+def under_two_names(**told: float) -> History:
+    """The first node is scraped by its name and by its address.
+
+    Args:
+        told: metric -> what the second target says of it all the time.
+    """
+    made, found = history(SCENE), History()
+    for name, row in made.series.items():
+        found.series[name] = row
+        if dict(name.labels).get("instance") == NODE:
+            labels = sorted_labels({**dict(name.labels), "instance": "10.0.0.1:9835"})
+            again = {time: told.get(name.metric, value) for time, value in row.items()}
+            found.series[SeriesName(name.metric, labels)] = again
+    return found
+
+
+@pytest.mark.parametrize("told", [{}, {"gpu_job_utilization_ratio": 0.9}])
+def test_a_card_that_two_nodes_tell_of_is_there_once_and_not_believed(
+    rules: RuleSet, told: dict[str, float]
+) -> None:
+    """Whether both say the same or not: an exporter that hangs, or is older, is not told apart."""
+    ((facts, truths),) = seen(under_two_names(**told), rules, CHANGE)
+    job = facts.jobs["proc-idle"]
+    assert (job.fresh, job.not_fresh_reason) == (False, "scraped_twice")
+    assert len(job.gpus) == 1
+    assert truths["idle proc-idle"] is Truth.UNKNOWN
+    assert truths["full proc-idle"] is Truth.UNKNOWN
+    (uuid,) = [gpu.uuid for gpu in job.gpus]
+    assert not facts.cards[uuid].fresh
+    # Whoever is on other cards is judged.
+    assert truths["idle proc-busy"] is Truth.NO
+    assert truths["full proc-busy"] is Truth.YES
+
+
+def test_one_of_two_targets_of_a_node_is_enough_once_the_other_is_away(rules: RuleSet) -> None:
+    """An operator takes the second target away: two scrapes later the node is like any other."""
+    made = under_two_names()
+    for name, row in made.series.items():
+        if dict(name.labels).get("instance") == "10.0.0.1:9835":
+            after = [time for time in row if time >= (BEGIN + CHANGE) * 1000]
+            made.series[name] = {time: row[time] for time in row if time not in after}
+            made.series[name][min(after)] = Stale()
+    ((before, _), (facts, truths)) = seen(made, rules, CHANGE - 10, CHANGE + 40)
+    assert before.jobs["proc-idle"].not_fresh_reason == "scraped_twice"
+    assert facts.jobs["proc-idle"].instances == (NODE,)
+    assert truths["idle proc-idle"] is Truth.YES
+
+
 def test_a_node_that_is_dark_is_remembered_all_the_same(rules: RuleSet) -> None:
     """Its cards are lit nowhere else."""
 
