@@ -64,6 +64,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "yolo_checkpoint_timestamp_seconds": _OF_RUN,
     "yolo_checkpoint_durable_timestamp_seconds": _OF_RUN,
     "yolo_resume_mode": (*_OF_RUN, "mode"),
+    "yolo_devices": _OF_RUN,
     "gpuwarden_snapshot_timestamp_seconds": ("instance",),
     "scraped": ("instance",),
     "expected": ("instance",),
@@ -280,6 +281,8 @@ class Assembly:
                 runs.amend(draft, run_id, checkpoint_time=at)
         for draft, _, (_, _, run_id, mode) in self._of_jobs("yolo_resume_mode"):
             runs.amend(draft, run_id, resume_mode=mode)
+        for draft, _, (_, _, run_id) in self._of_jobs("yolo_devices"):
+            runs.amend(draft, run_id, other_cards=True)
         runs.finish()
 
     def _carded(self) -> dict[_Card, GpuFacts]:

@@ -327,6 +327,10 @@ def current_queries(scrape_interval: float, expected: Expectation) -> dict[str, 
         "gpu_throttle_active": "gpu_throttle_active == 1 and on (instance, uuid) "
         + _STILL.format(metric="gpu_info", fresh=fresh),
         "yolo_resume_mode": _latest("yolo_resume_mode", scrape_interval) + " == 1",
+        # A row is a training that does not run on the cards that its job holds; few are.
+        "yolo_devices": _latest("yolo_devices", scrape_interval)
+        + " != on (instance, job_id) group_left () count by (instance, job_id) "
+        f"(max by (instance, job_id, uuid) ({_latest('gpu_job_holds_gpu', scrape_interval)}))",
         "gpuwarden_snapshot_timestamp_seconds": "gpuwarden_snapshot_timestamp_seconds",
         "scraped": "timestamp(gpuwarden_snapshot_timestamp_seconds)",
         "expected": _expected_query(expected),

@@ -73,6 +73,7 @@ def queries(period: Period) -> dict[str, str]:
     return {
         # As of the end of the window: an attempt that ended within it does not claim the run twice.
         "info": "max by (job_id, run_id, model, batch, imgsz, amp) (yolo_info)",
+        "devices": "max by (job_id) (yolo_devices)",
         "about": f"max by (job_id, user, source) (last_over_time(gpu_job_info{window}))",
         "cards": "max by (instance, job_id, uuid, name) ("
         f"max by (instance, job_id, uuid) (last_over_time(gpu_job_holds_gpu{window})) "
@@ -128,6 +129,7 @@ class _Window:
     """Rows of one window, by job and by card."""
 
     info: dict[str, list[dict[str, str]]]
+    devices: dict[str, float]
     about: dict[str, dict[str, str]]
     cards: dict[str, list[dict[str, str]]]
     tenants: dict[tuple[str, str], float]
@@ -185,7 +187,10 @@ class Collector:
 
     def _job(self, job_id: str, window: _Window, time: float, twice: set[str]) -> None:
         about = window.about.get(job_id, {})
-        kind = _kind(window.info[job_id], window.cards.get(job_id, []))
+        held = window.cards.get(job_id, [])
+        kind = _kind(window.info[job_id], held)
+        if not isinstance(kind, str) and window.devices.get(job_id, len(held)) != len(held):
+            kind = "it trains on more or fewer cards than it holds"
         if isinstance(kind, str):
             self.refused.setdefault(job_id, kind)
             return
@@ -257,6 +262,7 @@ def _arranged(rows: dict[str, list[Sample]]) -> _Window:
                 values.setdefault(name, {}).setdefault(job_id, []).append(sample.value)
     return _Window(
         info=info,
+        devices={row.labels.get("job_id", ""): row.value for row in rows["devices"]},
         about={row["job_id"]: row for row in labels("about", "job_id")},
         cards=cards,
         tenants={

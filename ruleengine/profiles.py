@@ -27,6 +27,7 @@ REMEMBERED_ESTIMATES: Final = 4096
 """Jobs of a fleet declare few different trainings; what users invent must not fill memory."""
 
 _SEVERAL_NODES: Final = "it runs on several nodes, of which no figure is public"
+_OTHER_CARDS: Final = "it trains on more or fewer cards than it holds"
 _UNITS: Final = {
     "throughput": Unit.IMAGES_PER_SECOND,
     "gpu_memory": Unit.BYTES,
@@ -118,6 +119,8 @@ def expectation(job: JobFacts, profiles: Iterable[Profile], *, team: str = "") -
         return _nothing("run_conflict", f"the run {run.run_id} is claimed twice")
     if not job.gpus:
         return _nothing("no_gpus", "it holds no card")
+    if _elsewhere(job, run):
+        return _nothing("no_profile", _OTHER_CARDS)
     profile = _fitting(job, run, [p for p in profiles if p.team in ("", team)])
     known = {} if profile is None else _of_profile(profile)
     found = _estimate(job, run)
@@ -153,6 +156,7 @@ class Expectations:
             run.imgsz,
             run.amp,
             len(set(job.instances)) > 1,
+            _elsewhere(job, run),
             cards,
         )
         found = self._known.get(declared)
@@ -165,6 +169,14 @@ class Expectations:
 
 def _nothing(reason: str, missing: str) -> Expectation:
     return Expectation(MappingProxyType({}), missing, reason)
+
+
+def _elsewhere(job: JobFacts, run: RunFacts) -> bool:
+    """Whether the batch is spread over other cards than those that the job holds.
+
+    Of several nodes each holds fewer than the whole training runs on.
+    """
+    return run.other_cards and not len(set(job.instances)) > 1
 
 
 def _fitting(job: JobFacts, run: RunFacts, profiles: Iterable[Profile]) -> Profile | None:
@@ -208,8 +220,8 @@ def needed_memory(job: JobFacts) -> estimates.Range | str:
         return "it holds no card"
     if not run.model or run.batch is None or run.imgsz is None or run.amp is None:
         return _undeclared(run)
-    if len(set(job.instances)) > 1:
-        return _SEVERAL_NODES
+    if _elsewhere(job, run) or len(set(job.instances)) > 1:
+        return _OTHER_CARDS if _elsewhere(job, run) else _SEVERAL_NODES
     return _needed(run.model, run.batch, run.imgsz, amp=run.amp, gpus=len(job.gpus))
 
 

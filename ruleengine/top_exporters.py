@@ -35,6 +35,7 @@ _READ: Final = frozenset(
         "gpu_job_utilization_ratio",
         "gpu_memory_total_bytes",
         "gpuwarden_snapshot_timestamp_seconds",
+        "yolo_devices",
         "yolo_epoch",
         "yolo_epochs_planned",
         "yolo_images_total",
@@ -157,7 +158,7 @@ class Pages:
                 interactive=labels.get("interactive") == "true",
                 gpus=tuple(sorted(cards.get(job_id, []), key=lambda gpu: gpu.index.zfill(4))),
                 start_time=_value(mine["gpu_job_start_time_seconds"]),
-                run=_run(mine),
+                run=_run(mine, len(cards.get(job_id, ()))),
                 fresh=not why_old,
                 not_fresh_reason=why_old,
             )
@@ -216,7 +217,7 @@ def _value(series: list[tuple[Mapping[str, str], float]]) -> float | None:
     return series[0][1] if series else None
 
 
-def _run(mine: Series) -> RunFacts | None:
+def _run(mine: Series, cards: int) -> RunFacts | None:
     if not mine["yolo_info"]:
         return None
     labels = mine["yolo_info"][0][0]
@@ -230,6 +231,7 @@ def _run(mine: Series) -> RunFacts | None:
         project=labels.get("project", ""),
         phase=phases[0] if phases else None,
         conflict=len({item.get("run_id") for item, _ in mine["yolo_info"]}) > 1,
+        other_cards=any(value != cards for _, value in mine["yolo_devices"]),
     )
 
 

@@ -86,6 +86,7 @@ class RunFacts:
         conflict: two jobs claim the run, or the job claims two: nothing else here is believed.
         claims: with a conflict, every run that the job claims.
         checkpoint_time: of the newest state known to be on disk, else of the newest saved.
+        other_cards: whether it runs on more or fewer cards than the job holds on a node.
     """
 
     run_id: str
@@ -100,6 +101,7 @@ class RunFacts:
     resume_mode: str | None = None
     conflict: bool = False
     claims: tuple[str, ...] = ()
+    other_cards: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class RandomFrame:
 
     def __init__(self, seed: int, rules: RuleSet, *, ticks: int = 24, step: float = 60.0) -> None:
         self._random = np.random.default_rng(seed)
+        self._devices = np.random.default_rng([seed, 1])
         # A stretch in which something vanishes all the time shows nothing else.
         self._unrest = float(self._random.choice([0.0, 0.002, 0.01, 0.05]))
         self._rules = rules
@@ -172,6 +173,10 @@ class RandomFrame:
         self._add("yolo_phase_start_timestamp_seconds", names, since)
         self._add("yolo_checkpoint_timestamp_seconds", names, BEGIN - 100)
         self._add("yolo_resume_mode", names | {"mode": "exact"}, 1.0, often=0.3)
+        partly = self._devices.random(self._ticks.count) < self._devices.choice(
+            [0.0, 0.0, 0.1, 1.0]
+        )
+        self._rows["yolo_devices"].append((names, np.where(partly, 1.0, np.nan)))
 
     # -- answers
 

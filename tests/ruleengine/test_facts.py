@@ -290,6 +290,33 @@ def test_a_job_on_two_nodes_is_one_job_and_needs_both(tmp_path: Path) -> None:
     assert key not in fleet.jobs["lame"].values
 
 
+def test_a_training_on_some_of_its_jobs_cards_is_told_apart(tmp_path: Path) -> None:
+    """By its own word for how many it runs on; of cards that are scraped twice each counts once."""
+    history = History()
+    history.node(N1)
+    held = {"whole": 2, "part": 4, "ending": 2, "starting": 1, "silent": 2}
+    for job, cards in held.items():
+        uuids = [f"{job}-{number}" for number in range(cards)]
+        for uuid in uuids:
+            history.card(uuid)
+        history.job(job, dict.fromkeys(uuids, 0.5))
+        history.run(job, f"r-{job}", images=50)
+    for job, devices in {"whole": 2, "part": 1, "starting": 2}.items():
+        history.add("yolo_devices", devices, job_id=job, run_id=f"r-{job}")
+    for number in range(2):
+        names = {"job_id": "whole", "uuid": f"whole-{number}", "gpu": "7"}
+        history.add("gpu_job_holds_gpu", 1, job="another", **names)
+    # What it said until three scrapes ago it says no more.
+    said = until(END - 3 * SCRAPE, 1.0)
+    history.add("yolo_devices", said, job_id="ending", run_id="r-ending")
+    backfill(history.text(), tmp_path / "tsdb")
+    with prometheus("global: {}\n", tmp_path / "tsdb") as server:
+        fleet = _gather(server.url, _rules(UTILIZATION))
+    other = {job: run.other_cards for job in held if (run := fleet.jobs[job].run) is not None}
+    assert {job for job, differs in other.items() if differs} == {"part", "starting"}
+    assert set(other) == set(held)
+
+
 class _Pressed:
     """A source in which every job it is asked of stalls for a quarter of its time, on each node."""
 

@@ -75,17 +75,29 @@ JOBS = [
         a_job(f"slice-{n}", rate=20.0, mig="3g.20gb", run=a_run(f"slice-{n}", model="yolov8n"))
         for n in range(3)
     ),
+    # Of four cards that it was given it uses one: what it shows is no measure for four.
+    a_job("one-of-four", gpus=4, cards=[{}, *[{"utilization": "0%", "memory": "0GiB"}] * 3]),
     a_job("exact", rate=60.0, run=a_run("exact", amp=False)),
     a_job("exact-too", rate=61.0, run=a_run("exact-too", amp=False)),
 ]
 SERIES = [
-    ("gpuwarden_violation_active", "job_id='proc-broke',rule='idle-held',level='light'"),
-    ("gpuwarden_violation_active", "job_id='proc-allowed',rule='off-profile',level='light'"),
+    (
+        "gpuwarden_violation_active",
+        "job_id='proc-broke',rule='idle-held',level='light'",
+        "_x20 1x10",
+    ),
+    (
+        "gpuwarden_violation_active",
+        "job_id='proc-allowed',rule='off-profile',level='light'",
+        "_x20 1x10",
+    ),
+    ("yolo_devices", "job_id='proc-one-of-four',run_id='one-of-four'", "1x75"),
+    ("yolo_devices", "job_id='proc-one',run_id='one'", "1x75"),
 ]
 
 
 def the_history() -> RuleTest:
-    """An hour and a quarter of 21 jobs."""
+    """An hour and a quarter of 22 jobs."""
     return RuleTest.model_validate(
         {
             "name": "a history",
@@ -93,8 +105,8 @@ def the_history() -> RuleTest:
             "interval": "60s",
             "jobs": JOBS,
             "series": [
-                {"series": f"{name}{{{labels}}}".replace("'", '"'), "values": "_x20 1x10"}
-                for name, labels in SERIES
+                {"series": f"{name}{{{labels}}}".replace("'", '"'), "values": values}
+                for name, labels, values in SERIES
             ],
             "outages": [{"node": "gap:9835", "from": "20m", "until": "35m"}],
             "expect": [{"at": "75m", "rule": "x", "job": "proc-one", "verdict": "no"}],
@@ -251,6 +263,14 @@ def test_the_engines_own_servers_can_be_asked(asked: dict[str, Any]) -> None:
     assert result.exit_code == 0, result.output
     assert "the next replica is asked" in result.stderr
     assert result.stdout == asked["yaml"].stdout
+
+
+def test_a_training_on_some_of_the_cards_that_it_holds_is_of_no_kind(
+    asked: dict[str, Any],
+) -> None:
+    """Its batch is not spread over all of them; the others' figures would be taken for its own."""
+    known = json.loads(asked["json"].stdout)["not_known"]
+    assert known == {"proc-one-of-four": "it trains on more or fewer cards than it holds"}
 
 
 def test_too_little_is_no_profile(asked: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from gpuwarden.ruleengine.evaluation import evaluate
 from gpuwarden.ruleengine.linting import lint_rule
 from gpuwarden.ruleengine.messages import Outlook, notice
 from gpuwarden.ruleengine.model import Profile
-from gpuwarden.ruleengine.profiles import expectation
+from gpuwarden.ruleengine.profiles import Expectations, expectation
 from gpuwarden.ruleengine.reclaim.drafts import evidence_record
 from gpuwarden.ruleengine.texts.speeches import speech
 from gpuwarden.ruleengine.verdicts import Evidence, GpuFacts, JobFacts, SignalKey, Truth, Verdict
@@ -131,6 +131,17 @@ def test_a_profile_that_fits_is_no_estimate() -> None:
     assert evidence_record(item)["estimated"] is False
 
 
+def test_a_profile_of_four_cards_says_nothing_of_who_trains_on_one_of_them() -> None:
+    """Of several nodes each holds a part, and the profile is of all cards together."""
+    profile = a_profile(model="yolov8n", batch=16, gpus=4)
+    four, run = cards("g0", "g1", "g2", "g3"), dataclasses.replace(RUN, other_cards=True)
+    known = Expectations([profile])
+    assert "throughput" in known.of(_job(gpus=four), "").values
+    assert known.of(_job(gpus=four, run=run), "").values == {}
+    nodes = ("n1:9835", "n2:9835")
+    assert "throughput" in known.of(_job(gpus=four, run=run, instances=nodes), "").values
+
+
 def test_what_a_profile_leaves_out_is_estimated() -> None:
     """Most profiles know the speed alone."""
     profile = Profile.model_validate(
@@ -181,6 +192,11 @@ MIG = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
             "cards differ",
         ),
         ({"instances": ("n1:9835", "n2:9835")}, "no_profile", "several nodes"),
+        (
+            {"run": dataclasses.replace(RUN, other_cards=True), "gpus": cards("g0", "g1")},
+            "no_profile",
+            "more or fewer cards",
+        ),
     ],
 )
 def test_where_nothing_is_known_nothing_is_expected(
@@ -283,6 +299,11 @@ def test_the_smallest_card_decides() -> None:
         ({"run": dataclasses.replace(RUN, model="my-net")}, "no_estimate", "in no table"),
         ({"run": dataclasses.replace(RUN, batch=None)}, "no_estimate", "batch is not known"),
         ({"instances": ("n1:9835", "n2:9835")}, "no_estimate", "several nodes"),
+        (
+            {"run": dataclasses.replace(RUN, other_cards=True), "gpus": cards("g0", "g1")},
+            "no_estimate",
+            "more or fewer cards",
+        ),
         ({"gpus": (GpuFacts("g0", "0", A100),)}, "no_data", "size of a card"),
     ],
 )
