@@ -273,7 +273,12 @@ class LastHop:
         """Write down whose proof the case waits for; a nobody's never comes."""
         required = told.required or tuple((channel, _nobody(user)) for channel in channels)
         self._ledger.require(
-            case_id, _stage(firing.labels), required, channels=channels, time=self._clock.wall()
+            case_id,
+            _stage(firing.labels),
+            required,
+            channels=channels,
+            time=self._clock.wall(),
+            owner=user,
         )
         for channel in () if told.required else channels:
             self._failed(firing, channel, _nobody(user), error=told.why_not, case_id=case_id)

@@ -76,7 +76,7 @@ class DryRun:
     killed: bool = False
     _kept_until: dict[Pair, float] = field(default_factory=dict)
     _keeps_used: dict[Pair, int] = field(default_factory=dict)
-    _proven: dict[Pair, dict[str, float]] = field(default_factory=dict)
+    _proven: dict[Pair, dict[tuple[str, str], float]] = field(default_factory=dict)
     _found: list[tuple[str, str, float]] = field(default_factory=list)
     _leaving: dict[Pair, tuple[PastEnd, float]] = field(default_factory=dict)
     """Pair -> the request to leave that stands, and until when."""
@@ -152,7 +152,7 @@ class DryRun:
             return
         known = self._proven.setdefault(pair, {})
         for mark in notices.told_marks(case, rule):
-            known.setdefault(notices.notice_stage(mark), time)
+            known.setdefault((case.user, notices.notice_stage(mark)), time)
 
     def keep(self, rule: Rule, pair: Pair, seconds: float, *, time: float) -> bool:
         """An owner puts the end of a job off, as far as the rule allows.
@@ -191,7 +191,8 @@ class DryRun:
         """What is known of a case's notices."""
         if not case.marks:
             return _NOT_DELIVERED
-        stages = [notices.notice_stage(mark) for mark in notices.told_marks(case, rule)]
+        marks = notices.told_marks(case, rule)
+        stages = [(case.user, notices.notice_stage(mark)) for mark in marks]
         known = self._proven.get(pair, {})
         if not stages or any(stage not in known for stage in stages):
             return _NOT_DELIVERED

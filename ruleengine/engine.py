@@ -495,7 +495,7 @@ class Engine:
             job=job,
             verdict=verdict,
             truth=truth,
-            delivery=self._judgements.delivery(stored, rule),
+            delivery=self._judgements.delivery(stored, rule, user="" if job is None else job.user),
             kept_until=self.kept_until(case),
         )
         return [*found, *self.trials.objections(case)]

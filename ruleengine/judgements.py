@@ -226,7 +226,7 @@ class Judgements:
         before: list[Event] = []
         if outage:
             case, before = cases.postponed(case, "after an outage everything is judged afresh")
-        delivery = self.delivery(stored, rule)
+        delivery = self.delivery(stored, rule, user=case.user)
         step = cases.advance(
             case,
             rule,
@@ -298,9 +298,16 @@ class Judgements:
         closed = None if step.closed is None else step.closed.value
         return Change(stored.id, step.case, rule.mode.value, step.events, closed)
 
-    def delivery(self, stored: StoredCase | None, rule: Rule) -> Delivery:
-        """What is known of the notices of a case."""
+    def delivery(self, stored: StoredCase | None, rule: Rule, *, user: str = "") -> Delivery:
+        """What is known of the notices of a case.
+
+        Args:
+            stored: the case, or None where it is new.
+            rule: as it now reads.
+            user: whose job it is by now, where that is known; its case may name a former owner.
+        """
         if stored is None:
             return Delivery()
         marks = notices.told_marks(stored.case, rule)
-        return self._ledger.delivery(stored.id, [notices.notice_stage(mark) for mark in marks])
+        stages = [notices.notice_stage(mark) for mark in marks]
+        return self._ledger.delivery(stored.id, stages, user or stored.case.user)

@@ -323,6 +323,7 @@ class Ledger(Decisions, Counters):
         *,
         channels: Sequence[str],
         time: float,
+        owner: str = "",
     ) -> None:
         """Write down who must have a notice, before it is sent.
 
@@ -333,6 +334,7 @@ class Ledger(Decisions, Counters):
                 is not proven, since addresses get mended.
             channels: through which this message goes.
             time: Unix time.
+            owner: whose job it is now; empty where that is not known.
         """
         with self._transaction() as db:
             known = db.execute(
@@ -349,10 +351,11 @@ class Ledger(Decisions, Counters):
                 ],
             )
             db.executemany(
-                "INSERT OR IGNORE INTO notices "
-                "(case_id, stage, channel, recipient, state, time, required_at) "
-                "VALUES (?1, ?2, ?3, ?4, 'pending', ?5, ?5)",
-                [(case_id, stage, channel, to, time) for channel, to in recipients],
+                "INSERT INTO notices "
+                "(case_id, stage, channel, recipient, state, time, required_at, owner) "
+                "VALUES (?1, ?2, ?3, ?4, 'pending', ?5, ?5, ?6) "
+                "ON CONFLICT DO UPDATE SET owner=excluded.owner",
+                [(case_id, stage, channel, to, time, owner) for channel, to in recipients],
             )
 
     def delivered(self, key: DeliveryKey) -> str | None:
@@ -408,14 +411,21 @@ class Ledger(Decisions, Counters):
         )
         return [Notice(*row) for row in rows]
 
-    def delivery(self, case_id: int, stages: Sequence[str]) -> Delivery:
-        """Whether the notices of these stages (`key:mode`) are known to have arrived."""
+    def delivery(self, case_id: int, stages: Sequence[str], owner: str | None = None) -> Delivery:
+        """Whether the notices of these stages (`key:mode`) are known to have arrived.
+
+        Args:
+            case_id: the case.
+            stages: which of its notices.
+            owner: whose job it is now: what a former owner was told is not told to this one. None:
+                whoever was told.
+        """
         last: float | None = None
         for stage in stages:
             total, proven, latest = self._db.execute(
                 "SELECT count(*), sum(state='proven'), max(time) FROM notices "
-                "WHERE case_id=? AND stage=?",
-                (case_id, stage),
+                "WHERE case_id=?1 AND stage=?2 AND (?3 IS NULL OR owner IN ('', ?3))",
+                (case_id, stage, owner),
             ).fetchone()
             if not total or proven != total:
                 return Delivery()

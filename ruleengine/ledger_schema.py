@@ -486,5 +486,11 @@ MIGRATIONS = (
             ON CONFLICT (cause, state) DO UPDATE SET count = count + 1;
     END;
     """,
+    # Whose job it was when a notice was required: another owner's proof is none of theirs.
+    """
+    ALTER TABLE notices ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+    UPDATE notices SET owner = coalesce(
+        (SELECT json_extract(body, '$.user') FROM cases WHERE id = case_id), '');
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""
