@@ -33,6 +33,8 @@ WHOLE: Final = {
 """Asked of every server: those that do not know a parameter pass it over."""
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """10,000 cards answer in 1.5 MB; an answer beyond this is a mistaken query."""
+OFF_SECONDS = 5.0
+"""A row of another moment than the one asked for, by more than this, was kept by a cache."""
 
 
 class QueryRefused(PermanentError):
@@ -153,7 +155,8 @@ class PrometheusClient:
             ServiceUnavailable: no answer, an error of the server, or a partial answer.
             QueryRefused: the query itself is wrong or too dear.
         """
-        return await self._query(query, {"time": f"{time:.3f}"})
+        reply = await self._post(self._form(query, {"time": f"{time:.3f}"}))
+        return self._read(reply, query, time)
 
     async def table(self, query: str, time: float, labels: tuple[str, ...]) -> Table:
         """Evaluate a query at one moment, and keep some labels of its rows; see `instant`."""
@@ -161,10 +164,10 @@ class PrometheusClient:
         reply = await self._post(form)
         # A label of replicas stands in the answer by its name, or no row has it.
         if not any(f'"{name}"'.encode() in reply.body for name in self._replica_labels):
-            plain = _plain_table(reply.body, labels)
+            plain = _plain_table(reply.body, labels, time)
             if plain is not None:
                 return plain
-        return tabulated(self._read(reply, query), labels)
+        return tabulated(self._read(reply, query, time), labels)
 
     async def clock_skew(self) -> float:
         """How far the server's clock is from ours.
@@ -176,7 +179,8 @@ class PrometheusClient:
             ServiceUnavailable: as for `instant`.
         """
         before = self._clock.wall()
-        rows = await self._query("time()", {})
+        # Of the server's own moment, so that none is asked for.
+        rows = self._read(await self._post(self._form("time()", {})), "time()", None)
         after = self._clock.wall()
         if not rows:
             raise ServiceUnavailable(f"{self._url}: time() has no value")
@@ -186,9 +190,6 @@ class PrometheusClient:
         if theirs > after:
             return theirs - after
         return min(0.0, theirs - before)
-
-    async def _query(self, query: str, extra: Mapping[str, str]) -> list[Sample]:
-        return self._read(await self._post(self._form(query, extra)), query)
 
     def _form(self, query: str, extra: Mapping[str, str]) -> dict[str, str | Sequence[str]]:
         form: dict[str, str | Sequence[str]] = {
@@ -201,8 +202,8 @@ class PrometheusClient:
             form["replicaLabels[]"] = self._replica_labels
         return form
 
-    def _read(self, reply: Answer, query: str) -> list[Sample]:
-        plain = _plain_rows(reply.body)
+    def _read(self, reply: Answer, query: str, time: float | None) -> list[Sample]:
+        plain = _plain_rows(reply.body, time)
         if plain is not None:
             return self._folded(plain)
         status = reply.status
@@ -221,7 +222,7 @@ class PrometheusClient:
                 raise QueryRefused(f"{message} (in: {_shortened(query)})")
             raise ServiceUnavailable(message)
         refuse_partial(self._url, answer)
-        return self._rows(answer.get("data"))
+        return self._rows(answer.get("data"), time)
 
     async def _post(self, form: Mapping[str, str | Sequence[str]]) -> Answer:
         try:
@@ -241,7 +242,7 @@ class PrometheusClient:
         except ServiceUnavailable as error:
             raise ServiceUnavailable(f"Prometheus at {self._url}: {error}") from error
 
-    def _rows(self, data: object) -> list[Sample]:
+    def _rows(self, data: object, time: float | None) -> list[Sample]:
         kind = data.get("resultType") if isinstance(data, dict) else None
         result = data.get("result") if isinstance(data, dict) else None
         if kind in ("matrix", "string"):
@@ -250,10 +251,19 @@ class PrometheusClient:
             raise ServiceUnavailable(f"{self._url} gave an answer of an unexpected shape")
         try:
             if kind == "scalar":
-                return [Sample({}, float(result[1]))]
-            return self._folded([_sample(row) for row in result])
+                moments, rows = [float(result[0])], [Sample({}, float(result[1]))]
+            else:
+                moments = [float(row["value"][0]) for row in result if row.get("value")]
+                rows = [_sample(row) for row in result]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ServiceUnavailable(f"{self._url} gave an unexpected answer: {error}") from error
+        late = _untimely(moments, time)
+        if late:
+            raise ServiceUnavailable(
+                f"{self._url} was asked of the time {time} and answered of {late[0]}: nothing "
+                "between may keep answers of /api/v1/query"
+            )
+        return self._folded(rows)
 
     def _folded(self, rows: list[Sample]) -> list[Sample]:
         """Rows without the labels of replicas; those of one series must not contradict each other.
@@ -289,6 +299,14 @@ def refuse_partial(url: str, answer: Mapping[str, Any]) -> None:
         raise ServiceUnavailable(f"{url} gave a partial answer: {why}")
 
 
+def _untimely(moments: Iterable[float], time: float | None) -> list[float]:
+    """Of the rows' moments those that are not the one asked for: they say nothing of it."""
+    if time is None:
+        return []
+    # Each row is looked at: what puts answers together may have kept some of them.
+    return [at for at in set(moments) if not -OFF_SECONDS <= at - time <= OFF_SECONDS]
+
+
 class _Row(msgspec.Struct, gc=False):
     metric: dict[str, str]
     value: tuple[float, str] | None = None
@@ -312,7 +330,7 @@ class _Answer(_Whole, kw_only=True):
 _DECODER = msgspec.json.Decoder(_Answer)
 
 
-def _plain_rows(body: bytes) -> list[Sample] | None:
+def _plain_rows(body: bytes, time: float | None) -> list[Sample] | None:
     """The rows of an answer without any peculiarity; None of every other, to be looked at closely.
 
     Decoded straight into its shape: at 10,000 cards that is most of what a tick costs.
@@ -322,6 +340,8 @@ def _plain_rows(body: bytes) -> list[Sample] | None:
         if answer.warnings or answer.isPartial:
             return None
         rows = answer.data.result
+        if _untimely((row.value[0] for row in rows if row.value is not None), time):
+            return None
         for row in rows:
             row.metric.pop("__name__", None)
         # A native histogram has no `value`; as a row without a number it is unknown.
@@ -333,13 +353,15 @@ def _plain_rows(body: bytes) -> list[Sample] | None:
         return None
 
 
-def _plain_table(body: bytes, labels: tuple[str, ...]) -> Table | None:
+def _plain_table(body: bytes, labels: tuple[str, ...], time: float) -> Table | None:
     """Like `_plain_rows`, decoded into no mapping and no text that nobody asked for."""
     try:
         answer = _table_decoder(labels).decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
     if answer.warnings or answer.isPartial:
+        return None
+    if _untimely((r.value[0] for r in answer.data.result if r.value is not None), time):
         return None
     return [
         (math.nan if row.value is None else row.value[1], msgspec.structs.astuple(row.metric))

@@ -43,8 +43,9 @@ class FleetServer:
             now = self.fleet.clock.wall() + self.ahead
             data: dict[str, object] = {"resultType": "scalar", "result": [now, str(now)]}
         else:
-            rows = asyncio.run(self.fleet.instant(query, float(form["time"])))
-            result = [{"metric": row.labels, "value": [0, str(row.value)]} for row in rows]
+            at = float(form["time"])
+            rows = asyncio.run(self.fleet.instant(query, at))
+            result = [{"metric": row.labels, "value": [at, str(row.value)]} for row in rows]
             data = {"resultType": "vector", "result": result}
         body = json.dumps({"status": "success", "data": data}).encode()
         return (200, body) if self.spoil is None else self.spoil(query, body)
@@ -120,11 +121,27 @@ def _one_bad(query: str, body: bytes) -> Answer:
     return _error(query, body) if "gpu_info" in query else (200, body)
 
 
+def _kept(query: str, body: bytes) -> Answer:
+    """A cache in between: of an hour ago, and the clock is right all the same."""
+    document = _whole(query, body)
+    for row in document["data"]["result"] if query != "time()" else ():  # type: ignore[index]
+        row["value"][0] -= 3600
+    return 200, json.dumps(document).encode()
+
+
+def _kept_in_part(query: str, body: bytes) -> Answer:
+    """One answer of many, and of that one row."""
+    document = _whole(query, body)
+    if "gpu_job_utilization_ratio" in query:
+        document["data"]["result"][-1]["value"][0] -= 3600  # type: ignore[index]
+    return 200, json.dumps(document).encode()
+
+
 def _overloaded(_query: str, _body: bytes) -> Answer:
     return 503, b'{"status": "error", "errorType": "timeout", "error": "query timed out"}'
 
 
-SPOILS = (_error, _proxy, _cut, _warned, _partial, _one_bad, _overloaded)
+SPOILS = (_error, _proxy, _cut, _warned, _partial, _one_bad, _overloaded, _kept, _kept_in_part)
 
 
 def test_wrong_answers_change_nothing_and_are_told(servers: World) -> None:

@@ -86,7 +86,7 @@ ROW = {"metric": {"__name__": "up", "job": "x"}, "value": [1000.25, "1"]}
 
 def test_a_row_is_its_labels_and_its_value() -> None:
     """Numbers are text in Prometheus' JSON, so that NaN and infinity pass."""
-    with _serving(lambda _: _vector(ROW, {"metric": {}, "value": [1, "+Inf"]})) as url:
+    with _serving(lambda _: _vector(ROW, {"metric": {}, "value": [1000.25, "+Inf"]})) as url:
         assert _ask(url) == [Sample({"job": "x"}, 1.0), Sample({}, float("inf"))]
 
 
@@ -116,8 +116,11 @@ def test_the_time_is_sent_with_its_fraction() -> None:
         (200, {"status": "success"}),
         (200, {"status": "success", "data": {"resultType": "vector", "result": 3}}),
         (200, {"status": "success", "data": {"resultType": "vector", "result": [{}]}}),
-        _vector({"metric": {}, "value": [1, "many"]}),
-        _vector({"metric": {"user": "\ud800"}, "value": [1, "1"]}),
+        _vector({"metric": {}, "value": [1000.25, "many"]}),
+        # Kept by a cache for an hour: the whole answer, or one row of it.
+        _vector({"metric": {}, "value": [1000.25 - 3600, "1"]}),
+        _vector(ROW, {"metric": {"job": "y"}, "value": [1000.25 - 3600, "1"]}),
+        _vector({"metric": {"user": "\ud800"}, "value": [1000.25, "1"]}),
     ],
 )
 def test_everything_but_a_whole_answer_is_worth_another_try(answer: Answer) -> None:
@@ -163,9 +166,9 @@ def test_labels_of_replicas_are_dropped_and_thanos_may_be_asked_to_fold_them(*, 
     def answer(form: dict[str, str]) -> Answer:
         forms.append(form)
         return _vector(
-            {"metric": {"job": "x", "replica": "a"}, "value": [1, "1"]},
-            {"metric": {"job": "x", "replica": "b"}, "value": [1, "1"]},
-            {"metric": {"job": "y", "replica": "b"}, "value": [1, "2"]},
+            {"metric": {"job": "x", "replica": "a"}, "value": [1000.25, "1"]},
+            {"metric": {"job": "x", "replica": "b"}, "value": [1000.25, "1"]},
+            {"metric": {"job": "y", "replica": "b"}, "value": [1000.25, "2"]},
         )
 
     with _serving(answer) as url:
@@ -177,8 +180,8 @@ def test_labels_of_replicas_are_dropped_and_thanos_may_be_asked_to_fold_them(*, 
 def test_replicas_that_contradict_each_other_are_no_answer() -> None:
     """Which of them is right nobody knows."""
     answer = _vector(
-        {"metric": {"job": "x", "replica": "a"}, "value": [1, "1"]},
-        {"metric": {"job": "x", "replica": "b"}, "value": [1, "2"]},
+        {"metric": {"job": "x", "replica": "a"}, "value": [1000.25, "1"]},
+        {"metric": {"job": "x", "replica": "b"}, "value": [1000.25, "2"]},
     )
     with (
         _serving(lambda _: answer) as url,
