@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.ruleengine import cases, messages
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.decision_steps import steps_of
-from gpuwarden.ruleengine.forecasts import forecasts
+from gpuwarden.ruleengine.forecasts import counted_from, forecasts
+from gpuwarden.ruleengine.guards import DATA_AGE_SCRAPES, Blocked
 from gpuwarden.ruleengine.leave_documents import leave_document
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.reclaim.drafts import evidence_record
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.case_records import Case
     from gpuwarden.ruleengine.engine import Engine
-    from gpuwarden.ruleengine.guards import Blocked
     from gpuwarden.ruleengine.losses import Loss
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.records import Decision, Keep, StoredCase
@@ -29,6 +29,8 @@ JOB_SCHEMA = "gpuwarden.job/v1"
 DECISION_SCHEMA = "gpuwarden.decision/v1"
 _CARDS = ("GPU-", "MIG-")
 """How the UUIDs of cards and of their instances begin; a job_id begins with its platform."""
+_BLIND = "no_facts"
+"""Why nothing is ended while a tick cannot be completed."""
 
 
 def jobs_document(
@@ -153,9 +155,19 @@ def _rule(
 def _next(engine: Engine, rule: Rule, stored: StoredCase | None) -> list[dict[str, Any]]:
     if stored is None:
         return []
-    now = engine.clock.wall()
-    found = forecasts(stored.case, rule, now=now, kept_until=engine.kept_until(stored.case))
-    return [item.document(now) for item in found]
+    now, counted = engine.clock.wall(), clocks_of(engine)
+    found = forecasts(stored.case, rule, now=counted, kept_until=engine.kept_until(stored.case))
+    return [item.document(counted, read_at=now) for item in found]
+
+
+def clocks_of(engine: Engine) -> float:
+    """Unix time as of which the clocks of an engine's cases stand; see `counted_from`."""
+    facts = engine.view.facts
+    return counted_from(
+        engine.clock.wall(),
+        looked_at=None if facts is None else facts.time,
+        tick=engine.settings.tick,
+    )
 
 
 def _grade(grade: Grade) -> dict[str, Any]:
@@ -168,13 +180,23 @@ def _grade(grade: Grade) -> dict[str, Any]:
 
 def _why_not(engine: Engine, rule: Rule, stored: StoredCase | None) -> list[Blocked]:
     """What stands between a case and the end of its job, were it decided now."""
-    facts = engine.view.facts
-    if stored is None or facts is None or not rule.takes:
+    if stored is None or not rule.takes:
         return []
     if stored.case.over or stored.case.leaving:
         return []
-    known = engine.view.blocks.get((rule.id, stored.case.job_id), ())
-    asked = engine.objections(stored, rule, facts)
+    facts = engine.view.facts
+    blind = [block for block in engine.view.halted if block.reason == _BLIND]
+    if facts is None:
+        return blind or [Blocked(_BLIND, "no tick has been completed since the engine began")]
+    age = engine.clock.wall() - facts.time
+    # Before it acts a tick asks afresh: between two of them, old facts hold nothing back.
+    fresh = 0 <= age <= engine.settings.tick + DATA_AGE_SCRAPES * engine.settings.scrape_interval
+    asked = [
+        block
+        for block in engine.objections(stored, rule, facts)
+        if not (fresh and block.reason == "stale_facts")
+    ]
+    known = [*blind, *engine.view.blocks.get((rule.id, stored.case.job_id), ())]
     return [*asked, *(block for block in known if block.reason not in {b.reason for b in asked})]
 
 
@@ -187,7 +209,7 @@ def _case(engine: Engine, rule: Rule, stored: StoredCase) -> dict[str, Any]:
         "detected_at": _time(case.detected_at),
         "notified_at": _time(case.notified_at),
         "for_met_for": round(case.elapsed, 3),
-        "not_before": None if left is None else rfc3339(now + left),
+        "not_before": None if left is None else rfc3339(max(now, clocks_of(engine) + left)),
         "kept": case.kept,
         "decision": case.decision_id,
         "cause": {"name": case.cause, "because": case.because, "remedy": case.remedy}
@@ -317,13 +339,24 @@ def answer(document: dict[str, Any]) -> str:
     ):
         if sentence:
             return sentence
+    return _unbroken(document, noun)
+
+
+def _unbroken(document: dict[str, Any], noun: str) -> str:
+    """Of what breaks no rule: that, or that it is gone, or that nothing is known of it now."""
+    blind = [b["sentence"] for b in document["halted"] if b["reason"] == _BLIND]
+    if document["time"] is None:
+        why = "; ".join(blind) or "no tick has been completed since the engine began"
+        return f"Nothing is known of this {noun} now, and so it is left alone: {why}."
+    # What was known then says nothing of now.
+    then, now = (f"At {document['time']} this", f"; {'; '.join(blind)}") if blind else ("This", "")
     if not document["running"]:
         by_us = "" if noun == "card" else "; gpuwarden did not end it"
-        return f"This {noun} is not seen any more{by_us}."
+        return f"{then} {noun} {'was' if blind else 'is'} not seen any more{by_us}{now}."
     if not document["job"]["fresh"]:
         why = document["job"]["not_fresh_reason"] or "its node is dark"
         return f"Nothing can be said of this {noun} now, and so it is left alone: {why}."
-    return f"This {noun} breaks no rule."
+    return f"{then} {noun} {'broke' if blind else 'breaks'} no rule{now}."
 
 
 def decided(decision: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.case_records import CaseState
+from gpuwarden.ruleengine.explain import clocks_of
 from gpuwarden.ruleengine.fleet_rows import expected_fields, job_fields, verdict_fields
 from gpuwarden.ruleengine.forecasts import forecasts
 from gpuwarden.ruleengine.profiles import expectation
@@ -243,15 +244,16 @@ def _verdict(engine: Engine, row: _Row, now: float) -> dict[str, Any]:
     rule = rules.get(case.rule_id)
     if rule is not None:
         rule = engine.trials.applied(rule, case.user)
-        coming = forecasts(case, rule, now=now, kept_until=kept)
+        counted = clocks_of(engine)
+        coming = forecasts(case, rule, now=counted, kept_until=kept)
         ending = [item for item in coming if item.kind in _ENDS]
         found |= {
             "mode": rule.mode.value,
-            "next": _first(coming, now),
-            "end": _first(ending, now),
+            "next": _first(coming, counted, now),
+            "end": _first(ending, counted, now),
         }
     return found
 
 
-def _first(coming: Sequence[Forecast], now: float) -> dict[str, Any] | None:
-    return coming[0].document(now) if coming else None
+def _first(coming: Sequence[Forecast], counted: float, now: float) -> dict[str, Any] | None:
+    return coming[0].document(counted, read_at=now) if coming else None

@@ -56,17 +56,41 @@ class Forecast:
     stage: str = ""
     level: str = ""
 
-    def document(self, now: float) -> dict[str, Any]:
-        """The forecast for the API; `now` is Unix time."""
+    def document(self, now: float, *, read_at: float | None = None) -> dict[str, Any]:
+        """The forecast for the API.
+
+        Args:
+            now: Unix time from which `seconds` count.
+            read_at: Unix time at which it is read; `now` by default.
+        """
+        read_at = now if read_at is None else read_at
+        at = None if self.seconds is None else max(read_at, now + self.seconds)
         return {
             "kind": self.kind,
             "what": self.what,
-            "in_seconds": None if self.seconds is None else round(self.seconds, 3),
-            "at": None if self.seconds is None else rfc3339(now + self.seconds),
+            "in_seconds": None if at is None else round(at - read_at, 3),
+            "at": None if at is None else rfc3339(at),
             "if": self.condition,
             "stage": self.stage,
             "level": self.level,
         }
+
+
+def counted_from(now: float, *, looked_at: float | None, tick: float) -> float:
+    """The moment as of which the clocks of cases stand, for who reads them between two ticks.
+
+    Counted from the reading, the earliest end would be told later than it comes. After an outage
+    the clocks have stood still: no more than one tick has passed for them.
+
+    Args:
+        now: Unix time of the reading.
+        looked_at: Unix time of the last completed tick, or None.
+        tick: seconds between two of them.
+
+    Returns:
+        Unix time, at most one tick before `now`.
+    """
+    return now if looked_at is None else now - min(max(0.0, now - looked_at), tick)
 
 
 def forecasts(
