@@ -95,11 +95,12 @@ async def gather(
         rounds: decide what is asked only of jobs in question; None: everything is asked of all.
 
     Returns:
-        The facts; a custom expression that fails is named in `failed`, and its values are absent.
+        The facts; a custom expression that fails, and a value of which the server refuses the
+        query, are named in `failed`, and absent.
 
     Raises:
         ServiceUnavailable: the tick knows too little to judge anything; nothing should change.
-        QueryRefused: a query of our own is refused, say because its series are ambiguous.
+        QueryRefused: what the fleet consists of cannot be asked, say because a store is away.
     """
     if not isinstance(expected_nodes, Expectation):
         expected_nodes = Expectation(number=expected_nodes)
@@ -190,12 +191,18 @@ class _Asking:
                         group.create_task(self.inventory(ACTIVITY_METRIC, query))
 
     async def _values(self, query: str, keys: Sequence[SignalKey]) -> None:
-        """What our own queries cannot answer ends the tick; an expression fails alone."""
+        """A server that does not answer ends the tick; what it refuses fails alone.
+
+        It refuses a window longer than it allows, or more series, however healthy it is: one rule
+        must not blind all others. What an expression costs is its author's affair.
+        """
         async with self._gate:
             answer: Table | str
             try:
                 answer = await table(self._source, query, self._time, OF_VALUES)
-            except (QueryRefused, TemporaryError) as error:
+            except QueryRefused as error:
+                answer = str(error)
+            except TemporaryError as error:
                 if not keys[0].promql:
                     raise
                 answer = str(error)

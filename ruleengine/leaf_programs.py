@@ -88,6 +88,10 @@ class Moment:
         """How far back a key looks; of a job that was cold then, it is not known yet."""
         return self.now - signals.window_length(key, self.fleet.scrape_interval)
 
+    def absent(self, key: SignalKey) -> str:
+        """The reason for which a value of a key is not known where it was asked for."""
+        return "query_failed" if key in self.fleet.failed else "no_data"
+
 
 def leaf_programs(
     leaf: Leaf, rule: Rule, layout: Layout, moment: Moment
@@ -134,7 +138,7 @@ class _OfJob:
     def __init__(self, leaf: Signal | Promql | OverBudget, layout: Layout, moment: Moment) -> None:
         self._at, self._horizon = layout.job[leaf.key], moment.horizon(leaf.key)
         self._compare, self._limit = _COMPARISONS[leaf.comparison], leaf.limit.value
-        self._failed = leaf.key in moment.fleet.failed
+        self._failed, self._absent = leaf.key in moment.fleet.failed, moment.absent(leaf.key)
 
     def truth(self, _: JobFacts, numbers: array[float], warm: float) -> int:
         value = numbers[self._at]
@@ -144,13 +148,13 @@ class _OfJob:
 
     def reasons(self, _: JobFacts, numbers: array[float], warm: float) -> tuple[str, ...]:
         if self._failed:
-            return ("query_failed",)
-        return _missing_or_early(numbers[self._at], self._horizon, warm)
+            return (self._absent,)
+        return _missing_or_early(numbers[self._at], self._horizon, warm, self._absent)
 
 
-def _missing_or_early(value: float, horizon: float, warm: float) -> tuple[str, ...]:
+def _missing_or_early(value: float, horizon: float, warm: float, absent: str) -> tuple[str, ...]:
     if math.isnan(value):
-        return ("no_data",)
+        return (absent,)
     return ("cold_start",) if horizon < warm else ()
 
 
@@ -179,7 +183,7 @@ class _Cards:
         self._key, self._layout, self._holds = key, layout, holds
         self._only, self._horizon = layout.first(key, 1), moment.horizon(key)
         self._device = signals.SIGNALS[key.signal].device
-        self._combine = _combined(wanted)
+        self._combine, self._absent = _combined(wanted), moment.absent(key)
 
     def truth(self, job: JobFacts, numbers: array[float], warm: float) -> int:
         gpus = job.gpus
@@ -206,7 +210,7 @@ class _Cards:
         for at, gpu in enumerate(job.gpus, start=self._first(job)):
             if self._device and gpu.tenants > 1:
                 return ("shared_card",)
-            found = _missing_or_early(numbers[at], self._horizon, warm)
+            found = _missing_or_early(numbers[at], self._horizon, warm, self._absent)
             if found:
                 return found
         return ("no_gpus",)
@@ -219,6 +223,7 @@ class _Progress:
 
     def __init__(self, leaf: NoProgress, layout: Layout, moment: Moment) -> None:
         self._at, self._horizon = layout.job[leaf.key], moment.horizon(leaf.key)
+        self._absent = moment.absent(leaf.key)
 
     def truth(self, job: JobFacts, numbers: array[float], warm: float) -> int:
         run, steps = job.run, numbers[self._at]
@@ -231,7 +236,7 @@ class _Progress:
             return ("no_run",)
         if job.run.conflict:
             return ("run_conflict",)
-        return _missing_or_early(numbers[self._at], self._horizon, warm)
+        return _missing_or_early(numbers[self._at], self._horizon, warm, self._absent)
 
 
 class _Silence:
@@ -330,7 +335,8 @@ class _Deviation:
             return ("shared_card",)
         if self._per_card:
             return self._cards(target).reasons(job, numbers, warm)
-        return _missing_or_early(numbers[self._at], self._horizon, warm)
+        absent = self._moment.absent(self._key)
+        return _missing_or_early(numbers[self._at], self._horizon, warm, absent)
 
     def _found(self, job: JobFacts) -> Expectation:
         return self._moment.expectations.of(job, self._team)

@@ -109,6 +109,8 @@ class Servers:
     ) -> FleetFacts:
         """Have a question answered by one replica of each shard.
 
+        What a replica refuses of it, another may allow; where none does, it stays unknown.
+
         Args:
             question: asked anew, from its beginning, for every choice of replicas.
             again: about what was just answered: only those that answered then are asked.
@@ -120,6 +122,7 @@ class Servers:
         if again:
             return await question(self._source(self._used))
         orders = await asyncio.gather(*(self._order(group) for group in self._groups))
+        kept: tuple[FleetFacts, list[Replica]] | None = None
         while True:
             chosen = [order[0] for order in orders]
             for replica in chosen:
@@ -127,24 +130,26 @@ class Servers:
             try:
                 answer = await question(self._source(chosen))
             except (ServiceUnavailable, QueryRefused) as error:
-                failed = [order for order in orders if order[0].failed is not None]
-                for order in failed:
-                    order.pop(0)
+                if _pass_over(orders, str(error)):
+                    continue
                 # Not a server failed but the question, or a shard has no replica left.
-                if not failed or not all(orders):
+                if kept is None:
                     raise
-                log.warning(
-                    "the next replica is asked everything anew",
-                    failed=[r.name for r in chosen if r.failed is not None],
-                    error=str(error),
-                )
-                continue
-            for replica in chosen:
-                replica.failed = None  # what failed was a custom expression, which is told itself
-            if chosen != self._used:
-                log.warning("another replica is used", used=[r.name for r in chosen])
-                self._used = chosen
+                answer, chosen = kept
+            else:
+                refused = _refused(answer)
+                if refused and _pass_over(orders, refused):
+                    kept = kept or (answer, chosen)
+                    continue
+            self._use(chosen)
             return answer
+
+    def _use(self, chosen: list[Replica]) -> None:
+        for replica in chosen:
+            replica.failed = None  # what was refused is told by the facts
+        if chosen != self._used:
+            log.warning("another replica is used", used=[r.name for r in chosen])
+            self._used = chosen
 
     def current(self) -> Source:
         """Those that answered last; for figures that no verdict rests on."""
@@ -184,6 +189,21 @@ class Servers:
             return -1.0
         replica.failed = None
         return max((row.value for row in rows), default=0.0)
+
+
+def _refused(facts: FleetFacts) -> str:
+    """Why a value of our own is not known, which another replica may allow; or an empty string."""
+    return next((why for key, why in facts.failed.items() if not key.promql), "")
+
+
+def _pass_over(orders: Sequence[list[Replica]], why: str) -> bool:
+    """Take the next replica of each shard whose first one has failed; False where none is left."""
+    failed = [order for order in orders if order[0].failed is not None]
+    if not failed or any(len(order) == 1 for order in failed):
+        return False
+    names = [order.pop(0).name for order in failed]
+    log.warning("the next replica is asked everything anew", failed=names, error=why)
+    return True
 
 
 class Shards:

@@ -163,7 +163,8 @@ class FleetFacts:
         problems: why no job may be ended on these facts, in words; empty if they are whole.
         cards: every card, as a subject for rules with `target: gpu`; by its UUID, which is also
             the `job_id` of these facts. A card is never ended.
-        failed: custom expressions that could not be evaluated -> why.
+        failed: custom expressions that could not be evaluated, and values of which the server
+            refused the query -> why.
         scrape_interval: of the nodes, in seconds.
         numbers: custom expressions that gave exactly one row -> its value.
         demands: platform, as `only_if_waiting` names it -> who waits there; of those that a rule
@@ -191,6 +192,8 @@ class FleetFacts:
 
     def why_absent(self, key: SignalKey, job_id: str) -> str:
         """The reason for which a value that is absent is not known."""
+        if key in self.failed:
+            return "query_failed"
         asked = self.narrowed.get(key)
         return "no_data" if asked is None or job_id in asked else "not_asked"
 

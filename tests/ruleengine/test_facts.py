@@ -23,11 +23,12 @@ from tests.ruleengine.fleets import (
 from tests.servers import Server, backfill, prometheus
 
 from gpuwarden.errors import ServiceUnavailable
+from gpuwarden.ruleengine.evaluation import measured
 from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.model import RuleSet
 from gpuwarden.ruleengine.needs import needed_keys
-from gpuwarden.ruleengine.prometheus import PrometheusClient, Sample
-from gpuwarden.ruleengine.verdicts import FleetFacts, SignalKey
+from gpuwarden.ruleengine.prometheus import PrometheusClient, QueryRefused, Sample
+from gpuwarden.ruleengine.verdicts import FleetFacts, SignalKey, Truth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -250,6 +251,34 @@ def test_an_expression_that_fails_costs_nothing_but_its_own_rule(fleet: FleetFac
     """The others are judged; the reason is kept for people."""
     assert set(fleet.failed) == {_key(4)}
     assert "many-to-many" in fleet.failed[_key(4)] or "duplicate" in fleet.failed[_key(4)]
+
+
+class _Limited(PrometheusClient):
+    """A Mimir that allows no window of 9 min (max_total_query_length)."""
+
+    async def table(self, query: str, time: float, labels: tuple[str, ...]) -> Table:
+        if "[9m]" in query:
+            raise QueryRefused("execution: the query time range exceeds the limit")
+        return await super().table(query, time, labels)
+
+
+def test_a_window_that_the_server_refuses_costs_its_own_rule_and_no_other(server: Server) -> None:
+    """The server is healthy: one rule's window must not blind the rules of all others."""
+    long = {**UTILIZATION, "window": "9m"}
+    rules = _rules(UTILIZATION, long, {"no_progress_for": "9m"}, {**POWER, "window": "9m"})
+
+    async def once() -> FleetFacts:
+        async with _Limited(server.url) as client:
+            return await gather(client, rules, time=NOW, scrape_interval=SCRAPE)
+
+    fleet = asyncio.run(once())
+    judged = [
+        measured(rule.when, rule, fleet.jobs[job], fleet, profiles=(), now=NOW, trusted=True)
+        for rule, job in zip(rules.rules, ("idle", "idle", "train", "idle"), strict=True)
+    ]
+    assert judged[0] == (Truth.YES, ())
+    assert judged[1:] == [(Truth.UNKNOWN, ("query_failed",))] * 3
+    assert {key.window_seconds for key in fleet.failed} == {540}
 
 
 def test_no_prometheus_is_an_error_and_not_an_empty_fleet() -> None:

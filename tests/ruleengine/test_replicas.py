@@ -17,7 +17,7 @@ from gpuwarden.ruleengine.histories import History
 from gpuwarden.ruleengine.prometheus import PrometheusClient, QueryRefused, Sample
 from gpuwarden.ruleengine.replicas import Replica, Servers, Shards
 from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
-from gpuwarden.ruleengine.verdicts import FleetFacts
+from gpuwarden.ruleengine.verdicts import FleetFacts, SignalKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -123,6 +123,31 @@ def test_a_replica_that_refuses_our_queries_is_passed_over() -> None:
     b.refuses = True
     with pytest.raises(QueryRefused):
         asked(made)
+
+
+async def partly(source: Source) -> FleetFacts:
+    """A question of a value that may be refused, and of another."""
+    failed = {}
+    for key in (SignalKey("gpu_utilization", "max", 60.0), SignalKey("gpu_memory", "avg", 9e5)):
+        try:
+            await source.instant(f"{key.signal}", NOW)
+        except QueryRefused as error:
+            failed[key] = str(error)
+    return FleetFacts(time=NOW, jobs={}, expected_nodes=1, lit_nodes=1, failed=failed)
+
+
+def test_what_one_replica_refuses_is_asked_of_the_next_before_it_is_unknown() -> None:
+    """Where every one refuses it, or the rest is away, all else that was answered counts."""
+    a, b = Held(refuses=True), Held()
+    made = servers({"a": a, "b": b})
+    assert not asyncio.run(made.ask(partly)).failed
+    assert made.states() == {"a": "failed", "b": "used"}
+    b.refuses = True
+    assert asyncio.run(made.ask(partly)).failed
+    b.fails_after = 0
+    a.lit = 9
+    assert asyncio.run(made.ask(partly)).failed
+    assert made.states()["a"] == "used"
 
 
 def test_without_any_replica_nothing_is_answered() -> None:
