@@ -61,6 +61,7 @@ class DryRun:
         terminated: pairs whose job would have been ended: by terminate, or by requeue.
         done: pair -> the hardest that was done to its job.
         killed: whether the kill switch is on now.
+        paused: who has paused enforcement now, until when and why, in words, or an empty string.
     """
 
     rules: RuleSet
@@ -74,6 +75,7 @@ class DryRun:
     terminated: set[Pair] = field(default_factory=set)
     done: dict[Pair, Action] = field(default_factory=dict)
     killed: bool = False
+    paused: str = ""
     _kept_until: dict[Pair, float] = field(default_factory=dict)
     _keeps_used: dict[Pair, int] = field(default_factory=dict)
     _proven: dict[Pair, dict[tuple[str, str], float]] = field(default_factory=dict)
@@ -166,20 +168,41 @@ class DryRun:
         Returns:
             Whether it was granted.
         """
-        case, may = self.cases.get(pair), notices.keep_allowance(rule)
-        rule = rule if case is None else canaries.applied(rule, case.user, _NONE_HELD)
-        used = self._keeps_used.get(pair, 0)
-        if case is None or may is None or not rule.takes:
+        may, used = notices.keep_allowance(rule), self._keeps_used.get(pair, 0)
+        if may is None or seconds > may.keep or used >= may.times:
             return False
-        over = case.detected_at is None or case.over
-        if over or seconds > may.keep or used >= may.times:
+        if not self.put_off(rule, pair, seconds, time=time):
+            return False
+        self._keeps_used[pair] = used + 1
+        return True
+
+    def put_off(self, rule: Rule, pair: Pair, seconds: float, *, time: float) -> bool:
+        """Move the deadline of a case by a keep that is granted.
+
+        Args:
+            rule: the rule that announced the end.
+            pair: its case, as the last tick left it.
+            seconds: by how much.
+            time: Unix time of the grant.
+
+        Returns:
+            Whether there was a deadline to move.
+        """
+        case = self.cases.get(pair)
+        if case is None or case.detected_at is None or case.over:
+            return False
+        rule = canaries.applied(rule, case.user, _NONE_HELD)
+        if not rule.takes:
             return False
         left = cases.remaining(case, rule) or 0.0
         case, _ = cases.kept(case, rule, seconds)
         self.cases[pair] = self._stayed(pair, case, ActState.WITHDRAWN)
-        self._kept_until[pair] = max(time + left + seconds, self._kept_until.get(pair, 0.0))
-        self._keeps_used[pair] = used + 1
+        self.promise(pair, time + left + seconds)
         return True
+
+    def promise(self, pair: Pair, until: float) -> None:
+        """A keep protects a job from a rule until a Unix time, whether it has a case now or not."""
+        self._kept_until[pair] = max(until, self._kept_until.get(pair, 0.0))
 
     def forget(self, pair: Pair) -> None:
         """Drop a case that is over."""
@@ -252,6 +275,7 @@ class DryRun:
             due_owners=owners,
             due_rules=guards.owners_by_rule(self.cases[each] for each in self.due()),
             killed=self.killed,
+            paused=self.paused,
             settled_for=self.settled_for,
             settle_after=self.settle_after,
             cool_down=self.cool_down,
@@ -313,7 +337,8 @@ class DryRun:
     def _saved(self, rule: Rule, pair: Pair, time: float) -> list[Event]:
         """Ask for a saved state where a stage says so; it is saved at once."""
         found: list[Event] = []
-        for key, stage in () if self.killed else cases.asking_stages(self.cases[pair], rule):
+        stopped = self.killed or self.paused or self._kept_until.get(pair, 0.0) > time
+        for key, stage in () if stopped else cases.asking_stages(self.cases[pair], rule):
             case = self._decided(rule, pair, key, stage, time=time)
             self.cases[pair] = cases.settled(case, key, ActState.DONE)
             found.append(_done(key, stage, case))

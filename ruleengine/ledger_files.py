@@ -64,7 +64,7 @@ def check(path: Path) -> Findings:
         LedgerUnusable: there is no such file, it cannot be read, or it is no ledger at all.
         LedgerDamaged: so badly that not even the damage can be listed.
     """
-    with _reading(path) as db:
+    with reading(path) as db:
         return _findings(db, path)
 
 
@@ -90,7 +90,7 @@ def backup(path: Path, copy: Path, *, overwrite: bool = False) -> Findings:
         part.unlink(missing_ok=True)
         os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:
-            with _reading(path) as source, contextlib.closing(sqlite3.connect(part)) as target:
+            with reading(path) as source, contextlib.closing(sqlite3.connect(part)) as target:
                 # In one step: a copy in several begins anew whenever the engine writes.
                 source.backup(target)
                 target.execute("PRAGMA journal_mode=DELETE")
@@ -174,14 +174,26 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that writes nothing."""
+def reading(path: Path, *, aside: bool = False) -> Iterator[sqlite3.Connection]:
+    """A connection that writes nothing.
+
+    Args:
+        path: the ledger, or a copy of one.
+        aside: whether not even the files that SQLite puts beside it are made: for a short look at
+            a file that no engine has open. Such a file may lie where nothing can be written.
+
+    Raises:
+        LedgerUnusable: there is no such file, or it cannot be read, or is no database.
+        LedgerDamaged: it is damaged.
+    """
     if not path.is_file():
         raise LedgerUnusable(f"{path} is not a file: which ledger is meant?")
+    log = path.with_name(path.name + _COMPANIONS[0])
+    # An engine has that file for as long as it runs; without it the main file is all there is.
+    alone = "&immutable=1" if aside and not log.exists() else ""
+    where = f"{path.absolute().as_uri()}?mode=ro{alone}"
     try:
-        with contextlib.closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
-        ) as db:
+        with contextlib.closing(sqlite3.connect(where, uri=True, timeout=BUSY_SECONDS)) as db:
             yield db
     except sqlite3.Error as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_CORRUPT:
@@ -191,13 +203,23 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
         ) from error
 
 
-def _findings(db: sqlite3.Connection, path: Path) -> Findings:
+def version_of(db: sqlite3.Connection, path: Path) -> int:
+    """The version of a ledger's tables.
+
+    Raises:
+        LedgerUnusable: it is none that this gpuwarden knows, or no ledger at all.
+    """
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if not 1 <= version <= len(MIGRATIONS):
         raise LedgerUnusable(
             f"{path} is no ledger that this gpuwarden knows (version {version}; it knows 1 to "
             f"{len(MIGRATIONS)})"
         )
+    return int(version)
+
+
+def _findings(db: sqlite3.Connection, path: Path) -> Findings:
+    version = version_of(db, path)
     problems = [text for (text,) in db.execute("PRAGMA integrity_check") if text != "ok"]
     problems = problems or [
         f"a row of {table} names a row of {parent} that is not there"

@@ -26,6 +26,7 @@ from gpuwarden.ruleengine.replay_incidents import (
     Stale,
     missing_metadata,
 )
+from gpuwarden.ruleengine.replay_people import Promises
 from gpuwarden.ruleengine.replay_screens import NOT_JUDGED, TRUTHS, UNKNOWN, YES, Judge, Look
 from gpuwarden.ruleengine.ticks import OUTAGE_TICKS
 from gpuwarden.ruleengine.verdicts import Truth
@@ -218,6 +219,7 @@ class Arm:
         trust: seconds for which a job's own word has protected it.
         evaluations: of the live code.
         keep_evidence: whether evidence is gathered at each stage.
+        promises: what people did then, under these rules.
     """
 
     name: str
@@ -230,8 +232,11 @@ class Arm:
     trust: dict[Pair, float] = field(default_factory=dict)
     evaluations: int = 0
     keep_evidence: bool = True
+    promises: Promises = field(default_factory=Promises)
     _open: dict[Pair, Incident] = field(default_factory=dict)
     _instances: dict[Pair, str] = field(default_factory=dict)
+    _runs: dict[str, str] = field(default_factory=dict)
+    """Job -> the run that it was last known by, of jobs that broke a rule."""
     _streaks: dict[Pair, float] = field(default_factory=dict)
     _idle_times: IdleTimes = field(default_factory=IdleTimes)
 
@@ -289,6 +294,7 @@ class Arm:
                 continue
             delta, outage = float(deltas[tick]), bool(outages[tick])
             self.run.settled_for = 0.0 if outage else self.run.settled_for + delta
+            self.run.paused = self.promises.paused(frame.ticks.begin + frame.ticks.step * tick)
             for pair in sorted(pairs):
                 if self._visit(walk, pair, tick, delta=delta, outage=outage):
                     agenda[tick + 1].append(pair)
@@ -310,6 +316,8 @@ class Arm:
             self._instances[pair] = situation.job.instance
         elif not walk.frame.lit(self._instances.get(pair, ""), tick):
             truth = Truth.UNKNOWN  # of a node that is not lit nothing is known
+        if self.promises:
+            self._kept(rule, pair, None if situation is None else situation.job, time)
         step = self.run.advance(
             rule,
             pair,
@@ -327,6 +335,19 @@ class Arm:
             return True
         self._instances.pop(pair, None)
         return False
+
+    def _kept(self, rule: Rule, pair: Pair, job: JobFacts | None, time: float) -> None:
+        """What people did about a case since the last tick."""
+        if job is not None and job.run is not None and not job.run.conflict:
+            self._runs[pair[1]] = job.run.run_id
+        for grant in self.promises.granted(pair, self._runs.get(pair[1]), time):
+            own, at = grant.keep.job_id == pair[1], grant.keep.granted_at
+            if own and grant.seconds and self.run.put_off(rule, pair, grant.seconds, time=at):
+                grant.moved.add(pair[1])
+                if pair in self._open:
+                    self._open[pair].kept_by.add(grant.keep.by)
+            else:
+                self.run.promise(pair, grant.until)
 
     # -- counting
 
@@ -505,7 +526,17 @@ class Arm:
             if not blocks:
                 self._end(pair, rule, fleet.time, look, incident)
                 ended += 1
+            else:
+                self._held_by_people(pair, blocks, fleet.time)
         self.caps += [(reason, fleet.time, held[reason]) for reason in CAP_REASONS if held[reason]]
+
+    def _held_by_people(self, pair: Pair, blocks: Sequence[Blocked], time: float) -> None:
+        """Write down whose keep or pause it is, where nothing else speaks against a case's end."""
+        if not self.promises or len(blocks) != 1:
+            return
+        whose = self.promises.held(pair, self._runs.get(pair[1]), blocks[0].reason, time)
+        if pair in self._open:
+            self._open[pair].kept_by.update(whose)
 
     def _end(
         self, pair: Pair, rule: Rule, time: float, look: Look, incident: Incident | None
@@ -527,6 +558,7 @@ class Arm:
                 exempt=next(
                     (e.reason for e in entries if matches(e, situation.job) is Truth.YES), ""
                 ),
+                kept=self.promises.kept(pair[1], self._runs.get(pair[1]), time),
             )
         # The job is gone: whatever else was open about it is over.
         for other in [known for known in self.run.cases if known[1] == pair[1]]:

@@ -25,7 +25,7 @@ from gpuwarden.option_values import (
     read_positive_seconds,
     span_options,
 )
-from gpuwarden.ruleengine import made_up_weeks, replay_policies
+from gpuwarden.ruleengine import made_up_weeks, replay_people, replay_policies
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS
 from gpuwarden.ruleengine.facts import Expectation
 from gpuwarden.ruleengine.loading import check_rule_files
@@ -56,6 +56,7 @@ Examples:
   gpuwarden rules replay new.yaml --against /etc/gpuwarden/rules --config /etc/gpuwarden/engine.yaml
   gpuwarden rules replay rules.yaml --from 2026-11-20 -o markdown --fail-on 'regret>5%,exempt,caps'
   gpuwarden rules replay rules.yaml --sensitivity idle-held:gpu_utilization=3%,5%,10%@3m,10m,30m
+  gpuwarden rules replay rules.d/*.yaml --ledger /var/lib/gpuwarden/ledger.sqlite
   gpuwarden rules replay rules.yaml --made-up-week"""
 
 
@@ -72,6 +73,7 @@ class _Asked:
     scrape_interval: float | None
     chunk: float
     horizon: float
+    ledger: Path | None
     against: tuple[Path, ...]
     sensitivity: str | None
     wanted: tuple[str, ...]
@@ -123,6 +125,13 @@ class _Asked:
     help="A job that is at work again so soon after its end would be regretted.",
 )
 @click.option(
+    "--ledger",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The engine's ledger or a backup of it: keeps and pauses count as of then. It is only "
+    "read; the engine may run.",
+)
+@click.option(
     "--against",
     multiple=True,
     type=click.Path(path_type=Path),
@@ -164,7 +173,7 @@ class _Asked:
     "--fail-on",
     metavar="POLICIES",
     help="Exit with 1 if exceeded: regret>5%, unknown>5%, terminations>N, new-terminations>N, "
-    "flapping>N, stale>N, exempt, caps; several with commas.",
+    "flapping>N, stale>N, exempt, kept, caps; several with commas.",
 )
 @click.pass_context
 def replay_command(
@@ -173,14 +182,16 @@ def replay_command(
     """Say what rules would have done over the history that Prometheus keeps.
 
     History is judged tick by tick by the live engine's own code, as if every rule's mode were
-    enforce, every notice had arrived at once, and nobody had kept a job. Nothing real is told or
-    ended. Whitelist, hours and cold starts count as of then.
+    enforce, and every notice had arrived at once. Nothing real is told or ended. Hours and cold
+    starts count as of then; so do keeps and pauses with --ledger, else nobody has kept a job.
 
     Exit status: 0 done; 1 a policy of --fail-on is exceeded; 2 the files or flags are not usable,
     or there is no history; 3 the server fails.
     """
     asked = _Asked(**given)
-    policies = _policies(fail_on)
+    if asked.made_up_week and asked.ledger is not None:
+        raise InvalidInput("--made-up-week has people of its own: leave --ledger out")
+    policies = _policies(fail_on, ledger=asked.ledger)
     sets, count = _sets(asked, output)
     try:
         result = asyncio.run(_until_told(asked, sets))
@@ -206,11 +217,15 @@ def replay_command(
         context.exit(1)
 
 
-def _policies(text: str | None) -> list[Policy]:
+def _policies(text: str | None, *, ledger: Path | None) -> list[Policy]:
     try:
-        return replay_policies.parse_policies(text or "")
+        found = replay_policies.parse_policies(text or "")
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--fail-on") from error
+    if ledger is None and any(policy.name == "kept" for policy in found):
+        why = "kept: only a ledger knows who kept what: give --ledger"
+        raise click.BadParameter(why, param_hint="--fail-on")
+    return found
 
 
 def _sets(asked: _Asked, output: str) -> tuple[list[tuple[str, RuleSet]], int]:
@@ -331,6 +346,7 @@ def _plan(asked: _Asked) -> Plan:
         raise InvalidInput("--from is in the future")
     if end < begin:
         raise InvalidInput("--to is before --from")
+    people = None if asked.ledger is None else replay_people.read(asked.ledger)
     if asked.config is None:
         step = asked.step or DEFAULT_STEP_SECONDS
         interval = asked.scrape_interval or DEFAULT_SCRAPE_SECONDS
@@ -344,6 +360,7 @@ def _plan(asked: _Asked) -> Plan:
             horizon=asked.horizon,
             cool_down=COOL_DOWN_SECONDS,
             settle_after=max(3 * interval, 2 * step),
+            people=people,
         )
     settings = load_settings(asked.config)
     values, directory = settings.values, RuleBook(settings).directory
@@ -371,4 +388,5 @@ def _plan(asked: _Asked) -> Plan:
         teams={name: user.team for name, user in directory.users.items()},
         cool_down=values.cool_down,
         settle_after=values.settle_after,
+        people=people,
     )

@@ -57,6 +57,8 @@ class End:
         do: terminate, or requeue.
         exempt: the reason of a whitelist entry that means this job, for whatever rule and
             however long ago it expired; empty if there is none.
+        kept: a keep that was in force, from another rule or longer than this one allows, in words;
+            empty if there was none.
         over: Unix time at which the job really ended, or None while it was still seen.
         seen_until: Unix time to which its history is known.
         active_again: Unix time at which it was at work again, or None.
@@ -68,6 +70,7 @@ class End:
     work_lost: float | None
     do: str = "terminate"
     exempt: str = ""
+    kept: str = ""
     over: float | None = None
     seen_until: float | None = None
     active_again: float | None = None
@@ -104,6 +107,7 @@ class Incident:
         stages: in order.
         due: both deadlines were over, or None.
         held: guards that kept it from being ended -> the first sentence.
+        kept_by: whose keeps put its end off.
         end: if it would have been ended.
         closed: when it was over, or None.
         closed_because: cleared, unknown, gone or ended.
@@ -125,6 +129,7 @@ class Incident:
     stages: list[Entered] = field(default_factory=list)
     due: float | None = None
     held: dict[str, str] = field(default_factory=dict)
+    kept_by: set[str] = field(default_factory=set)
     end: End | None = None
     closed: float | None = None
     closed_because: str = ""

@@ -22,6 +22,7 @@ COUNTS: Final = {
 }
 FLAGS: Final = {
     "exempt": "a job would be ended that a whitelist entry means, for whatever rule, even expired",
+    "kept": "a job would be ended that was kept then: from another rule, or longer than allowed",
     "caps": "a limit per hour or user, or the share of running jobs, would have held something",
 }
 _HARD_CAPS: Final = ("share_of_running", "limit_per_hour", "limit_per_user_per_day")
@@ -130,6 +131,11 @@ def _exempt(report: Mapping[str, Any]) -> tuple[float, str]:
     return len(jobs), _named(jobs)
 
 
+def _kept(report: Mapping[str, Any]) -> tuple[float, str]:
+    jobs = [row["job"] for row in report["terminations"] if row["kept"]]
+    return len(jobs), _named(jobs)
+
+
 def _caps(report: Mapping[str, Any]) -> tuple[float, str]:
     hit = [row["limit"] for row in report["caps"] if row["limit"] in _HARD_CAPS]
     return len(hit), ", ".join(hit) or "none"
@@ -149,5 +155,6 @@ _VALUES: Final = {
     "flapping": _flapping,
     "stale": _stale,
     "exempt": _exempt,
+    "kept": _kept,
     "caps": _caps,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import statistics
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.model import Rule
     from gpuwarden.ruleengine.replay_arms import Arm
     from gpuwarden.ruleengine.replay_incidents import End, Incident
-    from gpuwarden.ruleengine.replay_runs import Replay
+    from gpuwarden.ruleengine.replay_runs import Plan, Replay
     from gpuwarden.ruleengine.verdicts import Evidence
 
 SCHEMA: Final = "gpuwarden.replay/v1"
@@ -60,6 +61,7 @@ def document(result: Replay, *, against: bool = False, variants: int = 0) -> dic
             "horizon_seconds": plan.horizon,
         },
         "cautions": cautions(result),
+        "ledger": _ledger(result),
         "jobs": result.jobs,
         "totals": totals(arm),
         "rules": [_rule(arm, rule) for rule in arm.run.rules.rules],
@@ -67,6 +69,8 @@ def document(result: Replay, *, against: bool = False, variants: int = 0) -> dic
         "held": [_held(item) for item in arm.incidents if item.due and item.end is None],
         "incidents": [_incident(item) for item in arm.incidents],
         "notices": _notices(arm.incidents, plan.ticks.end - plan.begin + plan.step),
+        "keeps": _keeps(arm, plan),
+        "pauses": _pauses(arm, plan),
         "caps": _caps(arm),
         "stale": [
             {"rule": item.rule, "job": item.subject, "at": iso(item.at)} for item in _stale(arm)
@@ -118,7 +122,7 @@ def cautions(result: Replay) -> list[str]:
             f"{', '.join(on_trial)}: on trial (canary), so that only the jobs of a share of the "
             "owners are ended; nobody objects in a replay, and it never falls back to warn"
         )
-    return found
+    return [*found, *result.arms[0].promises.cautions(plan.begin, plan.ticks.end)]
 
 
 def totals(arm: Arm) -> dict[str, Any]:
@@ -237,6 +241,7 @@ def _incident(item: Incident) -> dict[str, Any]:
         "ended": iso(item.end.at) if item.end is not None else None,
         "closed": iso(item.closed),
         "closed_because": item.closed_because,
+        "kept_by": sorted(item.kept_by),
         "metadata_missing": list(item.metadata_missing),
     }
 
@@ -270,6 +275,7 @@ def _termination(item: Incident, end: End) -> dict[str, Any]:
         "active_by": end.active_by,
         "seen_until": iso(end.seen_until),
         "exempt": end.exempt,
+        "kept": end.kept,
     }
 
 
@@ -281,6 +287,7 @@ def _held(item: Incident) -> dict[str, Any]:
         "team": item.team,
         "due": iso(item.due),
         "held_by": item.held,
+        "kept_by": sorted(item.kept_by),
     }
 
 
@@ -293,6 +300,52 @@ def _notices(incidents: Iterable[Incident], seconds: float) -> list[dict[str, An
         {"owner": user, "notices": count, "per_week": round(count * WEEK_SECONDS / seconds, 2)}
         for user, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
         if count
+    ]
+
+
+def _ledger(result: Replay) -> dict[str, Any] | None:
+    people = result.plan.people
+    if people is None:
+        return None
+    return {"file": people.file, "from": iso(people.since), "newest": iso(people.newest)}
+
+
+def _keeps(arm: Arm, plan: Plan) -> list[dict[str, Any]]:
+    """Keeps from the rules that are replayed, of those that were in force in the period."""
+    return [
+        {
+            "rule": grant.keep.rule_id,
+            "job": grant.keep.job_id,
+            "run": grant.keep.run_id,
+            "by": grant.keep.by,
+            "role": grant.keep.role,
+            "reason": grant.keep.reason,
+            "at": iso(grant.keep.granted_at),
+            "seconds": grant.keep.seconds,
+            "until": iso(grant.keep.until),
+            "allowed_seconds": grant.seconds,
+            "why_less": grant.why,
+            "put_off": sorted(grant.moved | grant.held),
+        }
+        for grant in arm.promises.grants
+        if grant.keep.granted_at <= plan.ticks.end and grant.keep.until > plan.begin
+    ]
+
+
+def _pauses(arm: Arm, plan: Plan) -> list[dict[str, Any]]:
+    """Pauses that were in force in the period, with the jobs whose end nothing else held."""
+    past = () if plan.people is None else plan.people.pauses
+    return [
+        {
+            "by": item.pause.by,
+            "reason": item.pause.reason,
+            "from": iso(item.pause.begun_at),
+            "to": iso(item.over) if math.isfinite(item.over) else None,
+            "ends_held": len(arm.promises.pauses.get(item.pause.id, ())),
+            "jobs": sorted(arm.promises.pauses.get(item.pause.id, ())),
+        }
+        for item in past
+        if item.pause.begun_at <= plan.ticks.end and item.over > plan.begin
     ]
 
 

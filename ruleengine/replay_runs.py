@@ -28,6 +28,7 @@ from gpuwarden.ruleengine.replay_arms import Arm, Clock, IdleTimes
 from gpuwarden.ruleengine.replay_columns import MAX_POINTS, HistoryClient, Ticks
 from gpuwarden.ruleengine.replay_frames import Frame
 from gpuwarden.ruleengine.replay_outcomes import follow_up
+from gpuwarden.ruleengine.replay_people import People, Promises
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,6 +72,7 @@ class Plan:
         teams: user -> team.
         cool_down, settle_after: of the engine, in seconds.
         timeout: seconds for one query.
+        people: what people did meanwhile, or None where that is not known.
     """
 
     url: str
@@ -85,6 +87,7 @@ class Plan:
     cool_down: float = COOL_DOWN_SECONDS
     settle_after: float = 0.0
     timeout: float = 120.0
+    people: People | None = None
 
     @property
     def ticks(self) -> Ticks:
@@ -218,7 +221,7 @@ def _arm(plan: Plan, name: str, rules: RuleSet) -> Arm:
         cool_down=plan.cool_down,
         settle_after=plan.settle_after,
     )
-    return Arm(name, run)
+    return Arm(name, run, promises=Promises(plan.people, rules))
 
 
 def _judge(frame: Frame, arms: Sequence[Arm], clock: Clock, idle_times: IdleTimes) -> set[str]:

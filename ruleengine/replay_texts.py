@@ -38,6 +38,8 @@ def blocks(report: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[Block
         _rules(report),
         _terminations(report),
         _held(report),
+        _keeps(report),
+        _pauses(report),
         _incidents(report),
         _reaction(report),
         _notices(report),
@@ -170,6 +172,7 @@ def _rules(report: Mapping[str, Any]) -> Block:
 
 def _terminations(report: Mapping[str, Any]) -> Block | None:
     requeues = any(item["do"] != "terminate" for item in report["terminations"])
+    kept = any(item["kept"] for item in report["terminations"])
     rows = [
         (
             item["at"],
@@ -182,6 +185,7 @@ def _terminations(report: Mapping[str, Any]) -> Block | None:
             "not known" if item["gpu_hours_lost"] is None else f"{item['gpu_hours_lost']:g}",
             _again(item),
             item["exempt"],
+            *((item["kept"],) if kept else ()),
         )
         for item in report["terminations"]
     ]
@@ -196,7 +200,7 @@ def _terminations(report: Mapping[str, Any]) -> Block | None:
             "GPU-hours freed",
             "GPU-hours lost",
         ),
-        *("at work again", "exempt"),
+        *("at work again", "exempt", *(("kept",) if kept else ())),
     )
     return _listed("Jobs that would have been ended", columns, rows)
 
@@ -214,6 +218,32 @@ def _held(report: Mapping[str, Any]) -> Block | None:
     ]
     columns = ("due", "job", "owner", "rule", "first held by")
     return _listed("Jobs that were due, and held", columns, rows)
+
+
+def _keeps(report: Mapping[str, Any]) -> Block | None:
+    rows = [
+        (
+            item["at"],
+            item["job"],
+            item["rule"],
+            f"{item['by']} ({item['role']})",
+            _span(item["seconds"]),
+            item["until"],
+            item["why_less"] or "in full",
+            ", ".join(item["put_off"]) or "no end",
+        )
+        for item in report["keeps"]
+    ]
+    columns = ("granted", "job", "rule", "by", "for", "until", "allowed", "put off")
+    return _listed("Keeps", columns, rows)
+
+
+def _pauses(report: Mapping[str, Any]) -> Block | None:
+    rows = [
+        (item["from"], item["to"] or "no end", item["by"], item["reason"], str(item["ends_held"]))
+        for item in report["pauses"]
+    ]
+    return _listed("Pauses", ("from", "to", "by", "reason", "ends held"), rows)
 
 
 def _incidents(report: Mapping[str, Any]) -> Block | None:

@@ -343,6 +343,7 @@ def test_a_job_cannot_break_out_of_its_cell(rule_set: RuleSet) -> None:
         (["--step", "15"], "lacks a unit"),
         (["--step", "0s"], "more than 0s"),
         (["--fail-on", "regret>5"], "in per cent"),
+        (["--fail-on", "kept"], "give --ledger"),
         (["--rule", "idel"], 'there is no rule "idel"'),
         (["--prometheus", "prom.example:9090"], "write it like http://"),
         (["--against", "src"], "holds no *.yaml"),
