@@ -192,7 +192,7 @@ def _history() -> str:
     world.job("hoarder", 0.3, memory=38 * GIB)
     world.job("leaking", 0.9, memory=lambda time: (20 + 16 * (time - BEGIN) / 6000) * GIB)
     world.job("too-large", 0.5)
-    world.run("too-large", batch=512)
+    world.run("too-large", batch=512, rate=0.1)
     world.job("not-a-number", 0.93)
     world.run("not-a-number", nonfinite=0.1)
     world.job("diverging", 0.93)
