@@ -403,6 +403,8 @@ def _tell(found: Sequence[Fit], refused: dict[str, str]) -> None:
         why = usable(fit)
         if why:
             click.echo(f"No profile of {kind_words(fit.kind)}: {why}", err=True)
+        for signal, what in fit.disagreed.items() if not why else ():
+            click.echo(f"  no {signal} of {kind_words(fit.kind)}: {what}", err=True)
         for item in fit.left:
             jobs = ", ".join(item.run.jobs)
             click.echo(f"  left out: run {item.run.run_id} ({jobs}): {item.why}", err=True)

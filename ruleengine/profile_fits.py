@@ -15,7 +15,7 @@ from gpuwarden import quantities
 from gpuwarden.quantities import Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 SIGNALS: Final = {
     "throughput": Unit.IMAGES_PER_SECOND,
@@ -29,6 +29,12 @@ OUTLIER_SIGMAS: Final = 3.5
 """B. Iglewicz and D. Hoaglin, How to Detect and Handle Outliers (1993): modified z-score."""
 OUTLIER_SHARE: Final = 0.1
 """Runs that agree to within this are never outliers, however much closer the others agree."""
+GROUP_GAP: Final = 0.25
+"""Share of the runs' median by which two groups of runs lie apart."""
+GROUP_SHARE: Final = 0.25
+"""Share of the runs that are a group of their own and no outliers: another data set, say."""
+MAX_TOLERANCE: Final = 1.0
+"""Of a value with this spread nothing is too low: it is no expectation."""
 MIN_TOLERANCE: Final = 0.05
 WINDOW_SHARE: Final = 0.95
 """Share of the healthy windows that a rule with the profile's own tolerance passes over."""
@@ -116,6 +122,7 @@ class Fit:
         runs: that it was learnt from.
         left: runs that it was not, among them outliers.
         too_little: why there is no profile, or an empty string.
+        disagreed: signal -> why nothing is expected of it.
     """
 
     kind: Kind
@@ -124,6 +131,7 @@ class Fit:
     runs: tuple[Run, ...]
     left: tuple[Left, ...]
     too_little: str = ""
+    disagreed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def users(self) -> int:
@@ -164,14 +172,47 @@ def _fit(kind: Kind, runs: list[Run], demands: Demands) -> Fit:
             left.append(Left(run, why))
         else:
             healthy.append(run)
-    kept, outliers = _without_outliers(healthy)
+    disagreed = {signal: why for signal in SIGNALS if (why := _groups(healthy, signal))}
+    kept, outliers = _without_outliers(healthy, set(SIGNALS) - set(disagreed))
     left += outliers
     too_little = _too_little(kept, demands)
     if too_little:
         return Fit(kind, {}, 0.0, tuple(kept), tuple(left), too_little)
-    values = {signal: found for signal in SIGNALS if (found := _fitted(kept, signal)) is not None}
-    tolerance = max(_spread(kept, signal, item) for signal, item in values.items())
-    return Fit(kind, values, tolerance, tuple(kept), tuple(left))
+    values, tolerance = dict[str, Fitted](), 0.0
+    for signal in SIGNALS:
+        item = None if signal in disagreed else _fitted(kept, signal)
+        if item is None:
+            continue
+        spread = _spread(kept, signal, item)
+        if spread >= MAX_TOLERANCE:
+            low, high = (quantities.render(end, SIGNALS[signal]) for end in (item.low, item.high))
+            disagreed[signal] = f"they do not agree: {low} to {high}"
+            continue
+        values[signal], tolerance = item, max(tolerance, spread)
+    if not values:
+        too_little = "; ".join(f"{signal}: {why}" for signal, why in disagreed.items())
+    return Fit(kind, values, tolerance, tuple(kept), tuple(left), too_little, disagreed)
+
+
+def _groups(runs: list[Run], signal: str) -> str:
+    """Why the runs are of two kinds in a signal, or an empty string.
+
+    What is trained on makes half of the speed, and no label says what that was: a value between
+    two groups is that of no run, and that of the larger one accuses the other.
+    """
+    known = sorted(value for run in runs if (value := run.median(signal)) is not None)
+    least = max(2, math.ceil(GROUP_SHARE * len(known)))
+    places = range(least, len(known) - least + 1)
+    if not places:
+        return ""
+    at = max(places, key=lambda place: known[place] - known[place - 1])
+    if known[at] - known[at - 1] <= GROUP_GAP * statistics.median(known):
+        return ""
+    lower, upper = (
+        f"{len(part)} at {quantities.render(statistics.median(part), SIGNALS[signal])}"
+        for part in (known[:at], known[at:])
+    )
+    return f"they are of two kinds, {lower} and {upper}"
 
 
 def _too_short(run: Run, demands: Demands) -> str:
@@ -186,22 +227,27 @@ def _passed_over(run: Run) -> str:
     return f" ({'; '.join(parts)})" if parts else ""
 
 
-def _without_outliers(runs: list[Run]) -> tuple[list[Run], list[Left]]:
-    """Runs that agree, and those that do not; judged by all of them, once."""
-    why: dict[str, str] = {}
+def _without_outliers(runs: list[Run], signals: Collection[str]) -> tuple[list[Run], list[Left]]:
+    """Runs that agree in these signals, and those that do not; judged by all of them, once."""
+    # By place: two people may have called their runs the same.
+    why: dict[int, str] = {}
     for signal, unit in SIGNALS.items():
-        known = {run.run_id: value for run in runs if (value := run.median(signal)) is not None}
-        if len(known) < 3:
+        known = {
+            place: value
+            for place, run in enumerate(runs)
+            if (value := run.median(signal)) is not None
+        }
+        if len(known) < 3 or signal not in signals:
             continue  # of two that differ nobody knows which is sick
         middle = statistics.median(known.values())
         mad = statistics.median(abs(value - middle) for value in known.values())
         limit = max(OUTLIER_SIGMAS * SIGMAS * mad, OUTLIER_SHARE * middle)
-        for name, value in known.items():
+        for place, value in known.items():
             if abs(value - middle) > limit:
                 found, usual = (quantities.render(item, unit) for item in (value, middle))
-                why.setdefault(name, f"outlier: {signal} {found}, where {usual} is usual")
-    kept = [run for run in runs if run.run_id not in why]
-    return kept, [Left(run, why[run.run_id]) for run in runs if run.run_id in why]
+                why.setdefault(place, f"outlier: {signal} {found}, where {usual} is usual")
+    kept = [run for place, run in enumerate(runs) if place not in why]
+    return kept, [Left(runs[place], why[place]) for place in sorted(why)]
 
 
 def _too_little(runs: list[Run], demands: Demands) -> str:

@@ -103,6 +103,9 @@ def entry_lines(fit: Fit) -> list[str]:
     if fit.left:
         runs = "1 run was" if len(fit.left) == 1 else f"{len(fit.left)} runs were"
         lines.append(f"# {runs} left out.")
+    lines += [
+        f"# No {signal} was learnt of these runs: {why}." for signal, why in fit.disagreed.items()
+    ]
     return [*lines, f"- {_flow(profile_fields(fit))}"]
 
 
@@ -146,6 +149,7 @@ def document(fits: Sequence[Fit], refused: dict[str, str]) -> dict[str, Any]:
                     for name, item in fit.values.items()
                 },
                 "jobs": [job for run in fit.runs for job in run.jobs],
+                "disagreed": dict(fit.disagreed),
                 "left_out": [_left(item) for item in fit.left],
             }
             for fit in fits
@@ -240,7 +244,7 @@ def _sorted(profiles: Sequence[dict[str, Any]]) -> list[str]:
 
 _OURS = re.compile(
     r"\s*# (Learnt from [0-9]+ runs of |1 run was left|[0-9]+ runs were left"
-    r"|(throughput|gpu_memory) .+ to )"
+    r"|(throughput|gpu_memory|gpu_utilization) .+ to |No [a-z_]+ was learnt of these runs: )"
 )
 
 

@@ -62,12 +62,54 @@ def test_one_sick_run_moves_nothing(rate: float, count: int) -> None:
     assert fit.tolerance == 0.05
 
 
-def test_two_that_differ_are_no_outliers_but_a_wide_profile() -> None:
-    """Which of them is sick nobody knows: the tolerance says so."""
+def test_of_two_that_differ_nobody_knows_which_is_sick() -> None:
+    """None is an outlier; what they do not agree about is not expected, and the rest is."""
     fit = the_fit(a_run("a", 100.0), a_run("b", 60.0), demands=Demands(runs=2))
     assert fit.left == ()
-    assert fit.values["throughput"].value == 80.0
-    assert fit.tolerance > 0.25
+    assert fit.disagreed == {"throughput": "they do not agree: 60 img/s to 100 img/s"}
+    assert set(fit.values) == {"gpu_memory"}
+    assert fit.tolerance == 0.05
+
+
+@pytest.mark.parametrize(("slow", "fast"), [(3, 3), (2, 4), (2, 6), (4, 2)])
+def test_runs_of_two_data_sets_make_no_expectation_between_them(slow: int, fast: int) -> None:
+    """Nor does the larger group accuse the smaller one; of memory they agree, as narrowly as ever.
+
+    A profile of all of them would have a tolerance at which no memory is too much.
+    """
+    runs = [
+        *(a_run(f"slow{n}", 100.0 + n) for n in range(slow)),
+        *(a_run(f"fast{n}", 200.0 + n) for n in range(fast)),
+    ]
+    fit = the_fit(*runs)
+    assert len(fit.runs) == slow + fast
+    assert set(fit.values) == {"gpu_memory"}
+    assert fit.tolerance == 0.05
+    assert fit.disagreed["throughput"].startswith(f"they are of two kinds, {slow} at 10")
+    assert usable(fit) == ""
+    (comment,) = (line for line in entry_lines(fit) if "throughput" in line and "{" not in line)
+    assert comment.startswith("# No throughput was learnt of these runs: they are of two kinds")
+    once = merged(PATH, "version: 1\n", [fit])
+    assert merged(PATH, once, [fit]) == once
+
+
+def test_runs_that_agree_in_nothing_are_no_profile() -> None:
+    """And the estimate goes on to be asked."""
+    runs = [
+        a_run(f"r{n}", rate, windows={"throughput": [rate]})
+        for n, rate in enumerate([50.0, 100.0, 190.0])
+    ]
+    fit = the_fit(*runs)
+    assert fit.too_little == usable(fit) == "throughput: they do not agree: 50 img/s to 190 img/s"
+
+
+def test_people_may_call_their_runs_the_same() -> None:
+    """The sick one is told from the healthy one of the same name, in whatever order they ran."""
+    for begin in (0.0, 100.0):
+        sick = a_run("exp1", 20.0, user="ben", begin=begin)
+        fit = the_fit(*healthy(3), a_run("exp1", 100.0, user="ana", begin=50.0), sick)
+        assert [item.run.user for item in fit.left] == ["ben"]
+        assert len(fit.runs) == 4
 
 
 def test_a_run_counts_once_however_long_it_was() -> None:
