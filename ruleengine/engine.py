@@ -418,7 +418,7 @@ class Engine:
             return [Blocked("not_confirmed", f"the last look failed: {error}")]
         # Everything else is read again after that, with nothing to wait for until the decision is
         # on disk: files, keeps, notices and the kill switch.
-        self.rulebook.refresh()
+        self.rulebook.refresh(again=True)
         self.trials.refresh()
         stored = self.cases.get(*pair_of(stored)) or stored
         rule = self.trials.rule_for(stored.case)
@@ -536,6 +536,7 @@ class Engine:
             incomplete_cards=self.unproven_cards(facts),
             notices_skew=self.teller.skew,
             bad_files=self.rulebook.problem,
+            changing=self.rulebook.changing,
             paused=self.pauses.sentence,
             late=self.ticks.late,
         )

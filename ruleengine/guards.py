@@ -85,6 +85,7 @@ class Situation:
         notices_skew: seconds between this clock and Alertmanager's, by which a notice may be over
             before anybody has it.
         bad_files: why the rule files or the directory in force are not those on disk, or "".
+        changing: why those in force may be half of what somebody is writing, or "".
         running: jobs that run on nodes that are not dark, where `facts` holds only some of them.
         paused: who paused enforcement, until when and why, in words, or "".
         late: why this tick comes too late to act, in words, or "".
@@ -107,6 +108,7 @@ class Situation:
     incomplete_cards: Collection[str] = ()
     notices_skew: float = 0.0
     bad_files: str = ""
+    changing: str = ""
     running: int | None = None
     paused: str = ""
     late: str = ""
@@ -150,6 +152,8 @@ def doubts(situation: Situation) -> list[Blocked]:
     found += standing_blocks(
         killed=situation.killed, paused=situation.paused, bad_files=situation.bad_files
     )
+    if situation.changing:
+        found.append(Blocked("changing_files", situation.changing))
     if situation.late:
         found.append(Blocked("late_tick", situation.late))
     if situation.settled_for < situation.settle_after:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden import durations
 from gpuwarden.diagnostics import Severity, did_you_mean
-from gpuwarden.quantities import Direction, Unit, Window
+from gpuwarden.quantities import Direction, Window
 from gpuwarden.ruleengine import expressions, signals
+from gpuwarden.ruleengine.certainties import certain, unreachable
 from gpuwarden.ruleengine.conditions import (
     All,
     Any_,
@@ -171,6 +172,12 @@ def _placed(rule: Rule) -> Iterator[_Placed]:
             yield from _Placed(("stages", index, "when"), stage.when).walk()
 
 
+def placed_conditions(rule: Rule) -> Iterator[tuple[tuple[Step, ...], Any]]:
+    """Every condition of a rule and where it stands, those of its stages included."""
+    for placed in _placed(rule):
+        yield placed.path, placed.condition
+
+
 def _ending(rule: Rule) -> Iterator[_Placed]:
     """The conditions that must hold where a job loses its cards."""
     for placed in _placed(rule):
@@ -195,6 +202,14 @@ def _conditions(rule: Rule, scrape_interval: float) -> Iterator[Finding]:
                 yield from _window(length, path, scrape_interval, rate=True, key="no_progress_for")
             case ProfileCondition():
                 yield from _window(condition.window, path, scrape_interval, rate=True)
+            case SilentFor() if condition.silent_for < MIN_WINDOW_SCRAPES * scrape_interval:
+                yield _warning(
+                    "GW318",
+                    (*path, "silent_for"),
+                    f"shorter than {MIN_WINDOW_SCRAPES} scrapes: a job that works looks silent "
+                    "between two of them",
+                    f"write at least {durations.render(MIN_WINDOW_SCRAPES * scrape_interval)}",
+                )
             case Promql():
                 for item in expressions.check(condition.promql):
                     place = (*path, "promql")
@@ -215,14 +230,6 @@ def _signal(rule: Rule, condition: Signal, path: tuple[Step, ...]) -> Iterator[F
     if condition.gpus is not None and (rule.target is Target.GPU or not spec.per_gpu):
         what = "the target is one card" if rule.target is Target.GPU else "it is one for the job"
         yield _error("GW205", (*path, "gpus"), f"gpus has no meaning here: {what}")
-    limit = condition.limit
-    impossible = (condition.comparison == "above" and limit.value >= 1) or (
-        condition.comparison == "at_least" and limit.value > 1
-    )
-    if limit.unit is Unit.RATIO and impossible:
-        yield _warning("GW303", (*path, condition.comparison), "no value is ever beyond this")
-    if condition.comparison == "below" and limit.value == 0:
-        yield _warning("GW303", (*path, "below"), "no value is ever beyond this")
 
 
 def _window(
@@ -489,7 +496,8 @@ def _paths(condition: Condition, *, negated: bool) -> set[frozenset[str]]:
 
     There are three things to rest on (utilization, measured, said), so that there are at most
     eight sets, whatever the depth. An expression may repeat what the other conditions say, and
-    the silence of a channel that a job never had says nothing: they are nothing to rest on.
+    the silence of a channel that a job never had says nothing: they are nothing to rest on. Neither
+    is a limit that every value is within; and by one that none is beyond nothing becomes true.
     """
     match condition:
         case Not():
@@ -499,13 +507,17 @@ def _paths(condition: Condition, *, negated: bool) -> set[frozenset[str]]:
             below = [_paths(part, negated=negated) for part in parts]
             together = isinstance(condition, All) != negated
         case ProfileCondition():
-            below = [{frozenset({_kind(name)})} for name in condition.profile.entries]
+            below = [
+                _ways(False if unreachable(deviation) else None, name, negated=negated)
+                for name, deviation in condition.profile.entries.items()
+            ]
             together = negated
         case Signal() | NoProgress():
-            return {frozenset({_kind(condition.key.signal)})}
-        case SilentFor():
-            return {frozenset({"measured"} if "cpu" in condition.signals else ())}
-        case _:  # an expression, or what the job declares
+            known = certain(condition) if isinstance(condition, Signal) else None
+            return _ways(known, condition.key.signal, negated=negated)
+        case SilentFor() if "cpu" in condition.signals:
+            return {frozenset({"measured"})}
+        case _:  # an expression, a word of the job's own, or what it declares
             return {frozenset()}
     if not together:
         return set().union(*below)
@@ -513,6 +525,13 @@ def _paths(condition: Condition, *, negated: bool) -> set[frozenset[str]]:
     for each in below:
         product = {left | right for left in product for right in each}
     return product
+
+
+def _ways(known: bool | None, signal: str, *, negated: bool) -> set[frozenset[str]]:
+    """The ways in which one measured value makes its condition true."""
+    if known is None:
+        return {frozenset({_kind(signal)})}
+    return {frozenset()} if known is not negated else set()
 
 
 def _kind(signal: str) -> str:

@@ -14,6 +14,8 @@ from gpuwarden.fields import Strict
 from gpuwarden.ruleengine import linting
 from gpuwarden.ruleengine.lints_of_canaries import lint_canary
 from gpuwarden.ruleengine.lints_of_grades import lint_grades
+from gpuwarden.ruleengine.lints_of_limits import lint_limits
+from gpuwarden.ruleengine.lints_of_matches import lint_match
 from gpuwarden.ruleengine.lints_of_tests import lint_tests
 from gpuwarden.ruleengine.model import (
     LimitGroup,
@@ -165,8 +167,13 @@ class _File:
         self.whitelist = self._parts(WhitelistEntry, "whitelist")
         self.tests = self._parts(RuleTest, "tests")
         for index, rule in self.rules:
-            found = linting.lint_rule(rule, scrape_interval=scrape_interval)
-            for finding in (*found, *lint_grades(rule), *lint_canary(rule)):
+            for finding in (
+                *linting.lint_rule(rule, scrape_interval=scrape_interval),
+                *lint_grades(rule),
+                *lint_canary(rule),
+                *lint_limits(rule),
+                *lint_match(rule),
+            ):
                 self.report(finding, ("rules", index))
 
     def _parts(self, model: type[_Part], name: str) -> list[tuple[int, _Part]]:

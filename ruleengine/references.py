@@ -24,6 +24,7 @@ from gpuwarden.ruleengine.conditions import (
     SlurmWaiting,
 )
 from gpuwarden.ruleengine.histories import LIKENESSES
+from gpuwarden.ruleengine.lints_of_matches import LABELS
 from gpuwarden.ruleengine.schemas import rule_file_document
 
 if TYPE_CHECKING:
@@ -226,6 +227,8 @@ def _lines() -> Iterator[str]:
             yield f"{remark}\n"
         yield from field_table(kind, definitions)
         yield ""
+        if kind is model.Rule:
+            yield from _match_lines()
     yield "## What `like` stands for\n"
     yield "| word | meaning | utilization | memory | cores | images/s | waits for data | alive |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
@@ -245,6 +248,19 @@ def _lines() -> Iterator[str]:
     yield "| --- | --- |"
     for code, meaning in CODES.items():
         yield f"| {code} | {meaning} |"
+
+
+def _match_lines() -> Iterator[str]:
+    yield "## `match` of a rule\n"
+    yield (
+        "Each key with a regular expression that the whole text must match, as in "
+        '`{user: "ana|ben", node: "gpu-[0-9]+"}`. A job that lacks the text does not match.\n'
+    )
+    yield "| key | is compared with |"
+    yield "| --- | --- |"
+    for key, text in LABELS.items():
+        yield f"| `{key}` | {text} |"
+    yield ""
 
 
 def _of(spec: signals.SignalSpec) -> str:

@@ -42,6 +42,8 @@ class RuleBook:
         self._ahead = (self._seen, self.rules)
         self.problem = ""
         """Why the files on disk are not those in force, or an empty string."""
+        self.changing = ""
+        """Why what is in force may be half of what somebody is writing, or an empty string."""
 
     @property
     def files_hash(self) -> str:
@@ -52,8 +54,15 @@ class RuleBook:
         """A rule in force, or None."""
         return next((rule for rule in self.rules.rules if rule.id == rule_id), None)
 
-    def refresh(self) -> bool:
+    def refresh(self, *, again: bool = False) -> bool:
         """Read the files again if they have changed.
+
+        The first half of a file can be a file too, without the protections or the canary that
+        stand below: until a tick finds what the one before it found, files are `changing`.
+
+        Args:
+            again: in the course of a tick: too soon after its first look to show that nobody
+                writes.
 
         Returns:
             Whether others are now in force. A bad file changes nothing, is said at every call, and
@@ -61,6 +70,8 @@ class RuleBook:
         """
         try:
             seen = self._fingerprint()
+            if seen == self._seen and not again:
+                self.changing = ""
             if seen == self._seen and not self.problem:
                 return False
             rules, directory, budgets = self._read()
@@ -73,6 +84,10 @@ class RuleBook:
         self.rules, self.directory, self.budgets = rules, directory, budgets
         self.hash = rule_set_hash(rules)
         if changed:
+            self.changing = (
+                "the rule files or the directory changed since the last tick: nothing is ended "
+                "until a tick finds them as they are now, since they may be half written"
+            )
             log.info("rules reloaded", hash=self.hash, rules=len(rules.rules))
         return changed
 

@@ -242,6 +242,40 @@ def test_what_changes_after_the_guards_first_word_still_counts(
     asyncio.run(story())
 
 
+def test_a_file_that_is_half_written_ends_nobody(servers: World) -> None:
+    """5: a rule without what stands at its end is a rule too, for a tick that comes in between.
+
+    A file that was really changed is believed by the tick that finds it unchanged.
+    """
+    path = servers.folder / "rules.yaml"
+    half = path.read_text()
+    whole = half + "  only_if_waiting: {promql: vector(0), above: 0}\n"
+
+    async def story() -> None:
+        async with due(servers) as world:
+            path.write_text(whole)
+            await world.tick(2)
+            assert "changing_files" not in world.why()
+            path.write_text(half)
+            await world.tick()
+            assert world.why() == {"changing_files"}
+            path.write_text(whole)
+            await world.tick(2)
+            assert world.why() == {"waiting_unknown"}
+            # The other half comes during the last look at the case.
+            path.write_text(half)
+            await world.tick()
+            world.agent.on_node = lambda: path.write_text(f"{half}# still writing\n") and None
+            await world.tick()
+            assert world.why() == {"changing_files"}
+            assert world.agent.requests == []
+            world.agent.on_node = None
+            await world.tick()
+            assert len(world.agent.requests) == 1
+
+    asyncio.run(story())
+
+
 def test_a_keep_that_comes_in_during_the_last_look_counts(servers: World) -> None:
     """5: the owner was granted time while the facts were being gathered for the last time."""
 

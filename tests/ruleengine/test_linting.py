@@ -201,20 +201,6 @@ def test_a_window_of_more_than_a_day_is_pointed_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("signal", "codes"),
-    [
-        (HELD | {"above": "100%"}, ["GW303"]),
-        (HELD | {"above": "99%"}, []),
-    ],
-)
-def test_a_limit_that_nothing_can_pass_is_pointed_out(
-    signal: dict[str, Any], codes: list[str]
-) -> None:
-    """More than the whole card is never held."""
-    assert _codes(a_rule(signal)) == codes
-
-
-@pytest.mark.parametrize(
     ("when", "fields", "codes"),
     [
         ({key: value for key, value in HOT.items() if key != "gpus"}, {}, []),

@@ -251,6 +251,24 @@ def test_a_teams_file_rules_over_its_own_jobs_and_exempts_from_its_own_rules(wri
     assert [code for code, *_ in _places(write(operators, other))] == ["GW223"]
 
 
+@pytest.mark.parametrize(
+    ("given", "place", "code"),
+    [
+        ("  team: ''\n", "rules[0].team", "GW107"),
+        ("  only_during: []\n", "rules[0].only_during", "GW111"),
+        ("team: ''\n", "team", "GW107"),
+    ],
+)
+def test_what_restricts_and_was_left_empty_does_not_restrict_nothing(
+    write: Write, given: str, place: str, code: str
+) -> None:
+    """A template without its value: the rule of one team would judge everybody, at all hours."""
+    checked = check_rule_files(write("version: 1\nrules:\n" + _look("day") + given))
+    (error,) = checked.errors
+    assert error.code == code
+    assert error.message.startswith(f"{place}: must not be empty")
+
+
 def test_the_hash_is_that_of_the_meaning(write: Write) -> None:
     """Comments and spelling do not change it, a limit does."""
     text = "version: 1\nrules:\n" + _look("x")
