@@ -20,7 +20,7 @@ import httpx
 import numpy as np
 
 from gpuwarden.errors import GpuwardenError, InvalidInput
-from gpuwarden.ruleengine import signals
+from gpuwarden.ruleengine import replay_signals, signals
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS, DryRun
 from gpuwarden.ruleengine.facts import Expectation, inventory_queries
 from gpuwarden.ruleengine.needs import condition_keys
@@ -29,13 +29,13 @@ from gpuwarden.ruleengine.replay_columns import MAX_POINTS, HistoryClient, Ticks
 from gpuwarden.ruleengine.replay_frames import Frame
 from gpuwarden.ruleengine.replay_outcomes import follow_up
 from gpuwarden.ruleengine.replay_people import People, Promises
+from gpuwarden.ruleengine.verdicts import SignalKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpuwarden.ruleengine.model import RuleSet
     from gpuwarden.ruleengine.replay_columns import Columns, Cost
-    from gpuwarden.ruleengine.verdicts import SignalKey
 
     Progress = Callable[[int, int], None]
     """Ticks that are done, and all."""
@@ -51,10 +51,7 @@ _SEEN_INTERVAL = (
     "/ (count_over_time({series}[10m]) - 1))"
 ).format(series="gpuwarden_snapshot_timestamp_seconds")
 """A node takes its snapshot anew for each scrape: the time between two is that of its scrapes."""
-_ACTIVITY = (
-    "max by (job_id) (gpu_job_utilization_ratio "
-    "and timestamp(gpu_job_utilization_ratio) >= time() - {fresh:g})"
-)
+_UTILIZATION = SignalKey("gpu_utilization", "last", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,15 +241,29 @@ class _Fetcher:
     async def frame(self, rest: Ticks) -> Frame:
         """The next stretch: as much as may be fetched at once, from the first of these ticks on."""
         plan, interval = self.plan, self.plan.scrape_interval
-        rows = inventory_queries(interval, plan.expected)
-        texts: dict[SignalKey, str] = {
-            key: signals.query(key, scrape_interval=interval) for key in self._keys()
-        }
-        activity = _ACTIVITY.format(fresh=signals.FRESH_SCRAPES * interval)
-        wanted = dict.fromkeys((*rows.values(), activity), False)
-        wanted |= {text: bool(key.promql) for key, text in texts.items()}
-        ticks = rest.part(0, await self._count(rest, len(wanted)))
-        found: dict[str, Columns] = {}
+        inventory, keys = inventory_queries(interval, plan.expected), self._keys()
+        wanted = dict.fromkeys(inventory.values(), False)
+        for key in (*(signals.amount(key) or key for key in keys), _UTILIZATION):
+            wanted |= dict.fromkeys(replay_signals.texts_of(key, interval), bool(key.promql))
+        ticks = rest.part(0, await self._count(rest, len(wanted) + len(keys)))
+        found = await self._fetch(wanted, ticks)
+        rows = {name: found[text] for name, text in inventory.items()}
+        busy = await self._busy(found, ticks)
+        return Frame(
+            ticks=ticks,
+            rows=rows,
+            answers=await self._answers(keys, found, rows, ticks),
+            scrape_interval=interval,
+            expected=plan.expected,
+            teams=plan.teams,
+            activity={
+                row.get("job_id", ""): own
+                for row, own in zip(busy.labels, busy.values, strict=True)
+            },
+        )
+
+    async def _fetch(self, wanted: Mapping[str, bool], ticks: Ticks) -> dict[str, Columns]:
+        """The answers to expressions, of which it is told whether a rule brought them."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = {
@@ -264,20 +275,44 @@ class _Fetcher:
             if ours is None:
                 raise
             raise ours.exceptions[0] from errors
-        found = {text: task.result() for text, task in tasks.items()}
-        busy = found[activity]
-        return Frame(
-            ticks=ticks,
-            rows={name: found[text] for name, text in rows.items()},
-            answers={key: found[text] for key, text in texts.items()},
-            scrape_interval=interval,
-            expected=plan.expected,
-            teams=plan.teams,
-            activity={
-                row.get("job_id", ""): own
-                for row, own in zip(busy.labels, busy.values, strict=True)
-            },
+        return {text: task.result() for text, task in tasks.items()}
+
+    async def _busy(self, found: Mapping[str, Columns], ticks: Ticks) -> Columns:
+        """The highest utilization of a card of each job."""
+        (text,) = replay_signals.texts_of(_UTILIZATION, self.plan.scrape_interval)
+        highest = replay_signals.largest(found[text], replay_signals.JOB)
+        if highest is None:
+            text = f"max by (job_id) ({text})"
+            highest = (await self._fetch({text: False}, ticks))[text]
+        return highest
+
+    async def _answers(
+        self,
+        keys: Sequence[SignalKey],
+        found: Mapping[str, Columns],
+        rows: Mapping[str, Columns],
+        ticks: Ticks,
+    ) -> dict[SignalKey, Columns]:
+        """The values of signals and expressions, from what was fetched."""
+        interval = self.plan.scrape_interval
+        asked = {key: signals.amount(key) or key for key in keys}
+        whole: dict[SignalKey, Columns] = {}
+        for key in sorted(set(asked.values())):
+            known = replay_signals.put_together(key, found, interval)
+            if known is None:
+                text = signals.query(key, scrape_interval=interval)
+                known = (await self._fetch({text: False}, ticks))[text]
+            whole[key] = known
+        totals = (
+            (rows["gpu_memory_total_bytes"], "uuid"),
+            (rows["gpu_mig_memory_total_bytes"], "mig_uuid"),
         )
+        return {
+            key: whole[key]
+            if asked[key] == key
+            else replay_signals.shares(whole[asked[key]], totals)
+            for key in keys
+        }
 
     def _keys(self) -> list[SignalKey]:
         """Every query that a rule of any set needs."""

@@ -266,6 +266,9 @@ _ALL = (
 SIGNALS: dict[str, SignalSpec] = {spec.name: spec for spec in _ALL}
 """Every signal by name."""
 
+_STEPS = SIGNALS["step_rate"]
+"""`PROGRESS` counts the same steps."""
+
 
 def window_length(key: SignalKey, scrape_interval: float) -> float:
     """How far back a query looks, in seconds; 0 for `last`."""
@@ -292,6 +295,52 @@ def amount(key: SignalKey) -> SignalKey | None:
     return key._replace(signal=spec.amount) if spec is not None and spec.amount else None
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the query of a signal is made of.
+
+    Each is one function over one window, but the value of `last` and the gate.
+
+    Attributes:
+        value: what is measured, by series.
+        trained: of a training, how long each run was in the phase `train`, or empty.
+        count: samples in the window by series, or empty for `last`.
+        least: how many there must be.
+        series: selector of the raw series.
+        fresh: the gate on its age.
+    """
+
+    value: str
+    trained: str
+    count: str
+    least: int
+    series: str
+    fresh: str
+
+
+def parts(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | None = None) -> Parts:
+    """What the query of a signal is made of; see `query` for the arguments. Not of expressions."""
+    named = "" if jobs is None else _named(jobs)
+    spec = _STEPS if key.signal == PROGRESS else SIGNALS[key.signal]
+    series = spec.metric + _where(spec.where, "" if spec.device else named)
+    fresh = f"timestamp({series}) >= time() - {FRESH_SCRAPES * scrape_interval:g}"
+    if key.agg == "last":
+        return Parts(series, "", "", 0, series, fresh)
+    window = f"[{durations.render(window_length(key, scrape_interval))}]"
+    trained = ""
+    if spec.training:
+        function = "min_over_time" if key.signal == PROGRESS else "avg_over_time"
+        trained = f"{function}({_training(named)}{window})"
+    return Parts(
+        value=_windowed(key, spec, series + window),
+        trained=trained,
+        count=f"count_over_time({series}{window})",
+        least=min_samples(key, scrape_interval),
+        series=series,
+        fresh=fresh,
+    )
+
+
 def query(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | None = None) -> str:
     """The PromQL of a signal, gates included.
 
@@ -308,22 +357,24 @@ def query(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | Non
     """
     if key.promql:
         return key.promql
-    named = "" if jobs is None else _named(jobs)
-    if key.signal == PROGRESS:
-        return _progress(key, scrape_interval, named)
-    spec = SIGNALS[key.signal]
-    series = spec.metric + _where(spec.where, "" if spec.device else named)
+    made = parts(key, scrape_interval=scrape_interval, jobs=jobs)
+    spec = _STEPS if key.signal == PROGRESS else SIGNALS[key.signal]
     on = f"{_RUN} " if spec.training else ""
-    fresh = f"{FRESH_SCRAPES * scrape_interval:g}"
-    gates = f"and {on}timestamp({series}) >= time() - {fresh}"
-    if key.agg == "last":
-        value = series
-    else:
-        window = f"[{durations.render(window_length(key, scrape_interval))}]"
-        count = min_samples(key, scrape_interval)
-        gates = f"and {on}count_over_time({series}{window}) >= {count} {gates}"
-        value = _aggregate(spec, key.agg, series + window, trained=_training(named) + window)
-    if spec.divisor:
+    gates = f"and {on}{made.fresh}"
+    if made.count:
+        gates = f"and {on}{made.count} >= {made.least} {gates}"
+    value = made.value
+    if key.signal == PROGRESS:
+        # Steps in the window; without any, only where the run was in `train` all the time.
+        value = f"({value} > 0 or ({value} and {_RUN} {made.trained} == 1))"
+    elif spec.training:
+        # Time spent outside `train` must not dilute a rate; a hung trainer stays in it and has 0.
+        # Where a label of the target has changed within the window, such as the exporter's pod, a
+        # run has two series on both sides: the longer one counts, which the gates measure as well.
+        share = f"{_BY_RUN} ({made.trained})"
+        value = f"({_BY_RUN} ({value}) / {_RUN} ({share} >= {MIN_TRAIN_SHARE:g}))"
+        value = f"clamp_max({value}, 1)" if spec.unit is Unit.RATIO else value
+    elif spec.divisor:
         # Between two scrapes a card may be told of by two series, of an exporter's old and new pod.
         divisor = f"max by (instance, uuid) ({spec.divisor})"
         value = f"({value} / on (instance, uuid) group_left () {divisor})"
@@ -359,38 +410,12 @@ def _training(named: str) -> str:
     return "yolo_phase" + _where('phase="train"', named)
 
 
-def _progress(key: SignalKey, scrape_interval: float, named: str) -> str:
-    """Steps in the window; without any, only where the run was in `train` all the time."""
-    window, series = f"[{durations.render(key.window_seconds)}]", "yolo_steps_total" + _where(named)
-    steps = f"increase({series}{window})"
-    trained = f"min_over_time({_training(named)}{window}) == 1"
-    count, fresh = min_samples(key, scrape_interval), f"{FRESH_SCRAPES * scrape_interval:g}"
-    return (
-        f"max by (job_id) (({steps} > 0 or ({steps} and {_RUN} {trained})) "
-        f"and {_RUN} count_over_time({series}{window}) >= {count} "
-        f"and {_RUN} timestamp({series}) >= time() - {fresh})"
-    )
-
-
-def _aggregate(spec: SignalSpec, agg: str, samples: str, *, trained: str) -> str:
-    """The value of a window.
-
-    Args:
-        spec: of the signal.
-        agg: of its key.
-        samples: range selector of its series.
-        trained: range selector of the phase `train`.
-    """
-    if spec.training:
-        # Time spent outside `train` must not dilute a rate; a hung trainer stays in it and has 0.
-        # Where a label of the target has changed within the window, such as the exporter's pod, a
-        # run has two series on both sides: the longer one counts, which the gates measure as well.
-        pace = f"{_BY_RUN} (rate({samples}))"
-        share = f"{_BY_RUN} (avg_over_time({trained}))"
-        value = f"({pace} / {_RUN} ({share} >= {MIN_TRAIN_SHARE:g}))"
-        return f"clamp_max({value}, 1)" if spec.unit is Unit.RATIO else value
+def _windowed(key: SignalKey, spec: SignalSpec, samples: str) -> str:
+    """The value of a window of a series."""
+    if key.signal == PROGRESS:
+        return f"increase({samples})"
     if spec.rate:
         return f"rate({samples})"
-    if agg.startswith("q"):
-        return f"quantile_over_time({float(agg[1:]):g}, {samples})"
-    return f"{agg}_over_time({samples})"
+    if key.agg.startswith("q"):
+        return f"quantile_over_time({float(key.agg[1:]):g}, {samples})"
+    return f"{key.agg}_over_time({samples})"
