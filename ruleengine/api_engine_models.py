@@ -273,6 +273,8 @@ class ForgetRequest(Shape):
     """Says that a node will not come back."""
 
     address: str
+    reason: str = ""
+    """For the audit."""
 
 
 class Nothing(Shape):

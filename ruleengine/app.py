@@ -18,6 +18,7 @@ from starlette.routing import Route
 from gpuwarden.refusals import Refusal, authorise, read_json, refused
 from gpuwarden.ruleengine import openapi
 from gpuwarden.ruleengine.access import Access, SignInNeeded
+from gpuwarden.ruleengine.answer_headers import AnswerHeaders
 from gpuwarden.ruleengine.api import Api
 from gpuwarden.ruleengine.api_engine_models import Delivered
 from gpuwarden.ruleengine.audit_routes import AuditRoutes
@@ -196,7 +197,10 @@ class EngineApp:
                 LedgerUnusable: self._unusable,
                 HTTPException: self._unserved,
             },
-            middleware=[Middleware(BasePath, base=base)] if base else [],
+            middleware=[
+                Middleware(AnswerHeaders),
+                *([Middleware(BasePath, base=base)] if base else []),
+            ],
         )
 
     def _veiled(

@@ -28,6 +28,11 @@ class AppealDesk:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    def taken(self, job_id: str) -> bool:
+        """Whether the owner of a job has objected."""
+        query = "SELECT 1 FROM objections WHERE kind='appeal' AND job_id=? LIMIT 1"
+        return bool(self._engine.ledger.rows(query, (job_id,)))
+
     def subject(self, rule_id: str, job_id: str) -> tuple[Rule, str]:
         """The rule, and the owner of the job to whom it announced or did something.
 

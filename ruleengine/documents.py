@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.model import WhitelistEntry
-    from gpuwarden.ruleengine.records import Decision
     from gpuwarden.ruleengine.roles import Person
 
 RULES_SCHEMA = "gpuwarden.rules/v1"
@@ -29,6 +29,12 @@ HEALTH_SCHEMA = "gpuwarden.health/v1"
 AUDIT_SCHEMA = "gpuwarden.audit/v1"
 MAX_ROWS = 500
 """Rows of the ledger in one answer; the next ones are asked for by `before`."""
+
+PEOPLES_KINDS = (
+    *("kept", "paused", "resumed", "rule_resumed", "appeal", "regret"),
+    *("names_opened", "names_closed", "erased", "node_forgotten"),
+)
+"""Kinds of events that a person's word writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +194,23 @@ def decisions_document(
         engine: that took them.
         person: who asks.
         before: Unix time; only older ones, or None for the newest.
-        limit: how many are looked at.
+        limit: how many; more where several were taken in the millisecond of the last one.
     """
     ledger = engine.ledger
-    rows = ledger.rows(
-        "SELECT id, created_at FROM decisions WHERE created_at < ? "
-        "ORDER BY created_at DESC, id DESC LIMIT ?",
-        (before if before is not None else float("inf"), limit),
+    users = [user for (user,) in ledger.rows("SELECT DISTINCT user FROM decisions")]
+    seen = json.dumps([user for user in users if _sees(engine, person, user)])
+    query = (
+        "SELECT id, created_at FROM decisions WHERE {} "
+        "AND user IN (SELECT value FROM json_each(?)) ORDER BY created_at DESC, id DESC LIMIT ?"
     )
+    newest = before if before is not None else float("inf")
+    rows = ledger.rows(query.format("created_at < ?"), (newest, seen, limit))
+    last = rows[-1] if len(rows) == limit else None
+    if last is not None:
+        # The next ones are asked for by a time to the millisecond: none of its may stay behind.
+        at = dt.datetime.fromisoformat(rfc3339(last[1])).timestamp()
+        rest = "created_at >= ? AND (created_at, id) < (?, ?)"
+        rows += ledger.rows(query.format(rest), (at, last[1], last[0], seen, -1))
     found = [decision for (number, _) in rows if (decision := ledger.decision(number)) is not None]
     return {
         "schema": DECISIONS_SCHEMA,
@@ -204,14 +219,13 @@ def decisions_document(
                 item, engine.losses.of(item.id), steps_of(engine.ledger, item.id)
             )
             for item in found
-            if _sees(engine, person, item)
         ],
-        "before": rfc3339(rows[-1][1]) if len(rows) == limit else None,
+        "before": None if last is None else rfc3339(last[1]),
     }
 
 
-def _sees(engine: Engine, person: Person, decision: Decision) -> bool:
-    return person.sees(decision.user, engine.rulebook.directory.user(decision.user).team)
+def _sees(engine: Engine, person: Person, user: str) -> bool:
+    return person.sees(user, engine.rulebook.directory.user(user).team)
 
 
 def audit_document(
@@ -227,11 +241,10 @@ def audit_document(
     """
     rows = engine.ledger.rows(
         "SELECT id, time, rule_id, job_id, kind, mode, detail FROM events "
-        # What somebody changed: the kinds that a person's word wrote.
-        "WHERE id < ? AND (? = 0 OR kind IN "
-        "('kept', 'paused', 'resumed', 'erased', 'names_opened')) "
-        "ORDER BY id DESC LIMIT ?",
-        (before if before is not None else 2**62, int(people), limit),
+        # A run that is back on a card is the engine's own regret.
+        "WHERE id < ? AND (? = 0 OR kind IN (SELECT value FROM json_each(?)) "
+        "AND json_extract(detail, '$.role') IS NOT 'engine') ORDER BY id DESC LIMIT ?",
+        (before if before is not None else 2**62, int(people), json.dumps(PEOPLES_KINDS), limit),
     )
     found = []
     for number, time, rule, job_id, kind, mode, text in rows:

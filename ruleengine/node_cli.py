@@ -66,13 +66,15 @@ def _summary(document: dict[str, Any]) -> str:
     required=True,
     help="The file with the operators' token (web.operator_token_file of the engine).",
 )
+@click.option("--reason", default="", help="Why; it stands in the audit, with your name.")
 @url_option
-def forget(address: str, token_file: Path, *, url: str) -> None:
+def forget(address: str, token_file: Path, *, reason: str, url: str) -> None:
     """Tell the engine that the node at ADDRESS will not come back.
 
     It is not expected any more, and Prometheus drops it. A node that is still there registers
     again. ADDRESS is as `gpuwarden nodes list` shows it.
     """
     headers = {"Authorization": f"Bearer {read_token(token_file)}"}
-    ask("POST", url, node_api.FORGET_PATH, body={"address": address}, headers=headers)
+    body = {"address": address, **({"reason": reason} if reason else {})}
+    ask("POST", url, node_api.FORGET_PATH, body=body, headers=headers)
     click.echo(f"{address} is not expected any more")

@@ -18,6 +18,7 @@ from gpuwarden.ruleengine.api_engine_models import (
     Registered,
     TargetGroup,
 )
+from gpuwarden.ruleengine.bodies import word
 from gpuwarden.ruleengine.nodes import node_documents
 from gpuwarden.ruleengine.operations import Operation
 from gpuwarden.ruleengine.roles import Role
@@ -136,14 +137,19 @@ class NodeRoutes:
         return JSONResponse({})
 
     async def forget(self, request: Request) -> Response:
-        """An operator says that a node will not come back: {address}."""
+        """An operator says that a node will not come back: {address, reason?}."""
         nodes = self._open()
-        self._access.sign_ins.changer(request, Role.OPERATOR)
+        person = self._access.sign_ins.changer(request, Role.OPERATOR)
         document = await read_json(request, node_api.MAX_BYTES)
         address = document.get("address") if isinstance(document, dict) else None
-        if not isinstance(address, str):
+        if not isinstance(document, dict) or not isinstance(address, str):
             raise Refusal(400, "malformed", "address is missing")
-        _told(lambda: nodes.forget(str(Target.parse(address))))
+        reason = word(document, "reason") if document.get("reason") else ""
+        _told(
+            lambda: nodes.forget(
+                str(Target.parse(address)), by=person.name, role=person.role.value, reason=reason
+            )
+        )
         return JSONResponse({})
 
     async def nodes(self, request: Request) -> Response:

@@ -8,6 +8,7 @@ is on disk before it is answered; when a node was last heard is in memory, and o
 from __future__ import annotations
 
 import ipaddress
+import json
 from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -137,8 +138,14 @@ class Nodes:
         self._unsaved.discard(address)
         log.info("node left", address=address)
 
-    def forget(self, address: str) -> None:
-        """An operator says that a node will not come back.
+    def forget(self, address: str, *, by: str, role: str, reason: str = "") -> None:
+        """An operator says that a node will not come back; it is in the audit.
+
+        Args:
+            address: as it registered.
+            by: who says so.
+            role: what lets them.
+            reason: why, where they say it.
 
         Raises:
             RegistrationRefused: `unknown_node`.
@@ -146,8 +153,15 @@ class Nodes:
         """
         if address not in self._nodes:
             raise RegistrationRefused("unknown_node", f"{address} is not registered")
+        detail = {"address": address, "by": by, "role": role, "reason": reason}
+        with self._ledger.transaction() as db:
+            db.execute(
+                "INSERT INTO events (time, rule_id, job_id, kind, mode, detail) "
+                "VALUES (?, '', '', 'node_forgotten', '', ?)",
+                (self._clock.wall(), json.dumps(detail, sort_keys=True)),
+            )
         self._drop([address])
-        log.info("node forgotten", address=address)
+        log.info("node forgotten", address=address, by=by)
 
     def state(self, node: Node) -> NodeState:
         """Whether a node is there, silent, or gone."""

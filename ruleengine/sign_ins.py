@@ -236,7 +236,7 @@ class SignIns:
                 "not_the_proxy",
                 f"{proxy.user_header} comes from an address that web.proxy.peers does not name",
             )
-        given = names[0].strip()
+        given = _decoded(names[0]).strip()
         if len(names) > 1 or not given.isprintable() or not 0 < len(given) <= MAX_NAME:
             raise Refusal(403, "not_the_proxy", f"{proxy.user_header} is not one name")
         email = _only(connection, proxy.email_header)
@@ -303,8 +303,11 @@ def _loaded(serializer: URLSafeSerializer, text: str) -> Any:
 
 
 def _origin(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
+    """As browsers write it: in small letters, and without the port that goes without saying."""
+    parts = urlsplit(url.lower())
+    usual = {"http": ":80", "https": ":443"}.get(parts.scheme, "")
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host.removesuffix(usual) if usual else host}"
 
 
 def _only(connection: HTTPConnection, header: str | None) -> str:
@@ -316,7 +319,15 @@ def _only(connection: HTTPConnection, header: str | None) -> str:
     values = [] if header is None else connection.headers.getlist(header)
     if len(values) > 1:
         raise Refusal(403, "not_the_proxy", f"{header} is there twice: the proxy must replace it")
-    return values[0].strip() if values else ""
+    return _decoded(values[0]).strip() if values else ""
+
+
+def _decoded(value: str) -> str:
+    """A header as the proxy wrote it: names of people and groups in UTF-8, if it is that."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeError:
+        return value
 
 
 def _is_peer(connection: HTTPConnection, proxy: ProxySettings) -> bool:

@@ -22,6 +22,8 @@ from gpuwarden.ruleengine.pages.rendering import HEADERS
 from gpuwarden.ruleengine.roles import Role
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
 
     from gpuwarden.ruleengine.access import Access
@@ -239,7 +241,9 @@ class Forms:
         case = self._engine.cases.get(claim.rule_id, claim.job_id)
         until = None if case is None else self._engine.kept_until(case.case)
         done = request.query_params.get("done") == "kept" and until is not None
-        appealed = request.query_params.get("done") == "appealed"
+        appealed = request.query_params.get("done") == "appealed" and self._appeals.taken(
+            claim.job_id
+        )
         answer = await self._readings.job_page(
             request,
             None,
@@ -317,18 +321,28 @@ class Forms:
         """End jobs again."""
         person, fields = await self._checked(request, Role.ADMIN)
         try:
-            reason = word(fields, "reason")
+            done = self._resume(fields, by=person.name, role=person.role.value)
         except Refusal as error:
             return self._readings.engine_page(
                 request, person, status=error.status, refusal=f"Not resumed: {error}."
             )
-        if "rule" in fields:
-            self._engine.trials.resume(
-                fields["rule"], by=person.name, role=person.role.value, reason=reason
-            )
-            return RedirectResponse("/engine?done=rule", status_code=303, headers=HEADERS)
-        self._engine.pauses.end(by=person.name, role=person.role.value, reason=reason)
-        return RedirectResponse("/engine?done=resumed", status_code=303, headers=HEADERS)
+        return RedirectResponse(f"/engine?{urlencode(done)}", status_code=303, headers=HEADERS)
+
+    def _resume(self, fields: Mapping[str, str], *, by: str, role: str) -> dict[str, str]:
+        """End the pause, or let a rule enforce again.
+
+        Raises:
+            Refusal: without a reason, or somebody else did so before.
+        """
+        reason = word(fields, "reason")
+        if "rule" not in fields:
+            if not self._engine.pauses.end(by=by, role=role, reason=reason):
+                raise Refusal(409, "not_paused", "enforcement is not paused")
+            return {"done": "resumed"}
+        rule = fields["rule"]
+        if not self._engine.trials.resume(rule, by=by, role=role, reason=reason):
+            raise Refusal(409, "not_held_back", f"the rule {rule} has not fallen back")
+        return {"done": "rule", "rule": rule}
 
     # -- when there is no page
 

@@ -17,6 +17,7 @@ from gpuwarden.ruleengine.cards import CardFilter, cards_document
 from gpuwarden.ruleengine.documents import JobFilter
 from gpuwarden.ruleengine.job_histories import HOURS
 from gpuwarden.ruleengine.keeps import MAX_KEEP_SECONDS
+from gpuwarden.ruleengine.pauses import switched_on
 from gpuwarden.ruleengine.queries import moment, page_number, whole
 from gpuwarden.ruleengine.roles import Role
 
@@ -198,7 +199,9 @@ class Readings:
         job_id = request.path_params["job_id"]
         self._access.check_job(person, job_id)
         done = request.query_params.get("done")
-        notice = APPEALED if done == "appealed" else self._kept(job_id, done == "kept")
+        notice = self._kept(job_id, done == "kept")
+        if done == "appealed" and self._appeals.taken(job_id):
+            notice = APPEALED
         return await self.job_page(request, person, job_id, notice=notice)
 
     def _kept(self, job_id: str, done: bool) -> str:
@@ -367,12 +370,22 @@ class Readings:
     async def engine(self, request: Request) -> Response:
         """How the engine does."""
         person = self._access.page(request)
-        notice = {
-            "paused": "Enforcement is paused.",
-            "resumed": "Enforcement goes on from the next tick.",
-            "rule": "The rule enforces again from the next tick.",
-        }.get(request.query_params.get("done", ""), "")
-        return self.engine_page(request, person, notice=notice)
+        return self.engine_page(request, person, notice=self._done(request.query_params))
+
+    def _done(self, query: Mapping[str, str]) -> str:
+        """What was done, while it is still so: pages are loaded again, and links passed on."""
+        done, rule, engine = query.get("done"), query.get("rule", ""), self._engine
+        paused = engine.pauses.current() is not None
+        if done == "paused" and paused:
+            return "Enforcement is paused."
+        if paused or switched_on(engine.kill_switch) is not False:
+            return ""
+        if done == "resumed":
+            return "Enforcement goes on from the next tick."
+        held = {item.rule_id for item in engine.trials.held}
+        if done == "rule" and engine.rulebook.rule(rule) is not None and rule not in held:
+            return f"The rule {rule} enforces again from the next tick."
+        return ""
 
     def engine_page(
         self,

@@ -128,11 +128,11 @@ class TestLife:
     def test_an_operator_forgets(self, registry: Registry) -> None:
         """A forgotten node is gone; one that is still there registers again."""
         registry.say("node1:9835")
-        registry.nodes.forget("node1:9835")
+        registry.nodes.forget("node1:9835", by="olga", role="operator")
         registry.restart()
         assert registry.states() == {}
         with _refused("unknown_node"):
-            registry.nodes.forget("node1:9835")
+            registry.nodes.forget("node1:9835", by="olga", role="operator")
         with _refused("unknown_node"):
             registry.leave("node1:9835")
         registry.say("node1:9835")

@@ -261,6 +261,22 @@ def test_an_old_browsers_form_is_known_by_its_origin(servers: World) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("url", ["http://GPU-Box:80", "http://gpu-box"])
+def test_an_origin_is_ours_however_engine_yaml_writes_it(servers: World, url: str) -> None:
+    """Behind a proxy that says another host; browsers write small letters and no usual port."""
+    servers.external_url = url
+
+    async def story() -> None:
+        async with asked(servers) as (_, client):
+            for origin, status in (("http://gpu-box", 303), ("http://gpu-box:81", 403)):
+                answer = await client.post(
+                    "/sign-in", data={"token": OLGA}, headers={"Origin": origin}
+                )
+                assert answer.status_code == status, origin
+
+    asyncio.run(story())
+
+
 def test_an_owner_sees_and_keeps_their_own_jobs_only(servers: World) -> None:
     """Those of others are to them as if they were not there; the audit has who and why."""
     populate(servers, 8)
@@ -409,6 +425,27 @@ def test_who_the_proxy_says_it_is(servers: World) -> None:
                 own = [("X-Forwarded-User", "x")] if name != "User" else []
                 twice = [(f"X-Forwarded-{name}", value) for value in ("gpu-operators", "root")]
                 assert (await client.get("/jobs", headers=own + twice)).status_code == 403
+
+    asyncio.run(story())
+
+
+def test_names_and_groups_of_any_script_are_read_as_the_proxy_wrote_them(servers: World) -> None:
+    """In UTF-8, as a directory of a company has them."""
+    web = PROXY.replace("groups: [gpu-operators]", "groups: [运维, Équipe GPU]")
+
+    async def story() -> None:
+        async with asked(servers, web=web, peer="10.1.2.3") as (_, client):
+            for groups, role in (
+                ("staff,运维", "operator"),
+                ("Équipe GPU", "operator"),
+                ("运", "owner"),
+            ):
+                headers = {
+                    "X-Forwarded-User": "张伟".encode(),
+                    "X-Forwarded-Groups": groups.encode(),
+                }
+                page = await client.get("/jobs", headers=headers)
+                assert (page.status_code, f"张伟 ({role})" in page.text) == (200, True), groups
 
     asyncio.run(story())
 

@@ -93,8 +93,9 @@ def test_an_owner_objects_after_the_end_and_the_rule_falls_back_in_sight_of_all(
             async with httpx.AsyncClient(transport=transport, base_url=URL) as root:
                 await signed_in(root, "roots-own-token-01")
                 done = await filled(root, "/engine", "/engine/resume", rule=RULE, reason="mended")
-                assert done.headers["location"] == "/engine?done=rule"
-                assert "The rule enforces again" in (await root.get("/engine?done=rule")).text
+                assert done.headers["location"] == "/engine?done=rule&rule=idle-held"
+                told = (await root.get(done.headers["location"])).text
+                assert "The rule idle-held enforces again" in told
             assert world.engine.trials.held == ()
 
     asyncio.run(story())
