@@ -53,6 +53,8 @@ class CloseReason(StrEnum):
     """The job has ended, or is no longer what the rule is about."""
     RULE_GONE = "rule_gone"
     """The rule was removed."""
+    RESTORED = "restored"
+    """The ledger is an older copy: what was promised or granted since is not known."""
 
 
 OPEN_DECISION = frozenset({CaseState.AUTHORISED, CaseState.ACTING})

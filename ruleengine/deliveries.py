@@ -19,6 +19,7 @@ import structlog
 from gpuwarden.ruleengine.bots import GROUP
 from gpuwarden.ruleengine.channels import Undelivered
 from gpuwarden.ruleengine.layouts import Message
+from gpuwarden.ruleengine.ledger_handles import LedgerTaken
 from gpuwarden.ruleengine.recipients import NO_ADDRESS, Recipients, recipients
 from gpuwarden.ruleengine.records import DeliveryKey
 
@@ -143,9 +144,23 @@ class LastHop:
         Raises:
             MalformedMessage: it is not such a message.
         """
+        found = _firing(body, self._clock.wall())
+        try:
+            return await self._received(found, channels, channel_target, language)
+        except LedgerTaken as error:
+            # Whose the ledger is by now is told again, and knows whom it has told.
+            return Receipt(0, (str(error),), retry=True)
+
+    async def _received(
+        self,
+        firings: Sequence[_Firing],
+        channels: Sequence[str],
+        channel_target: str | None,
+        language: Language | None,
+    ) -> Receipt:
         deliveries: list[_Delivery] = []
         failed: list[str] = []
-        for firing in _firing(body, self._clock.wall()):
+        for firing in firings:
             if channel_target and not _for_operators(firing.labels):
                 reads = language or self._directory().language
                 teams = self._directory().teams_of(channel_target)

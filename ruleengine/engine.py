@@ -27,6 +27,7 @@ from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
 from gpuwarden.ruleengine.holds import Holds
 from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.leaves import LeaveDesk, Sight
+from gpuwarden.ruleengine.ledger_handles import LedgerTaken
 from gpuwarden.ruleengine.ledger_upkeep import Upkeep
 from gpuwarden.ruleengine.loss_records import LossRecords
 from gpuwarden.ruleengine.model import Mode
@@ -242,6 +243,11 @@ class Engine:
         self.rulebook.refresh()
         if self._superseded():
             return
+        # Taken meanwhile: nothing more is written, and the next tick says so.
+        with contextlib.suppress(LedgerTaken):
+            await self._round()
+
+    async def _round(self) -> None:
         self.reclaimer.follow()
         await self._requests.withdraw()
         begun = self.clock.monotonic()
@@ -378,7 +384,6 @@ class Engine:
         ended: list[str] = []
         for (stored, job, key, stage), reach in zip(free, reached, strict=True):
             blocks = [reach] if isinstance(reach, Blocked) else []
-            # What this tick has ended already needs no look at the facts.
             case = stored.case
             situation = self._situation(facts, ended=ended, rule_id=case.rule_id)
             blocks += guards.limit_blocks(situation, case.user, case.rule_id, job_id=job.job_id)
@@ -416,8 +421,7 @@ class Engine:
             fresh = await self._gather(again=True)
         except GpuwardenError as error:
             return [Blocked("not_confirmed", f"the last look failed: {error}")]
-        # Everything else is read again after that, with nothing to wait for until the decision is
-        # on disk: files, keeps, notices and the kill switch.
+        # All else is read again after that, with nothing to wait for until the decision is on disk.
         self.rulebook.refresh(again=True)
         self.trials.refresh()
         stored = self.cases.get(*pair_of(stored)) or stored

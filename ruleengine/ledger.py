@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Self
 
+from gpuwarden.ruleengine import ledger_homes
 from gpuwarden.ruleengine.cases import Case, Delivery
 from gpuwarden.ruleengine.ledger_cases import store
 from gpuwarden.ruleengine.ledger_counters import Counters
 from gpuwarden.ruleengine.ledger_decisions import Decisions
 from gpuwarden.ruleengine.ledger_handles import (
+    LedgerTaken,
     LedgerUnusable,
     connected,
     exclusive,
@@ -56,6 +58,7 @@ class Ledger(Decisions, Counters):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._life: int | None = None
         self._lock = exclusive(path)
         try:
             self._db = connected(path)
@@ -121,6 +124,8 @@ class Ledger(Decisions, Counters):
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
+                # Within the transaction: nobody else can begin a life before its end.
+                self._refuse_taken()
                 yield self._db
                 self._db.execute("COMMIT")
             except BaseException:
@@ -135,6 +140,11 @@ class Ledger(Decisions, Counters):
                 f"{self.path} cannot be written ({error}): nothing is done that is not on disk. "
                 "Free space on its disk, mend its permissions, or end what else has it open"
             ) from error
+
+    def _refuse_taken(self) -> None:
+        taken = "" if self._life is None else self.taken(self._life)
+        if taken:
+            raise LedgerTaken(taken)
 
     def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
         """One transaction, on disk when it ends; for modules that own tables."""
@@ -155,13 +165,26 @@ class Ledger(Decisions, Counters):
     def next_epoch(self, now: float = 0.0) -> int:
         """Begin a new life of the engine; agents refuse what an earlier one still sends.
 
+        From then on nothing is written that belongs to a later life. The open cases of a file that
+        was put back, or copied from elsewhere, are closed.
+
         Args:
             now: Unix time; an epoch is not less, so that a ledger that was restored or begun anew
                 does not go back behind what agents have heard.
+
+        Raises:
+            LedgerUnusable: it cannot be written down.
         """
         with self._transaction() as db:
-            epoch = max(self._epoch() + 1, int(now))
+            before = self._epoch()
+            epoch = max(before + 1, int(now))
             db.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (str(epoch),))
+            home = ledger_homes.settle(db, self._lock, before=before, now=now)
+        try:
+            ledger_homes.remember(self._lock, home, epoch)
+        except OSError as error:
+            raise LedgerUnusable(f"{self.path}.lock cannot be written: {error}") from error
+        self._life = epoch
         return epoch
 
     def _epoch(self) -> int:

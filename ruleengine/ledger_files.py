@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwarden.errors import PermanentError
+from gpuwarden.ruleengine import ledger_homes
 from gpuwarden.ruleengine.ledger_handles import LedgerUnusable, exclusive, file_sizes
 from gpuwarden.ruleengine.ledger_schema import MIGRATIONS
 
@@ -94,6 +95,7 @@ def backup(path: Path, copy: Path, *, overwrite: bool = False) -> Findings:
                 # In one step: a copy in several begins anew whenever the engine writes.
                 source.backup(target)
                 target.execute("PRAGMA journal_mode=DELETE")
+                ledger_homes.make_homeless(target)
                 found = _findings(target, part)
             _refuse_damaged(found, path)
             _synced(part)
@@ -129,13 +131,15 @@ def restore(copy: Path, path: Path, *, aside: str) -> tuple[Findings, Path | Non
             part.unlink(missing_ok=True)
             os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             shutil.copyfile(copy, part)
+            with contextlib.closing(sqlite3.connect(part)) as db:
+                ledger_homes.make_homeless(db)
             _synced(part)
             former = path.with_name(path.name + aside) if path.exists() else None
             if former is not None:
                 _moved(path, former)
             part.replace(path)
             _synced(path.parent)
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             raise LedgerUnusable(f"{copy} cannot be put in the place of {path}: {error}") from error
         finally:
             part.unlink(missing_ok=True)

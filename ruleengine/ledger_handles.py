@@ -19,6 +19,10 @@ class LedgerUnusable(PermanentError):
     exit_code = 3
 
 
+class LedgerTaken(LedgerUnusable):
+    """The file is not this engine's own any more: what it writes nobody might know later."""
+
+
 def file_sizes(db: sqlite3.Connection) -> tuple[int, int]:
     """Bytes of a database's file that are used, and that are free."""
     pragmas = ("page_size", "page_count", "freelist_count")
