@@ -19,6 +19,7 @@ from gpuwarden.ruleengine.leave_records import LeaveState
 from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.reclaim.node import host_of
 from gpuwarden.ruleengine.returns import Return
+from gpuwarden.ruleengine.unheard_news import NEWS_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,14 +33,13 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.model import OwnerMay, Rule
     from gpuwarden.ruleengine.records import Decision, Notice
     from gpuwarden.ruleengine.texts.speeches import Language
+    from gpuwarden.ruleengine.unheard_news import Quiet
     from gpuwarden.ruleengine.verdicts import Evidence
 
 SERVICE = "gpuwarden-jobs"
 """Value of the label `service` of every alert here; Alertmanager routes by it."""
 LIFETIMES = 4
 """Alerts end this many resend intervals after the engine falls silent."""
-ENDED_SECONDS = 900.0
-"""The news that a job was ended stands this long: longer than any group_wait."""
 RESOLVED_SECONDS = 300.0
 """Resolved alerts are repeated for this long, as Alertmanager's documentation asks."""
 
@@ -55,12 +55,24 @@ class Context:
         zone: time zone where the owner's is not known.
         external_url: how people reach the engine.
         languages: every one that a reader may want, the operators' first.
+        quiet: when nobody could be told last, or None.
     """
 
     now: float
     zone: str
     external_url: str
     languages: tuple[Language, ...] = ("en",)
+    quiet: Quiet | None = None
+
+    @property
+    def news_since(self) -> float:
+        """From which moment on something is news, at the earliest; Unix time."""
+        return min(self.now, self.now if self.quiet is None else self.quiet.begun) - NEWS_SECONDS
+
+    def is_news(self, at: float) -> bool:
+        """Whether what happened at a moment is told: a quarter of an hour, once it can be heard."""
+        heard = at if self.quiet is None else self.quiet.heard_from(at)
+        return self.now - heard < NEWS_SECONDS
 
     def page(self, job_id: str) -> str:
         """Address of a job's page."""
@@ -208,7 +220,7 @@ def withdrawn_alerts(
         owner: whom it was announced to.
         context: what alerts are made with.
     """
-    if context.now - at >= ENDED_SECONDS:
+    if not context.is_news(at):
         return []
     labels = {
         **_identity("GpuwardenNoticeWithdrawn", case, owner),
@@ -255,7 +267,7 @@ def leave_alerts(leave: Leave, *, owner: User, context: Context) -> list[Alert]:
         context: what alerts are made with.
     """
     waits = leave.state is LeaveState.WAITING
-    lately = context.now - leave.created_at < ENDED_SECONDS
+    lately = context.is_news(leave.created_at)
     if not waits and not (leave.state is LeaveState.LEFT and lately):
         return []
     zone = owner.timezone or context.zone
@@ -317,7 +329,7 @@ def budget_alerts(standing: Standing, share: float, at: float, context: Context)
         at: Unix time since when.
         context: what alerts are made with.
     """
-    if context.now - at >= ENDED_SECONDS:
+    if not context.is_news(at):
         return []
     budget = standing.budget
     texts = messages.in_languages(
@@ -341,7 +353,7 @@ def decision_alerts(
     """The news that a job was ended; for operators too where it could not be proven."""
     if decision.state not in ("verified", "incomplete", "failed") or decision.finished_at is None:
         return []
-    if context.now - decision.finished_at >= ENDED_SECONDS:
+    if not context.is_news(decision.finished_at):
         return []
     zone = owner.timezone or context.zone
     texts = messages.in_languages(

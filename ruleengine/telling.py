@@ -18,6 +18,7 @@ from gpuwarden.ruleengine.model import Action
 from gpuwarden.ruleengine.notices import AlertBook, Context
 from gpuwarden.ruleengine.profiles import expectation
 from gpuwarden.ruleengine.returns import CAME_BACK
+from gpuwarden.ruleengine.unheard_news import UnheardNews
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS
 from gpuwarden.ruleengine.views import pair_of
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.settings import EngineSettings
     from gpuwarden.ruleengine.trials import Trials
     from gpuwarden.ruleengine.views import View
+
+LOST_POSTS = 2
+"""After so many repeats that nobody took it counts that nobody could be told."""
 
 log = structlog.get_logger(__name__)
 
@@ -77,6 +81,7 @@ class Teller:
         self._links = Links(ticket_key, settings.external_url)
         self._book = AlertBook(settings.notices.resend)
         self._leaves = LeaveStore(ledger)
+        self._news = UnheardNews(ledger, LOST_POSTS * settings.notices.resend)
         self.problem = ""
         """Why owners may not be told what stands, or an empty string."""
         self.undeliverable = 0
@@ -115,14 +120,18 @@ class Teller:
                 "lost; set the clocks (NTP)"
             )
             log.warning("clock skew", seconds=round(skew, 1), server="alertmanager")
+        else:
+            self._news.taken(now)
+
+    def _context(self, now: float) -> Context:
+        rules, directory = self._rulebook.rules, self._rulebook.directory
+        url, quiet = self._settings.external_url, self._news.quiet(now)
+        return Context(now, rules.timezone, url, directory.languages, quiet)
 
     def _budget_alerts(
         self, budgets: Sequence[tuple[Standing, float, float]], now: float
     ) -> list[Alert]:
-        directory = self._rulebook.directory
-        context = Context(
-            now, self._rulebook.rules.timezone, self._settings.external_url, directory.languages
-        )
+        context = self._context(now)
         return [
             alert
             for standing, share, at in budgets
@@ -130,10 +139,7 @@ class Teller:
         ]
 
     def _alerts(self, view: View, now: float) -> list[Alert]:
-        directory = self._rulebook.directory
-        context = Context(
-            now, self._rulebook.rules.timezone, self._settings.external_url, directory.languages
-        )
+        directory, context = self._rulebook.directory, self._context(now)
         found: list[Alert] = []
         waiting = 0
         for stored in self._cases.all():
@@ -169,17 +175,17 @@ class Teller:
         self.undeliverable = waiting
         for body, at in self._ledger.rows(
             "SELECT body, closed_at FROM cases WHERE closed_at >= ? AND closed_because = ?",
-            (now - notices.ENDED_SECONDS, CloseReason.RULE_GONE.value),
+            (context.news_since, CloseReason.RULE_GONE.value),
         ):
             case = Case.decode(body)
             if notices.announced(case):
                 found += self._withdrawn(case, at, context, rule_gone=True)
-        for decision in self._ledger.finished_since(now - notices.ENDED_SECONDS):
+        for decision in self._ledger.finished_since(context.news_since):
             owner = directory.user(decision.user)
             found += notices.decision_alerts(
                 decision, freed=_freed(decision), owner=owner, context=context
             )
-        for leave in self._leaves.lately_open(now - notices.ENDED_SECONDS):
+        for leave in self._leaves.lately_open(context.news_since):
             owner = directory.user(leave.user)
             found += notices.leave_alerts(leave, owner=owner, context=context)
         if view.halted_since is not None:
