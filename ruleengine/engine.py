@@ -515,11 +515,8 @@ class Engine:
         """What holds for the cases of a rule; drills and all others count apart."""
         now, limits = self.clock.wall(), self.rulebook.rules.limits
         apart, drill = self.drills.apart(rule_id), self.drills.apart
-        ends = [
-            item
-            for item in self.ledger.ends_since(now - guards.DAY_SECONDS)
-            if drill(item.rule_id) is apart
-        ]
+        ends = self.ledger.ends_since(now - guards.DAY_SECONDS)
+        ends = [item for item in ends if drill(item.rule_id) is apart]
         due = [stored.case for stored in self._due() if drill(stored.case.rule_id) is apart]
         ended = [name for name in ended if drill(name) is apart]
         return Situation(
