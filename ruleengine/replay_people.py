@@ -7,6 +7,7 @@ its rule's `owner_may` says how far and how often an owner may put an end off; o
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class People:
     Attributes:
         file: the ledger, for people.
         keeps: every keep that was granted, the oldest first.
-        pauses: every pause, the oldest first; one at a time was in force.
+        pauses: every pause, the oldest first; each was in the place of any earlier one.
         since: from when on the ledger knows everything, or None where it holds nothing at all.
         newest: of its newest line, or None.
         knows_pauses: whether its version has them.
@@ -70,7 +71,9 @@ class People:
 
     def pause(self, time: float) -> PastPause | None:
         """The pause that was in force at a Unix time, or None."""
-        return next((item for item in reversed(self.pauses) if item.holds(time)), None)
+        number = bisect.bisect_right(self.pauses, time, key=lambda item: item.pause.begun_at)
+        last = self.pauses[number - 1] if number else None
+        return last if last is not None and last.holds(time) else None
 
 
 def read(path: Path) -> People:
@@ -229,8 +232,11 @@ class Promises:
             run_id: of the job's run, or None.
             time: Unix time of the tick.
         """
+        numbers = self._numbers(pair, run_id)
+        if not numbers:
+            return
         taken = self._taken[pair]
-        for number in self._numbers(pair, run_id):
+        for number in numbers:
             grant = self.grants[number]
             if number not in taken and grant.keep.granted_at <= time:
                 taken.add(number)

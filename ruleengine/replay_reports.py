@@ -122,7 +122,21 @@ def cautions(result: Replay) -> list[str]:
             f"{', '.join(on_trial)}: on trial (canary), so that only the jobs of a share of the "
             "owners are ended; nobody objects in a replay, and it never falls back to warn"
         )
+    covered = plan.ticks.end - plan.begin
+    found += [_too_long(rule, covered) for rule in rules if _first_act(rule) > covered]
     return [*found, *result.arms[0].promises.cautions(plan.begin, plan.ticks.end)]
+
+
+def _first_act(rule: Rule) -> float:
+    """Seconds from the first YES until it takes a job's cards, or counts as broken at all."""
+    taking = [stage.after for _, stage in rule.taking_stages]
+    return rule.for_ + min(taking, default=0.0)
+
+
+def _too_long(rule: Rule, covered: float) -> str:
+    what = "takes a job's cards" if rule.takes else "counts as broken"
+    needed, given = (durations.render(round(span)) for span in (_first_act(rule), covered))
+    return f"{rule.id}: {what} after {needed} at the earliest, and {given} are replayed"
 
 
 def totals(arm: Arm) -> dict[str, Any]:

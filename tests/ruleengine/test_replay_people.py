@@ -120,12 +120,12 @@ class TellingLedger(Ledger):
     def __init__(self, path: Path, clock: OwnedClock) -> None:
         super().__init__(path)
         self._clock = clock
-        self._proven: dict[tuple[int, str, str], float] = {}
+        self._proven: dict[tuple[int, str | None, str], float] = {}
 
-    def delivery(self, case_id: int, stages: Sequence[str], user: str) -> Delivery:
+    def delivery(self, case_id: int, stages: Sequence[str], owner: str | None = None) -> Delivery:
         """Proven when it was first asked for."""
         now = self._clock.wall()
-        times = [self._proven.setdefault((case_id, user, name), now) for name in stages]
+        times = [self._proven.setdefault((case_id, owner, name), now) for name in stages]
         return Delivery(complete=bool(times), proven_at=max(times, default=None))
 
 

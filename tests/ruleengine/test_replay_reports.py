@@ -323,6 +323,23 @@ def test_rules_that_history_cannot_judge_are_told(tmp_path: Path) -> None:
     assert document(Replay(known, [_arm(rules)], Cost()))["cautions"] == [second]
 
 
+def test_a_period_that_is_shorter_than_a_rule_is_told(rule_set: RuleSet) -> None:
+    """No end was to be seen in it: that nobody is ended there proves nothing."""
+    whole = 25 * 60.0
+
+    def cautions(seconds: float) -> list[str]:
+        plan = Plan("http://127.0.0.1:9090", BEGIN, BEGIN + seconds)
+        found: list[str] = document(Replay(plan, [_arm(rule_set)], Cost()))["cautions"]
+        return found
+
+    assert cautions(whole) == []
+    assert cautions(whole - 15) == [
+        "idle: takes a job's cards after 25m at the earliest, and 24m45s are replayed"
+    ]
+    assert [text.split(":")[0] for text in cautions(0.0)] == ["idle", "hot", "many"]
+    assert "hot: counts as broken after 2m at the earliest" in cautions(0.0)[1]
+
+
 def test_a_job_cannot_break_out_of_its_cell(rule_set: RuleSet) -> None:
     """Its name and owner are text, in Markdown as well."""
     evil = "proc-1 | [x](http://evil) `<b>`"
