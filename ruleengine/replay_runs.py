@@ -136,7 +136,7 @@ async def replay(
     Raises:
         InvalidInput: there is no tick, or no data at all.
         ServiceUnavailable: the server fails.
-        QueryRefused: it refuses a query of our own.
+        QueryRefused: it refuses to say what the fleet consists of.
     """
     begun = time.monotonic()
     ticks = plan.ticks
@@ -244,7 +244,7 @@ class _Fetcher:
         inventory, keys = inventory_queries(interval, plan.expected), self._keys()
         wanted = dict.fromkeys(inventory.values(), False)
         for key in (*(signals.amount(key) or key for key in keys), _UTILIZATION):
-            wanted |= dict.fromkeys(replay_signals.texts_of(key, interval), bool(key.promql))
+            wanted |= dict.fromkeys(replay_signals.texts_of(key, interval), True)
         ticks = rest.part(0, await self._count(rest, len(wanted) + len(keys)))
         found = await self._fetch(wanted, ticks)
         rows = {name: found[text] for name, text in inventory.items()}
@@ -263,7 +263,7 @@ class _Fetcher:
         )
 
     async def _fetch(self, wanted: Mapping[str, bool], ticks: Ticks) -> dict[str, Columns]:
-        """The answers to expressions, of which it is told whether a rule brought them."""
+        """The answers to expressions, of which it is told whether a refusal is one."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = {
@@ -301,7 +301,7 @@ class _Fetcher:
             known = replay_signals.put_together(key, found, interval)
             if known is None:
                 text = signals.query(key, scrape_interval=interval)
-                known = (await self._fetch({text: False}, ticks))[text]
+                known = (await self._fetch({text: True}, ticks))[text]
             whole[key] = known
         totals = (
             (rows["gpu_memory_total_bytes"], "uuid"),

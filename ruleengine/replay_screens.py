@@ -318,7 +318,9 @@ class _Coder:
             for limit in limits:
                 self._add(age >= limit, 2)
 
-    def _early(self, key: SignalKey) -> None:
+    def _key(self, key: SignalKey) -> None:
+        """Whether it is too early for a key's window, and whether the server refused it."""
+        self._failures(key)
         if self._job:
             length = signals.window_length(key, self._frame.scrape_interval)
             self._add(self._times - length < self._warm, 2)
@@ -329,23 +331,22 @@ class _Coder:
         """Tell ticks apart as far as a condition does; False if the condition is not known."""
         match leaf:
             case Signal():
-                self._early(leaf.key)
+                self._key(leaf.key)
                 if leaf.spec.per_gpu:
                     self._cards(leaf.key, _comparing(leaf))
                 else:
                     self._total(leaf.key, _comparing(leaf))
             case Promql() | OverBudget():
-                self._early(leaf.key)
-                self._failures(leaf.key)
+                self._key(leaf.key)
                 self._total(leaf.key, _comparing(leaf))
             case NoProgress():
-                self._early(leaf.key)
+                self._key(leaf.key)
                 self._total(leaf.key, lambda values: values > 0)
             case SilentFor():
                 self._silence(leaf)
             case ProfileCondition():
                 for name, deviation in leaf.profile.entries.items():
-                    self._early(leaf.key(name))
+                    self._key(leaf.key(name))
                     self._deviation(leaf.key(name), name, deviation)
             case NeedsMemory():
                 pass  # what is declared, and the sizes of cards, are in the epochs

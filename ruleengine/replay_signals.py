@@ -63,11 +63,13 @@ def put_together(
         scrape_interval: of the nodes, in seconds.
 
     Returns:
-        None where only the server can tell.
+        None where only the server can tell, or refused a part.
     """
     texts, spec = texts_of(key, scrape_interval), signals.SIGNALS.get(key.signal)
     if key.promql or (spec is not None and spec.divisor):
         return found[texts[0]]
+    if any(found[text].failures for text in texts):
+        return None
     made = signals.parts(key, scrape_interval=scrape_interval)
     fresh = found[_fresh(made)]
     if spec is None or spec.training:
@@ -102,7 +104,7 @@ def shares(amounts: Columns, totals: Sequence[tuple[Columns, str]]) -> Columns:
             if total is not None:
                 known = np.isfinite(total) & (total != 0)
                 values[number] = np.where(known, amounts.values[number] / total, np.nan)
-    return Columns(amounts.labels, values)
+    return Columns(amounts.labels, values, amounts.failures)
 
 
 def largest(columns: Columns, names: Sequence[str]) -> Columns | None:

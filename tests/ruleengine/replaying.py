@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import httpx
 
@@ -51,21 +52,47 @@ def plan(url: str, test: RuleTest, **more: Any) -> Plan:
     return Plan(url, begin, begin + test.length, **more)
 
 
-async def replayed(where: Plan, *sets: RuleSet) -> Replay:
+class Refusing(httpx.AsyncHTTPTransport):
+    """The way to a Prometheus through a Mimir, which refuses windows longer than it allows.
+
+    Args:
+        window: as PromQL writes the one that is refused.
+    """
+
+    def __init__(self, window: str) -> None:
+        super().__init__()
+        self._window = quote(f"[{window}]")
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Refuse, or pass on."""
+        if self._window in (await request.aread()).decode():
+            said = {"status": "error", "errorType": "execution", "error": "window too long"}
+            return httpx.Response(422, json=said)
+        return await super().handle_async_request(request)
+
+
+async def replayed(
+    where: Plan, *sets: RuleSet, transport: httpx.AsyncBaseTransport | None = None
+) -> Replay:
     """The replay of rule sets."""
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=60, trust_env=False, transport=transport) as client:
         return await replay(where, [(f"set {n}", rules) for n, rules in enumerate(sets)], client)
 
 
 Told = dict[tuple[str, str], dict[str, Any]]
 
 
-async def live_verdicts(url: str, test: RuleTest, rules: RuleSet) -> Told:
+async def live_verdicts(
+    url: str,
+    test: RuleTest,
+    rules: RuleSet,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> Told:
     """What the live queries and evaluation say, tick by tick: counts by rule and reason."""
     begin = test.start.timestamp()
     told: Told = {}
     trust: dict[tuple[str, str], float] = {}
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=60, trust_env=False, transport=transport) as client:
         source = PrometheusClient(url, client=client)
         for number in range(int(test.length // test.tick) + 1):
             facts = await gather(

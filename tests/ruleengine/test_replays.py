@@ -11,6 +11,7 @@ import pytest
 import yaml
 from tests.ruleengine.rehearsing import RULES, RightClock
 from tests.ruleengine.replaying import (
+    Refusing,
     by_rule,
     counted,
     default_rules,
@@ -89,14 +90,18 @@ def _plain(arm: Arm) -> tuple[Any, ...]:
     return found, arm.counts, arm.ended, arm.caps, arm.stale, arm.trust
 
 
-def _compare_with_live(test: RuleTest, rules: RuleSet) -> None:
+def _compare_with_live(test: RuleTest, rules: RuleSet, refused: str | None = None) -> None:
+    def way() -> Refusing | None:
+        return None if refused is None else Refusing(refused)
+
     async def both() -> None:
         async with temporary_prometheus(history(test)) as url:
-            result = await replayed(plan(url, test), rules)
-            live = by_rule(await live_verdicts(url, test, rules))
+            result = await replayed(plan(url, test), rules, transport=way())
+            live = by_rule(await live_verdicts(url, test, rules, transport=way()))
         assert counted(result, live) == live
         reasons = {reason for row in live.values() for reason in row}
         assert {"YES", "NO", "UNKNOWN", "dark_node", "no_data", "cold_start"} <= reasons
+        assert ("query_failed" in reasons) == (refused is not None)
 
     asyncio.run(both())
 
@@ -104,6 +109,11 @@ def _compare_with_live(test: RuleTest, rules: RuleSet) -> None:
 def test_verdicts_are_those_of_the_live_queries_through_gaps() -> None:
     """By rule: how often yes, no, and unknown for which reason; the default rules."""
     _compare_with_live(made("40m", JOBS, outages=OUTAGES, tick="4m"), default_rules())
+
+
+def test_what_the_server_refuses_is_unknown_as_it_is_live() -> None:
+    """Values of the same window fail; what is asked of other windows is judged."""
+    _compare_with_live(made("40m", JOBS, tick="4m", outages=OUTAGES), default_rules(), "15m")
 
 
 @pytest.mark.sweep
