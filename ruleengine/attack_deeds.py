@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.quantities import Unit
@@ -16,9 +17,9 @@ from gpuwarden.ruleengine.attacks import (
     merged,
     run_of,
 )
-from gpuwarden.ruleengine.conditions import Signal, SilentFor
+from gpuwarden.ruleengine.conditions import Gpus, GpuShare, NoProgress, Signal, SilentFor
 from gpuwarden.ruleengine.histories import LIKENESSES
-from gpuwarden.ruleengine.rule_tests import ConductChange
+from gpuwarden.ruleengine.rule_tests import CardConduct, ConductChange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +35,8 @@ SPIN_CORES = 0.05
 """CPU time that an idle job burns to look alive; an exporter calls a job active from 1 % on."""
 MAX_ATTEMPTS = 40
 MAX_CHANGES = 2000
+DECOY_LOAD = 0.1
+"""Of the card that a job holds for show; a rule calls it idle up to a few per cent."""
 _GIVEN_UP = 0.97
 """Share of a limit that a job stays under."""
 
@@ -161,18 +164,97 @@ def spin(target: Target) -> Play | None:
 
 def under(target: Target) -> Play | None:
     """Just below the highest limit on memory."""
-    limits = [
-        leaf.limit.value * (card_memory(target.job) if leaf.limit.unit is Unit.RATIO else 1.0)
-        for leaf in every_leaf(target.rule)
+    limits = [_bytes(leaf, target.job) for leaf in _memory_limits(target.rule)]
+    if not limits:
+        return None
+    return Play((changed(target.job, memory=_GIVEN_UP * max(limits)),))
+
+
+def _memory_limits(rule: Rule) -> list[Signal]:
+    """Conditions that a card's memory is held."""
+    return [
+        leaf
+        for leaf in every_leaf(rule)
         if isinstance(leaf, Signal)
         and leaf.upward
         and "memory" in leaf.signal
         and leaf.limit.unit in (Unit.RATIO, Unit.BYTES)
         and leaf.spec.per_gpu
     ]
-    if not limits:
+
+
+def _bytes(leaf: Signal, job: DeclaredJob) -> float:
+    """A limit on a card's memory."""
+    return leaf.limit.value * (card_memory(job) if leaf.limit.unit is Unit.RATIO else 1.0)
+
+
+def dips(target: Target) -> Play | None:
+    """Memory just below the lowest limit, for as short as makes the window's condition false."""
+    job, step = target.job, target.interval
+    held = held_memory(job)
+    limits = [
+        (_bytes(leaf, job), leaf)
+        for leaf in _memory_limits(target.rule)
+        if leaf.share is not None or leaf.agg == "min"
+    ]
+    lower = [(limit, leaf) for limit, leaf in limits if limit < held]
+    if not lower:
         return None
-    return Play((changed(target.job, memory=_GIVEN_UP * max(limits)),))
+    limit, leaf = min(lower, key=lambda pair: pair[0])
+    window = _length(leaf.key, step)
+    lasts = (1 - (leaf.share or 1.0)) * window // step * step + step
+    every = max(window / 2 if leaf.share is None else window // step * step, lasts + step)
+    count = min(int(target.length / every), MAX_CHANGES // 2)
+    changes = []
+    for number in range(1, count + 1):
+        at = job.begins + round(number * every / step) * step
+        changes += [
+            ConductChange.model_construct(at=at, memory=_GIVEN_UP * limit),
+            ConductChange.model_construct(at=at + lasts, memory=held),
+        ]
+    return Play((changed(job, then=merged(job.then, changes)),))
+
+
+def decoy(target: Target) -> Play | None:
+    """Cards besides, on which it works a little: so many that too few of its cards are idle."""
+    idle = [leaf for leaf in _low(target.rule) if leaf.gpus not in (None, Gpus.ANY)]
+    if not idle:
+        return None
+    job, count = target.job, len(target.job.card_names)
+    share = max(leaf.gpus.share if isinstance(leaf.gpus, GpuShare) else 1.0 for leaf in idle)
+    more = math.floor(count * (1 - share) / share) + 1
+    load = min(1.0, max(DECOY_LOAD, 2 * max(leaf.limit.value for leaf in idle)))
+    cards = [*job.cards, *[CardConduct()] * (count - len(job.cards))]
+    return Play(
+        (
+            changed(
+                job,
+                uuids=(*job.card_names, *(f"GPU-{job.job}-decoy-{n + 1}" for n in range(more))),
+                cards=(*cards, *[CardConduct.model_construct(utilization=load)] * more),
+            ),
+        )
+    )
+
+
+def crawl(target: Target) -> Play | None:
+    """A step now and then, so that it is never without progress for long enough."""
+    waits = [
+        leaf.no_progress_for for leaf in every_leaf(target.rule) if isinstance(leaf, NoProgress)
+    ]
+    if not waits:
+        return None
+    job, step = target.job, target.interval
+    every = max(HASTE * min(waits) // step * step, 2 * step)
+    pace = run_of(job).batch / step
+    count = min(int(target.length / every), MAX_CHANGES // 2)
+    changes = []
+    for number in range(1, count + 1):
+        at = job.begins + number * every
+        changes += [
+            ConductChange.model_construct(at=at, throughput=pace),
+            ConductChange.model_construct(at=at + step, throughput=0.0),
+        ]
+    return Play((changed(job, then=merged(job.then, changes)),))
 
 
 # -- grants

@@ -147,7 +147,8 @@ def _bound(item: Attacked, result: Result) -> str:
         case Outcome.DELAYED:
             text = f"trust_for is {_time(item.rule.trust_for)}: {trick.stands}"
         case Outcome.ELSEWHERE:
-            text = f"{result.by} tells its owner after {_time(result.after or 0.0)}"
+            does = "finds its card" if result.card else "tells its owner"
+            text = f"{result.by} {does} after {_time(result.after or 0.0)}"
         case Outcome.TOLD:
             why = f" ({', '.join(result.held_by)})" if result.held_by else ""
             text = f"its owner is told each time, and it is not ended{why}"

@@ -77,7 +77,7 @@ class Outcome(StrEnum):
     TOLD = "told"
     """Every time its owner is told; only the end is escaped."""
     ELSEWHERE = "elsewhere"
-    """Another rule of the set tells its owner, or ends it."""
+    """Another rule of the set tells its owner, or finds its card."""
     GRANTED = "granted"
     """By what the operator promised."""
     OBEYS = "obeys"
@@ -96,8 +96,9 @@ class Result:
         outcome: in one word.
         later: how much later than an honest offender it was dealt with, or None: never.
         by: the rule that found it instead, or an empty string.
-        after: when that rule told its owner, since the trick began; or None.
+        after: when that rule told its owner, or found its card, since the trick began; or None.
         held_by: what kept the job while it was due.
+        card: whether that rule is about cards.
     """
 
     trick: Trick
@@ -106,6 +107,7 @@ class Result:
     by: str = ""
     after: float | None = None
     held_by: tuple[str, ...] = ()
+    card: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,10 +395,11 @@ async def _play_group(
         for forge in (target.offender.forge, play.forge):
             forges += [(job, forge) for job in play.jobs if forge is not None]
     watches = [Watch(play, rules, target.rule.id, scene=scene, ending=ended) for _, play in played]
+    # Of a job its owner must be told; what is found about a card, its operators see.
     others = {
         rule.id
         for rule in rules.rules
-        if rule.target is RuleTarget.JOB and any(stage.do != "log" for stage in rule.stages)
+        if rule.target is RuleTarget.GPU or any(stage.do != "log" for stage in rule.stages)
     } - {target.rule.id}
     async with _served(scene, forges) as source:
         await _judge(scene, source, rules, {target.rule.id}, watches)
@@ -412,14 +415,14 @@ async def _play_group(
         if escaped and others:
             await _judge(scene, source, rules, others, [watch for _, watch in escaped])
     for number, watch in escaped if others else ():
-        told = watch.soonest()
-        if told is not None:
-            rule_id, at = told
+        found = watch.soonest()
+        if found is not None:
             judged[number] = dataclasses.replace(
                 judged[number],
                 outcome=Outcome.ELSEWHERE,
-                by=rule_id,
-                after=at - start.timestamp(),
+                by=found.rule_id,
+                after=found.at - start.timestamp(),
+                card=found.card,
             )
     return judged
 

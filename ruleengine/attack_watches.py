@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuwarden.ruleengine import cases
+from gpuwarden.ruleengine.model import Target
 from gpuwarden.ruleengine.rehearsals import Stage, enforced
 
 if TYPE_CHECKING:
@@ -35,6 +36,21 @@ class Reached:
     held_by: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Another rule that finds a trick.
+
+    Attributes:
+        rule_id: which.
+        at: Unix time at which it told the owner or, of a card, at which it found it.
+        card: whether it is about cards.
+    """
+
+    rule_id: str
+    at: float
+    card: bool = False
+
+
 @dataclass(slots=True)
 class _Seen:
     """How far a rule has come with a job so far."""
@@ -58,6 +74,7 @@ class Watch:
         self._ending = ending
         self._jobs = [job.job for job in play.jobs]
         self._names = frozenset(job.job for job in (*play.jobs, *play.bystanders))
+        self._cards = sorted({uuid for job in play.jobs for uuid in job.card_names})
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._keeps_left = {
             rule.id: sum(s.owner_may.times for s in rule.stages if s.owner_may is not None)
@@ -88,35 +105,43 @@ class Watch:
             return None
         return max(known) if self._play.every else min(known)
 
-    def soonest(self) -> tuple[str, float] | None:
-        """The rule that told an owner first of as many jobs as it must, and when (Unix time)."""
-        best: tuple[str, float] | None = None
+    def soonest(self) -> Found | None:
+        """The rule that told an owner first of as many jobs as it must.
+
+        Where none does: the one that first found a card of theirs, which its operators see.
+        """
+        about_jobs, about_cards = [], []
         for rule in self._rules.rules:
-            times = [
-                seen.told
-                for job in self._jobs
-                if (seen := self._seen.get((rule.id, job))) is not None and seen.told is not None
-            ]
-            enough = len(self._jobs) if self._play.every else 1
-            if len(times) < enough:
+            seen = [self._seen.get((rule.id, name), _Seen()) for name in self._subjects(rule)]
+            if rule.target is Target.GPU:
+                moments = [item.found for item in seen if item.found is not None]
+                about_cards += [Found(rule.id, min(moments), card=True)] if moments else []
                 continue
-            at = max(times) if self._play.every else min(times)
-            if best is None or at < best[1]:
-                best = (rule.id, at)
-        return best
+            times = [item.told for item in seen if item.told is not None]
+            if len(times) >= (len(self._jobs) if self._play.every else 1):
+                at = max(times) if self._play.every else min(times)
+                about_jobs.append(Found(rule.id, at))
+        return min(about_jobs or about_cards, key=lambda found: found.at, default=None)
+
+    def _subjects(self, rule: Rule) -> list[str]:
+        """Names of the trick's jobs, or of their cards."""
+        return self._jobs if rule.target is Target.JOB else self._cards
 
     @property
     def over(self) -> bool:
         """Whether nothing that is still to come can matter."""
-        single = len(self._rules.rules) == 1
-        return (self.dealt_with if single else self.soonest()) is not None
+        if len(self._rules.rules) == 1:
+            return self.dealt_with is not None
+        found = self.soonest()
+        return found is not None and not found.card
 
     def tick(self, facts: FleetFacts, delta: float) -> None:
         """One round about this trick's jobs alone."""
         jobs = {name: job for name, job in facts.jobs.items() if name in self._names}
-        self._stage.tick(dataclasses.replace(facts, jobs=jobs, cards={}), delta)
+        cards = {name: card for name, card in facts.cards.items() if name in self._cards}
+        self._stage.tick(dataclasses.replace(facts, jobs=jobs, cards=cards), delta)
         for rule in self._rules.rules:
-            for job in self._jobs:
+            for job in self._subjects(rule):
                 self._look(rule, job, facts.time)
                 if self._play.keeps:
                     self._keep(rule, job)

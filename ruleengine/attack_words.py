@@ -249,6 +249,30 @@ def renamed(target: Target) -> Play:
     return Play((changed(target.job, framework="tensorboard", run=run),))
 
 
+def terminal(target: Target) -> Play | None:
+    """It runs where a person would type, say in a tmux of its own."""
+    if target.job.interactive:
+        return None
+    return Play((changed(target.job, interactive=True),))
+
+
 def unlabelled(target: Target) -> Play:
     """It loses every label that it can influence."""
     return Play((changed(target.job, framework="", run=None, interactive=False, source="process"),))
+
+
+def hidden(target: Target) -> Play | None:
+    """The node sees memory of the card, and no process that holds it."""
+    if not held_memory(target.job):
+        return None
+
+    def forge(history: History, job: DeclaredJob) -> None:
+        for name, row in list(history.series.items()):
+            labels = dict(name.labels)
+            if labels.get("job_id") == job.job:
+                del history.series[name]
+            elif name.metric == "gpu_memory_used_bytes" and labels["uuid"] in job.card_names:
+                nobodys = SeriesName("gpu_memory_unattributed_bytes", name.labels)
+                history.series[nobodys] = dict(row)
+
+    return Play((target.job,), forge=forge)

@@ -34,7 +34,7 @@ class Kind(StrEnum):
     WORD = "word"
     """What the job says of itself."""
     NAME = "name"
-    """What it is called, and whose run it claims to be."""
+    """What it is called, whose run it claims to be, and whether it is seen at all."""
     ATTEMPT = "attempt"
     """Where one attempt ends and the next begins, and what belongs to it."""
     WORK = "work"

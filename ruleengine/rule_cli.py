@@ -58,7 +58,7 @@ _OUTCOMES = """\b
 Outcomes:
   held       it changes nothing
   delayed    later by at most the rule's trust_for
-  elsewhere  another rule of the set tells its owner
+  elsewhere  another rule of the set tells its owner, or finds its card
   told       its owner is told each time; only the end is escaped
   granted    by what the operator promised: keeps, or max_work_lost
   obeys      it gives up what the rule is about

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from gpuwarden.hours import within
 from gpuwarden.ruleengine.attack_offenders import OFFENDERS, disguised, example, moment_for
-from gpuwarden.ruleengine.attack_reports import tricks_markdown
+from gpuwarden.ruleengine.attack_reports import report_lines, tricks_markdown
 from gpuwarden.ruleengine.attack_runs import Outcome, attack
 from gpuwarden.ruleengine.attack_tricks import TRICKS, plays, rests_on_word
 from gpuwarden.ruleengine.attacks import Target
@@ -119,7 +119,10 @@ def test_what_a_job_says_delays_a_sound_rule_by_no_more_than_it_is_trusted(tmp_p
     assert found["keep-abuse"] == "granted"
     # What really changes on card and CPU, and who never stays, needs another rule: it is named.
     escaped = {item["trick"] for item in attacked["tricks"] if item["hint"]}
-    assert escaped == {"restart", "restart-believed", "trickle", "last-step", "cpu-spin"}
+    assert escaped == {
+        *("hidden", "restart", "restart-believed", "decoy-card"),
+        *("trickle", "last-step", "cpu-spin", "memory-dips"),
+    }
     assert found["just-under"] == "obeys"
     assert status == 1
 
@@ -141,6 +144,47 @@ def test_one_step_before_each_deadline_buys_no_more_than_its_window_where_clear_
     assert step <= 4 * 60
 
 
+def test_who_hides_from_the_node_is_found_by_his_card(tmp_path: Path) -> None:
+    """Where no rule about jobs tells his owner; operators see memory that belongs to nobody."""
+    path = tmp_path / "rules.yaml"
+    orphans = """\
+- id: orphans
+  target: gpu
+  cold_start: 0s
+  when: {signal: card_unattributed_memory, agg: min, window: 2m, above: 1GiB}
+  for: 1m
+  stages: [{level: light, after: 0s, do: log}]
+"""
+    path.write_text(SOUND + orphans)
+    rules = check_rule_files([path]).rules
+    assert rules is not None
+    tricks = [trick for trick in TRICKS if trick.name in ("hidden", "trickle")]
+    attacked = asyncio.run(attack(rules, ("idle",), tell=lambda _: None, tricks=tricks))
+    hidden, trickle = attacked[0].results
+    assert (hidden.outcome, hidden.by, hidden.card) == (Outcome.ELSEWHERE, "orphans", True)
+    assert hidden.after is not None
+    assert hidden.after < 8 * 60
+    # Who is seen, and belongs to nobody's rule, is not found because his card is there.
+    assert trickle.outcome is Outcome.ESCAPES
+    assert any("orphans finds its card after" in line for line in report_lines(attacked))
+
+
+@pytest.mark.parametrize(("gpus", "more"), [("all", 1), ("75%", 1), ("50%", 3), ("25%", 7)])
+def test_so_many_cards_for_show_that_too_few_are_idle(gpus: str, more: int) -> None:
+    """Two idle cards are under 75 % of three; of four they are half, of five less."""
+    rule = Rule.model_validate(
+        {**RULE, "when": {"signal": "gpu_utilization", "agg": "max", "window": "5m",
+                          "at_most": "2%", "gpus": gpus}}
+    )  # fmt: skip
+    job = OFFENDERS[0].job.model_copy(update={"gpus": 2})
+    target = Target(rule, OFFENDERS[0], job, 600.0, 900.0, 9000.0, 60.0)
+    decoy = next(trick for trick in TRICKS if trick.name == "decoy-card").play(target)
+    assert decoy is not None
+    (made,) = decoy.jobs
+    assert len(made.card_names) == 2 + more
+    assert [card.utilization for card in made.cards] == [None, None, *[0.1] * more]
+
+
 def test_a_rule_that_only_listens_is_dodged_for_good_and_the_command_fails(tmp_path: Path) -> None:
     """Silence without cpu: a heartbeat suffices; a label that the job chooses: it loses it."""
     status, document = played(tmp_path, DODGED)
@@ -153,6 +197,19 @@ def test_a_rule_that_only_listens_is_dodged_for_good_and_the_command_fails(tmp_p
     assert found["touch-log"] == "held"
     assert hot["skipped"] == "it judges cards, which say nothing of themselves"
     assert hot["tricks"] == []
+
+
+def test_the_pages_rule_about_the_card_finds_two_accounts_that_hand_it_to_each_other(
+    tmp_path: Path,
+) -> None:
+    """As it stands on the page, with its own test."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    path = tmp_path / "idle-card.yaml"
+    path.write_text(text)
+    for word in ("check", "test"):
+        result = CliRunner().invoke(command, [word, str(path)])
+        assert result.exit_code == 0, result.output
+        assert "0 warnings" in result.output or "1 passed" in result.output
 
 
 def test_the_page_names_every_trick() -> None:
