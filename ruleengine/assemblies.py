@@ -28,6 +28,7 @@ from gpuwarden.ruleengine.verdicts import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from gpuwarden.ruleengine.held_sets import HeldSets
     from gpuwarden.ruleengine.prometheus import Table
 
 SNAPSHOT_INTERVAL_SECONDS = 2.0
@@ -176,6 +177,16 @@ class Assembly:
         """
         shared = self._shared.setdefault
         self._rows[name] += [(value, tuple(map(shared, texts, texts))) for value, texts in rows]
+
+    def take_held(self, held: HeldSets) -> None:
+        """Add what jobs hold on dark nodes of which the server remembers nothing any more.
+
+        Args:
+            held: remembers it; what the rows tell is new to it.
+        """
+        dark, skews = self._nodes()
+        rows = self._rows["gpu_job_holds_gpu"]
+        rows += held.missing(rows, lit=skews.keys() - dark.keys(), time=self._time)
 
     def lay_out(self, keys: Iterable[SignalKey]) -> None:
         """Put jobs and cards together, with room for their values.

@@ -24,6 +24,7 @@ from gpuwarden.ruleengine.drill_desks import DrillDesk
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
 from gpuwarden.ruleengine.facts import Expectation, gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
+from gpuwarden.ruleengine.held_sets import HeldSets
 from gpuwarden.ruleengine.holds import Holds
 from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.leaves import LeaveDesk, Sight
@@ -154,6 +155,7 @@ class Engine:
         )
         self.kill_switch = kill_switch
         self._demands = dict(demands or {})
+        self._held_sets = HeldSets(ledger)
         self.servers = (
             source
             if isinstance(source, Servers)
@@ -346,6 +348,7 @@ class Engine:
             expected_nodes=self._expectation(),
             teams={name: user.team for name, user in book.directory.users.items()},
             rounds=self.rounds,
+            held=self._held_sets,
         )
         return await with_demands(facts, book.rules, self._demands)
 

@@ -42,6 +42,7 @@ __all__ = [
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from gpuwarden.ruleengine.held_sets import HeldSets
     from gpuwarden.ruleengine.model import RuleSet
     from gpuwarden.ruleengine.prometheus import Sample, Source, Table
     from gpuwarden.ruleengine.rounds import Rounds
@@ -82,6 +83,7 @@ async def gather(
     expected_nodes: Expectation | int | None = None,
     teams: Mapping[str, str] | None = None,
     rounds: Rounds | None = None,
+    held: HeldSets | None = None,
 ) -> FleetFacts:
     """Gather the facts of one tick.
 
@@ -93,6 +95,7 @@ async def gather(
         expected_nodes: which nodes should be lit, or how many; counted from `up` where not given.
         teams: user -> team, of the operator's directory.
         rounds: decide what is asked only of jobs in question; None: everything is asked of all.
+        held: knows what jobs hold on nodes that have been dark for longer than `HELD_FOR`.
 
     Returns:
         The facts; a custom expression that fails, and a value of which the server refuses the
@@ -100,6 +103,7 @@ async def gather(
 
     Raises:
         ServiceUnavailable: the tick knows too little to judge anything; nothing should change.
+        LedgerUnusable: what `held` should remember cannot be written down.
         QueryRefused: what the fleet consists of cannot be asked, say because a store is away.
     """
     if not isinstance(expected_nodes, Expectation):
@@ -120,6 +124,8 @@ async def gather(
         async with asyncio.TaskGroup() as group:
             for name, query in remembered_queries(scrape_interval, silent.result()).items():
                 group.create_task(asking.inventory(name, query))
+        if held is not None:
+            assembly.take_held(held)
         assembly.lay_out(sorted(needed_keys(rules)))
         questions = (
             everything(rules)

@@ -492,5 +492,15 @@ MIGRATIONS = (
     UPDATE notices SET owner = coalesce(
         (SELECT json_extract(body, '$.user') FROM cases WHERE id = case_id), '');
     """,
+    # What jobs over several nodes hold: Prometheus forgets a dark node after an hour.
+    """
+    CREATE TABLE held_sets (
+        job_id TEXT NOT NULL,
+        node TEXT NOT NULL,
+        uuid TEXT NOT NULL,
+        gpu TEXT NOT NULL,
+        PRIMARY KEY (job_id, node, uuid)
+    ) STRICT;
+    """,
 )
 """SQL scripts, in order; each runs in one transaction."""
