@@ -242,7 +242,7 @@ class Engine:
 
     async def tick(self) -> None:
         """One round; no error of a server or a rule ends the loop."""
-        self.rulebook.refresh()
+        self.rulebook.refresh(tick=True)
         if self._superseded():
             return
         # Taken meanwhile: nothing more is written, and the next tick says so.
@@ -425,7 +425,7 @@ class Engine:
         except GpuwardenError as error:
             return [Blocked("not_confirmed", f"the last look failed: {error}")]
         # All else is read again after that, with nothing to wait for until the decision is on disk.
-        self.rulebook.refresh(again=True)
+        self.rulebook.refresh()
         self.trials.refresh()
         stored = self.cases.get(*pair_of(stored)) or stored
         rule = self.trials.rule_for(stored.case)

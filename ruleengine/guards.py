@@ -119,7 +119,7 @@ class Situation:
 
 def fleet_blocks(situation: Situation) -> list[Blocked]:
     """Reasons that hold for every job: nothing at all may be taken."""
-    return [*doubts(situation), *_share(situation)]
+    return [*doubts(situation), *changing(situation), *_share(situation)]
 
 
 def doubts(situation: Situation) -> list[Blocked]:
@@ -152,8 +152,6 @@ def doubts(situation: Situation) -> list[Blocked]:
     found += standing_blocks(
         killed=situation.killed, paused=situation.paused, bad_files=situation.bad_files
     )
-    if situation.changing:
-        found.append(Blocked("changing_files", situation.changing))
     if situation.late:
         found.append(Blocked("late_tick", situation.late))
     if situation.settled_for < situation.settle_after:
@@ -165,6 +163,11 @@ def doubts(situation: Situation) -> list[Blocked]:
             )
         )
     return found
+
+
+def changing(situation: Situation) -> list[Blocked]:
+    """Whether those whom files spare may be known only in part."""
+    return [Blocked("changing_files", situation.changing)] if situation.changing else []
 
 
 def standing_blocks(*, killed: bool | None, paused: str, bad_files: str) -> list[Blocked]:

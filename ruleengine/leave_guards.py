@@ -34,7 +34,7 @@ REFUSALS = LIMITS | frozenset(
         *("unknown_job", "other_run", "two_jobs", "no_run"),
         *("facts_incomplete", "stale_facts", "no_facts", "dark_nodes", "dark_node", "clock_skew"),
         *("settling", "late_tick", "agent_unreachable", "agent_key", "platform_unknown"),
-        *("kill_switch", "paused", "bad_files"),
+        *("kill_switch", "paused", "bad_files", "changing_files"),
         *("protected", "kept", "already_asked", "being_ended"),
     }
 )
@@ -109,6 +109,7 @@ def blocks(
         *_protected(job, whitelist, standing, now=situation.now),
         *_already(standing),
         *_limits(situation.now, order, job, settings, standing),
+        *guards.changing(situation),
     ]
 
 

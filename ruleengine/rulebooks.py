@@ -54,15 +54,15 @@ class RuleBook:
         """A rule in force, or None."""
         return next((rule for rule in self.rules.rules if rule.id == rule_id), None)
 
-    def refresh(self, *, again: bool = False) -> bool:
+    def refresh(self, *, tick: bool = False) -> bool:
         """Read the files again if they have changed.
 
         The first half of a file can be a file too, without the protections or the canary that
         stand below: until a tick finds what the one before it found, files are `changing`.
 
         Args:
-            again: in the course of a tick: too soon after its first look to show that nobody
-                writes.
+            tick: that a tick begins with it. Any other look may come too soon after the one before
+                it to show that nobody writes.
 
         Returns:
             Whether others are now in force. A bad file changes nothing, is said at every call, and
@@ -70,7 +70,7 @@ class RuleBook:
         """
         try:
             seen = self._fingerprint()
-            if seen == self._seen and not again:
+            if seen == self._seen and tick:
                 self.changing = ""
             if seen == self._seen and not self.problem:
                 return False

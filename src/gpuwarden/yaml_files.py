@@ -30,6 +30,8 @@ from pydantic import (
 
 from gpuwarden.diagnostics import Diagnostic, Severity, Span, did_you_mean, render_text
 from gpuwarden.errors import InvalidInput
+from gpuwarden.look_alikes import look_alike
+from gpuwarden.yaml_mistakes import syntax_mistake
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -192,14 +194,9 @@ class _Reading:
                 return Node(Span(self._name, 1, 1), None)
             return self._convert(node, 0)
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            at = (
-                Span(self._name, mark.line + 1, mark.column + 1)
-                if mark is not None
-                else Span(self._name, 1, 1)
-            )
-            hint = "indent with spaces" if "'\\t'" in (error.problem or "") else None
-            self._report("GW101", at, _syntax_message(error), hint)
+            found = syntax_mistake(error, self._text)
+            at = Span(self._name, found.line, found.column)
+            self._report("GW101", at, found.message, found.hint)
         except yaml.reader.ReaderError as error:
             before = self._text[: error.position]
             column = len(before) - (before.rfind("\n") + 1) + 1
@@ -283,11 +280,6 @@ def _untagged(node: yaml.Node) -> str:
     unquoted = isinstance(node, yaml.ScalarNode) and node.style is None
     looks = _PLAIN_SCALARS.items() if unquoted else ()
     return next((tag for tag, pattern in looks if pattern.match(node.value)), _TAG + "str")
-
-
-def _syntax_message(error: yaml.MarkedYAMLError) -> str:
-    parts = [part for part in (error.problem, error.context) if part]
-    return ", ".join(parts) or "this is not YAML"
 
 
 def _scalar(kind: str, text: str) -> str | float | bool | None:
@@ -386,7 +378,9 @@ def _translate(
         finding = _Finding("GW103", finding.message, finding.hint)
     place = path_text([*prefix, *path])
     message = f"{place}: {finding.message}" if place else finding.message
-    return Diagnostic(finding.code, Severity.ERROR, span, message, finding.hint)
+    word = path[-1] if path and (about_key or kind == "extra_forbidden") else node.value
+    odd = look_alike(word) if isinstance(word, str) else None
+    return Diagnostic(finding.code, Severity.ERROR, span, message, odd or finding.hint)
 
 
 def _walk(root: Node, loc: Sequence[Step]) -> tuple[list[Step], Node, Node | None]:

@@ -50,6 +50,9 @@ class _Box(_Strict):
     note: int | str = 0
 
 
+UNSEEN = "which does not show: write it anew"
+
+
 def _found(text: str) -> list[tuple[str, int, int]]:
     document = load_located(text, name="box.yaml")
     findings = list(document.diagnostics)
@@ -253,6 +256,53 @@ def test_a_tab_is_answered_with_what_to_write() -> None:
     """The commonest mistake of all, and invisible."""
     (finding,) = load_located("a:\n\tb: 1\n").diagnostics
     assert (finding.code, finding.hint) == ("GW101", "indent with spaces")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        ("x: 0\na:1\nb: 2\n", 2, "write a space after the colon"),
+        ("- x: 0\n  a:1\n  b: 2\n", 2, "write a space after the colon"),
+        ("a:1\nb: 2\n", 2, "in the line before, write a space after the colon"),
+        ("a:\t1\n", 1, "write spaces, not tabs"),
+        ("a: one: two\n", 1, "put a text that holds a colon and a space in quotes"),
+        ("x: 0\na\uff1a 1\nb: 2\n", 2, "\uff1a is FULLWIDTH COLON: write :"),
+        ("a\uff1a 1\nb: 2\n", 2, "in the line before, \uff1a is FULLWIDTH COLON: write :"),
+        ("x: 0\na:\u00a01\nb: 2\n", 2, f"it holds NO-BREAK SPACE, {UNSEEN}"),
+        ("- x: 0\n\u00a0\u00a0b: 2\n", 2, f"it holds NO-BREAK SPACE, {UNSEEN}"),
+    ],
+)
+def test_a_mistake_of_syntax_is_shown_where_it_was_made_and_named(
+    text: str, line: int, hint: str
+) -> None:
+    """The parser misses a colon at the next key, and shows what does not show."""
+    (finding,) = load_located(text).diagnostics
+    assert (finding.code, finding.span.line, finding.hint) == ("GW101", line, hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("label: a\nit\u0435ms: []\n", "\u0435 is CYRILLIC SMALL LETTER IE: write e"),
+        (
+            "label: a\nitems\u200b: []\n",
+            f"it holds ZERO WIDTH SPACE, {UNSEEN}",
+        ),
+        (
+            "label: a\nitems: [{name: x, colour: r\u0435d}]\n",
+            "\u0435 is CYRILLIC SMALL LETTER IE: write e",
+        ),
+        (
+            "label: a\nitems: [{name: \u201cx\u201d}]\n",
+            '\u201c is LEFT DOUBLE QUOTATION MARK: write "',
+        ),
+        ("label: a\nshare: \uff15\n", "\uff15 is FULLWIDTH DIGIT FIVE: write 5"),
+        ("label: a\nitems: [{name: x, colour: \u7ea2}]\n", None),
+    ],
+)
+def test_a_character_that_looks_like_another_is_named(text: str, hint: str | None) -> None:
+    """A message that shows the word as it is shows what seems to be right."""
+    assert _only(text).hint == hint
 
 
 def test_an_escape_that_is_no_character_is_refused() -> None:

@@ -170,6 +170,11 @@ def _spoiled(scene: Scene) -> None:
     (scene.world.folder / "rules.yaml").write_text("version: 7\n")
 
 
+def _being_written(scene: Scene) -> None:
+    path = scene.world.folder / "rules.yaml"
+    path.write_text(path.read_text() + "# more is to come\n")
+
+
 def _unreachable(scene: Scene) -> None:
     scene.world.agent.silent = True
 
@@ -192,6 +197,7 @@ def _gone(scene: Scene) -> None:
         (_paused, 409, "paused"),
         (_whitelisted, 409, "protected"),
         (_spoiled, 409, "bad_files"),
+        (_being_written, 409, "changing_files"),
         (_unreachable, 503, "agent_unreachable"),
         (_no_run, 409, "no_run"),
         (_gone, 404, "unknown_job"),
