@@ -368,7 +368,8 @@ def _run(families: Families, job_id: str, run: Run, said: Vocabularies) -> int:
         1,
         described.model,
         str(described.batch),
-        str(described.imgsz),
+        # Of no single size is anything expected.
+        described.sizes or str(described.imgsz),
         "true" if described.amp else "false",
         described.project,
     )

@@ -143,6 +143,7 @@ def measure(yaml: str) -> dict[str, Any]:
     return {
         "task": task,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "body_parameters": body_parameters(model),
         "gigaflops": round(flops / 1e9, 3),
         "activation_bytes": round(kept[True]),
         "activation_bytes_fp32": round(kept[False]),
@@ -150,6 +151,20 @@ def measure(yaml: str) -> dict[str, Any]:
         "anchors": round(anchors),
         "imgsz": imgsz,
     }
+
+
+def body_parameters(model: Any) -> int | None:
+    """Parameters of all layers but the first and the last, or None of what has no list of layers.
+
+    The first depends on the images' channels and the last on the classes: of all trainings of one
+    model this number is the same, and of few others.
+    """
+    layers = getattr(model, "model", None)
+    try:
+        body = list(layers)[1:-1]  # type: ignore[arg-type]
+        return sum(parameter.numel() for layer in body for parameter in layer.parameters())
+    except (AttributeError, TypeError):
+        return None
 
 
 def build(yaml: str) -> tuple[Any, str]:

@@ -102,6 +102,7 @@ def model_costs(name: str, row: Mapping[str, Any]) -> ModelCosts:
         anchors=float(row["anchors"]),
         imgsz=int(row["imgsz"]),
         source="measured without a card (FakeTensorMode) by gpuwarden.trainer.slopes",
+        body_parameters=row.get("body_parameters"),
     )
 
 

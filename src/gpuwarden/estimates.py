@@ -84,6 +84,7 @@ class ModelCosts:
         name: as in the table, such as `yolov8m-seg`, or a file's name.
         task: of ultralytics.
         parameters: number of them.
+        body_parameters: of all layers but the first and the last; None: not known.
         gigaflops: of the forward pass for one image, a multiplication and an addition counted
             apart.
         activation_bytes: kept for the backward pass of one image, with mixed precision.
@@ -104,6 +105,7 @@ class ModelCosts:
     anchors: float
     imgsz: int
     source: str
+    body_parameters: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,6 +127,8 @@ class RunDescription:
         log: path of the log whose growth shows life, or None.
         checkpoints: directory of the saved states, or None.
         steps_per_epoch: batches of an epoch; None: not known yet.
+        sizes: shortest and longest side of its images in pixels, such as `320-960`, where not all
+            are squares of `imgsz` (multi_scale, rect); else an empty string.
     """
 
     run_id: str
@@ -144,6 +146,7 @@ class RunDescription:
     log: str | None = None
     checkpoints: str | None = None
     steps_per_epoch: int | None = None
+    sizes: str = ""
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -173,6 +176,7 @@ class RunDescription:
             log=data.optional_text("log", 4096),
             checkpoints=data.optional_text("checkpoints", 4096),
             steps_per_epoch=data.optional_integer("steps_per_epoch"),
+            sizes=data.text("sizes", 32, default=""),
         )
 
 

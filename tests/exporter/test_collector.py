@@ -297,6 +297,16 @@ def test_an_undeclared_training() -> None:
     assert (info["model"], info["batch"], info["run_id"], info["amp"]) == ("yolov8s", "16", "", "")
 
 
+def test_images_of_several_sizes_have_no_size_that_anything_is_expected_of() -> None:
+    """The label says from which to which; a rule that compares with a size knows none."""
+    described = dataclasses.replace(DESCRIPTION, sizes="320-960")
+    job = dataclasses.replace(JOB, runs=(Run(described, STATUS),))
+    samples = _samples(dataclasses.replace(SNAPSHOT, jobs=(job,)))
+    (info,) = [dict(labels) for name, labels in samples if name == "yolo_info"]
+    assert info["imgsz"] == "320-960"
+    assert not info["imgsz"].isdecimal()
+
+
 def test_a_metric_that_the_catalogue_does_not_have() -> None:
     """Names and labels cannot drift from the catalogue."""
     families = Families()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from gpuwarden import job_files
+from gpuwarden.estimate_tables import find_model
+from gpuwarden.estimates import Unknown
 from gpuwarden.trainer import descriptions
 from gpuwarden.trainer.status import StatusBoard
 
@@ -17,12 +22,16 @@ if TYPE_CHECKING:
     from tests.trainer.conftest import FakeClock
 
 
-def described(root: Path, clock: FakeClock, model: str, built: Any) -> str:
-    """What a training of these weights calls its model."""
-    args = SimpleNamespace(model=model, imgsz=640, amp=True, project=None)
+def described(
+    root: Path, clock: FakeClock, model: str, built: Any, *, loader: Any = None, **words: Any
+) -> job_files.RunDescription:
+    """What a training of these weights says of itself."""
+    args = SimpleNamespace(model=model, amp=True, project=None, **({"imgsz": 640} | words))
     trainer = SimpleNamespace(
         args=args, batch_size=8, epochs=3, model=built, device=SimpleNamespace(type="cpu")
     )
+    if loader is not None:
+        trainer.train_loader = loader
     descriptions.publish(
         trainer,
         StatusBoard(root, "run", clock=clock),
@@ -32,7 +41,7 @@ def described(root: Path, clock: FakeClock, model: str, built: Any) -> str:
         world_size=1,
     )
     content = job_files.read(job_files.description_path(root, "run")).content
-    return job_files.RunDescription.decode(content).model
+    return job_files.RunDescription.decode(content)
 
 
 def made_from(file: str) -> SimpleNamespace:
@@ -58,4 +67,71 @@ def test_weights_are_called_by_the_model_that_they_were_made_from(
     jobs: Path, clock: FakeClock, model: str, built: Any, name: str
 ) -> None:
     """A name that is a model's stays; one that says nothing gives way to a known model."""
-    assert described(jobs, clock, model, built) == name
+    assert described(jobs, clock, model, built).model == name
+
+
+def _yaml(folder: Path, name: str, *, change: bool) -> Path:
+    """One of ultralytics' own models by this name, with a layer more where it is changed."""
+    tasks: Any = importlib.import_module("ultralytics.nn.tasks")
+    content = dict(tasks.yaml_model_load("yolov8n.yaml"))
+    if change:
+        content["backbone"] = [*content["backbone"], [-1, 1, "Conv", [1024, 1, 1]]]
+        content["head"] = [[_later(source), *rest] for source, *rest in content["head"]]
+    path = folder / name
+    path.write_text(json.dumps({key: content[key] for key in ("nc", "scales", "backbone", "head")}))
+    return path
+
+
+def _later(source: int | list[int]) -> int | list[int]:
+    """Where a layer takes its input from, behind one more layer of the backbone."""
+    if isinstance(source, list):
+        return [source[0], *(at + (at > 9) for at in source[1:])]
+    return source
+
+
+@pytest.mark.parametrize("name", ["yolov8n.yaml", "best.pt"])
+def test_a_model_with_layers_of_ones_own_does_not_go_by_the_known_ones_name(
+    jobs: Path, clock: FakeClock, tmp_path: Path, name: str
+) -> None:
+    """People change a model's YAML and keep its name; what the known model needs is not theirs.
+
+    Other classes, channels and a copy of the file are still that model.
+    """
+    tasks: Any = importlib.import_module("ultralytics.nn.tasks")
+
+    def called(*, change: bool, **words: Any) -> str:
+        path = _yaml(tmp_path, "yolov8n.yaml", change=change)
+        model = tasks.DetectionModel(str(path), verbose=False, **words)
+        return described(jobs, clock, name, SimpleNamespace(module=model)).model
+
+    assert called(change=False, nc=3, ch=1) == "yolov8n"
+    other = called(change=True, nc=3)
+    assert other.startswith("yolov8n-custom-")
+    assert isinstance(find_model(other), Unknown)
+    assert called(change=True, nc=80, ch=1) == other
+
+
+def _loader(*shapes: tuple[int, int]) -> SimpleNamespace:
+    return SimpleNamespace(dataset=SimpleNamespace(batch_shapes=np.array(shapes)))
+
+
+@pytest.mark.parametrize(
+    ("words", "loader", "sizes"),
+    [
+        ({}, None, ""),
+        ({"multi_scale": 0.0, "rect": False}, _loader((192, 640)), ""),
+        ({"multi_scale": 0.5, "task": "detect"}, None, "320-960"),
+        ({"multi_scale": True}, None, "320-960"),
+        ({"multi_scale": 1.0, "imgsz": 64}, None, "1-128"),
+        ({"multi_scale": 0.5, "task": "classify"}, None, ""),
+        ({"rect": True}, _loader((640, 640), (640, 640)), ""),
+        ({"rect": True, "imgsz": 1408}, _loader((192, 1408)), "192-1408"),
+        ({"rect": True, "multi_scale": 0.1}, _loader((384, 640)), "384-704"),
+        ({"rect": True}, SimpleNamespace(dataset=SimpleNamespace()), ""),
+    ],
+)
+def test_images_that_are_not_all_squares_of_one_size_are_told(
+    jobs: Path, clock: FakeClock, words: dict[str, Any], loader: Any, sizes: str
+) -> None:
+    """As `multi_scale` and `rect` make them; validation does not count."""
+    assert described(jobs, clock, "yolov8n.pt", None, loader=loader, **words).sizes == sizes
