@@ -29,7 +29,7 @@ JOB_SCHEMA = "gpuwarden.job/v1"
 DECISION_SCHEMA = "gpuwarden.decision/v1"
 _CARDS = ("GPU-", "MIG-")
 """How the UUIDs of cards and of their instances begin; a job_id begins with its platform."""
-_BLIND = "no_facts"
+BLIND = "no_facts"
 """Why nothing is ended while a tick cannot be completed."""
 
 
@@ -185,9 +185,9 @@ def _why_not(engine: Engine, rule: Rule, stored: StoredCase | None) -> list[Bloc
     if stored.case.over or stored.case.leaving:
         return []
     facts = engine.view.facts
-    blind = [block for block in engine.view.halted if block.reason == _BLIND]
+    blind = [block for block in engine.view.halted if block.reason == BLIND]
     if facts is None:
-        return blind or [Blocked(_BLIND, "no tick has been completed since the engine began")]
+        return blind or [Blocked(BLIND, "no tick has been completed since the engine began")]
     age = engine.clock.wall() - facts.time
     # Before it acts a tick asks afresh: between two of them, old facts hold nothing back.
     fresh = 0 <= age <= engine.settings.tick + DATA_AGE_SCRAPES * engine.settings.scrape_interval
@@ -344,7 +344,7 @@ def answer(document: dict[str, Any]) -> str:
 
 def _unbroken(document: dict[str, Any], noun: str) -> str:
     """Of what breaks no rule: that, or that it is gone, or that nothing is known of it now."""
-    blind = [b["sentence"] for b in document["halted"] if b["reason"] == _BLIND]
+    blind = [b["sentence"] for b in document["halted"] if b["reason"] == BLIND]
     if document["time"] is None:
         why = "; ".join(blind) or "no tick has been completed since the engine began"
         return f"Nothing is known of this {noun} now, and so it is left alone: {why}."

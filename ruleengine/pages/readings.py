@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 PER_PAGE = 100
 _ATTENTION = 20
 _DECISIONS = 10
+_NOTHING_YET = "Nothing is known yet: no tick has been completed."
 _TONES = {"verified": "good", "authorised": "bad", "acting": "bad", "due": "bad"}
 
 
@@ -93,6 +94,7 @@ class Readings:
         protections = documents.protections_document(self._engine, person)
         nodes = everything["nodes"]
         tone, answer = self._overall(len(jobs), len(broken), person)
+        known = everything["time"] is not None
         return self._pages.render(
             "overview.html",
             request,
@@ -103,9 +105,9 @@ class Readings:
             jobs=broken[:_ATTENTION],
             decisions=decided["decisions"],
             numbers={
-                "jobs": len(jobs),
-                "cards": self._held(job["job_id"] for job in jobs),
-                "breaking": len(broken),
+                "jobs": len(jobs) if known else "unknown",
+                "cards": self._held(job["job_id"] for job in jobs) if known else "unknown",
+                "breaking": len(broken) if known else "unknown",
                 "kept": len(protections["keeps"]),
                 "nodes": f"{nodes['lit']} of {nodes['expected']}" if nodes else "unknown",
             },
@@ -119,9 +121,16 @@ class Readings:
         return len({(gpu.instance, gpu.uuid) for gpu in held})
 
     def _overall(self, jobs: int, broken: int, person: Person) -> tuple[str, str]:
+        facts = self._engine.view.facts
+        if facts is None:
+            return "warn", _NOTHING_YET
+        tone, said = self._counted(jobs, broken, person)
+        if not any(block.reason == explain.BLIND for block in self._engine.view.halted):
+            return tone, said
+        return "warn", f"{said} So it was at {rfc3339(facts.time)}; nothing is known since."
+
+    def _counted(self, jobs: int, broken: int, person: Person) -> tuple[str, str]:
         whose = "" if person.sees_all else "your "
-        if self._engine.ticks.last_completed is None:
-            return "warn", "Nothing is known yet: no tick has been completed."
         if not jobs:
             return "", f"No running job{' of yours' if whose else ''} is seen."
         if not broken:
@@ -161,7 +170,11 @@ class Readings:
             jobs=found["jobs"],
             time=found["time"],
             summary=(
-                f"{first} to {first + shown - 1} of {total} jobs." if shown else f"{total} jobs."
+                f"{first} to {first + shown - 1} of {total} jobs."
+                if shown
+                else _NOTHING_YET
+                if found["time"] is None
+                else f"{total} jobs."
             ),
             wanted=wanted,
             broken=wanted.broken,
@@ -188,7 +201,11 @@ class Readings:
             person,
             cards=found["cards"],
             time=found["time"],
-            answer=f"{found['free']} of {found['all']} cards are free.",
+            answer=(
+                _NOTHING_YET
+                if found["time"] is None
+                else f"{found['free']} of {found['all']} cards are free."
+            ),
             wanted=wanted,
             **turning("/cards", query, number, shown=len(found["cards"]), total=found["total"]),
         )

@@ -87,6 +87,36 @@ def test_who_resumes_what_somebody_else_has_resumed_is_told(servers: World) -> N
     asyncio.run(story())
 
 
+FALSE = ("No running job breaks", ">0 jobs", "0 of 0", "No job fits", "Everything could")
+"""What is not so while nothing is known."""
+
+
+def test_what_is_not_known_is_neither_none_nor_all(servers: World) -> None:
+    """Before the first tick, and while Prometheus is down: no page counts, and none is at ease."""
+    servers.fleet.down = True
+
+    async def story() -> None:
+        async with asked(servers, ROOT) as (world, client):
+            for path in ("/", "/jobs", "/cards", "/shares", "/engine"):
+                page = (await client.get(path)).text.partition("<main")[2]
+                assert [words for words in FALSE if words in page] == [], path
+            page = (await client.get("/")).text
+            assert page.count("<b>unknown</b>") == 4
+            world.fleet.down = False
+            await world.tick()
+            assert "Everything could be judged" in (await client.get("/engine")).text
+            assert "nothing is known since" not in (await client.get("/")).text
+            world.fleet.down = True
+            await world.tick()
+            assert "Everything could be judged" not in (await client.get("/engine")).text
+            page = (await client.get("/")).text
+            assert re.search(
+                r'class="answer warn">.* So it was at .*; nothing is known since', page
+            )
+
+    asyncio.run(story())
+
+
 def test_an_objection_is_confirmed_where_there_is_one(servers: World) -> None:
     """To who objected, and not to who was sent an address that says so."""
 
