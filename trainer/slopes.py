@@ -162,7 +162,7 @@ def body_parameters(model: Any) -> int | None:
     layers = getattr(model, "model", None)
     try:
         body = list(layers)[1:-1]  # type: ignore[arg-type]
-        return sum(parameter.numel() for layer in body for parameter in layer.parameters())
+        return sum(int(parameter.numel()) for layer in body for parameter in layer.parameters())
     except (AttributeError, TypeError):
         return None
 
