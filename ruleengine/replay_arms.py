@@ -534,7 +534,7 @@ class Arm:
         """Write down whose keep or pause it is, where nothing else speaks against a case's end."""
         if not self.promises or len(blocks) != 1:
             return
-        whose = self.promises.held(pair, self._runs.get(pair[1]), blocks[0].reason, time)
+        whose = self.promises.held(pair, blocks[0].reason, time)
         if pair in self._open:
             self._open[pair].kept_by.update(whose)
 

@@ -25,7 +25,6 @@ from gpuwarden.ruleengine.replay_reports import iso
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator
     from pathlib import Path
 
     from gpuwarden.ruleengine.model import Rule, RuleSet
@@ -166,9 +165,13 @@ class Promises:
         self.pauses: dict[int, set[str]] = defaultdict(set)
         """Number of a pause -> jobs whose end nothing but it held."""
         self._known = {} if rules is None else {rule.id: rule for rule in rules.rules}
-        self._taken: dict[Pair, set[int]] = defaultdict(set)
-        self._by_job: dict[Pair, list[int]] = defaultdict(list)
-        self._by_run: dict[Pair, list[int]] = defaultdict(list)
+        self._by_job: dict[Pair, list[Grant]] = defaultdict(list)
+        self._by_run: dict[Pair, list[Grant]] = defaultdict(list)
+        self._used: Counter[tuple[str, ...]] = Counter()
+        """Owners' keeps that count for `times`: of (rule, attempt, run), where one may be empty."""
+        self._next: dict[tuple[Pair, str], int] = defaultdict(int)
+        """How many of a case's grants were taken: by its attempt (empty), or by a run."""
+        self._standing: dict[Pair, list[Grant]] = defaultdict(list)
         self._of_job: dict[str, list[Keep]] = defaultdict(list)
         self._of_run: dict[str, list[Keep]] = defaultdict(list)
         self.grants: list[Grant] = []
@@ -181,17 +184,20 @@ class Promises:
                 self._add(self._grant(rule, keep))
 
     def _add(self, grant: Grant) -> None:
-        number, keep = len(self.grants), grant.keep
+        keep = grant.keep
+        earlier = self._by_job[keep.rule_id, keep.job_id]
         grant.denied = keep.seconds - grant.seconds
-        before = self._by_job.get((keep.rule_id, keep.job_id))
-        last = None if before is None else self.grants[before[-1]]
-        if last is not None and last.keep.until > keep.granted_at:
+        if earlier and earlier[-1].keep.until > keep.granted_at:
             # It was granted on top of that one.
-            grant.denied += last.denied
+            grant.denied += earlier[-1].denied
         self.grants.append(grant)
-        self._by_job[keep.rule_id, keep.job_id].append(number)
+        earlier.append(grant)
         if keep.run_id is not None:
-            self._by_run[keep.rule_id, keep.run_id].append(number)
+            self._by_run[keep.rule_id, keep.run_id].append(grant)
+        if keep.role == "owner" and grant.seconds:
+            run_id = keep.run_id or ""
+            whose = {(keep.job_id, ""), ("", run_id), (keep.job_id, run_id)}
+            self._used.update((keep.rule_id, *names) for names in whose - {("", "")})
 
     def _grant(self, rule: Rule, keep: Keep) -> Grant:
         """What a rule allows of a keep: people who may have less take what they may have."""
@@ -200,12 +206,11 @@ class Promises:
         may = notices.keep_allowance(rule)
         if may is None:
             return Grant(keep, 0.0, f"the rule {rule.id} cannot be put off by owners")
-        numbers = self._numbers((keep.rule_id, keep.job_id), keep.run_id)
-        used = sum(
-            1
-            for number in numbers
-            if self.grants[number].keep.role == "owner" and self.grants[number].seconds
-        )
+        used = self._used[rule.id, keep.job_id, ""]
+        if keep.run_id:
+            # Of the attempt or of its run: what is of both counts once.
+            used += self._used[rule.id, "", keep.run_id]
+            used -= self._used[rule.id, keep.job_id, keep.run_id]
         if used >= may.times:
             times = "once" if may.times == 1 else f"{may.times} times"
             return Grant(keep, 0.0, f"the rule {rule.id} can be put off {times}")
@@ -214,45 +219,48 @@ class Promises:
             return Grant(keep, may.keep, f"the rule {rule.id} allows {most} at a time")
         return Grant(keep, keep.seconds)
 
-    def _numbers(self, pair: Pair, run_id: str | None) -> list[int]:
-        """Grants that concern an attempt or its run, oldest first."""
-        own = self._by_job.get(pair, [])
-        others = [] if run_id is None else self._by_run.get((pair[0], run_id), [])
-        return sorted({*own, *others}) if others else own
-
     def __bool__(self) -> bool:
         """Whether there is anything to look at."""
         return self.people is not None
 
-    def granted(self, pair: Pair, run_id: str | None, time: float) -> Iterator[Grant]:
-        """Grants that concern a case and have come since it was last asked for.
+    def granted(self, pair: Pair, run_id: str | None, time: float) -> list[Grant]:
+        """Grants that concern a case and have come since it was last asked for, oldest first.
 
         Args:
             pair: of the case.
             run_id: of the job's run, or None.
             time: Unix time of the tick.
         """
-        numbers = self._numbers(pair, run_id)
-        if not numbers:
-            return
-        taken = self._taken[pair]
-        for number in numbers:
-            grant = self.grants[number]
-            if number not in taken and grant.keep.granted_at <= time:
-                taken.add(number)
-                yield grant
+        own = self._new(self._by_job.get(pair), pair, "", time)
+        if run_id is None:
+            found = own
+        else:
+            of_run = self._new(self._by_run.get((pair[0], run_id)), pair, run_id, time)
+            found = own + [grant for grant in of_run if grant.keep.job_id != pair[1]]
+            found.sort(key=lambda grant: grant.keep.granted_at)
+        if found:
+            self._standing[pair] += [grant for grant in found if grant.seconds]
+        return found
+
+    def _new(self, grants: list[Grant] | None, pair: Pair, run_id: str, time: float) -> list[Grant]:
+        if grants is None:
+            return []
+        begin = end = self._next[pair, run_id]
+        while end < len(grants) and grants[end].keep.granted_at <= time:
+            end += 1
+        self._next[pair, run_id] = end
+        return grants[begin:end]
 
     def paused(self, time: float) -> str:
         """Who had paused enforcement at a Unix time, until when and why, or an empty string."""
         found = None if self.people is None else self.people.pause(time)
         return "" if found is None else pause_sentence(found.pause)
 
-    def held(self, pair: Pair, run_id: str | None, reason: str, time: float) -> list[str]:
+    def held(self, pair: Pair, reason: str, time: float) -> list[str]:
         """Write down that nothing but a keep, or a pause, held a case's end at a tick.
 
         Args:
             pair: of the case.
-            run_id: of the job's run, or None.
             reason: of the only guard that spoke against it.
             time: Unix time.
 
@@ -264,8 +272,8 @@ class Promises:
             self.pauses[pause.pause.id].add(pair[1])
         if reason != "kept":
             return []
-        found = [self.grants[number] for number in self._numbers(pair, run_id)]
-        standing = [grant for grant in found if grant.keep.granted_at <= time < grant.until]
+        standing = [grant for grant in self._standing[pair] if time < grant.until]
+        self._standing[pair] = standing
         for grant in standing:
             grant.held.add(pair[1])
         return [grant.keep.by for grant in standing]

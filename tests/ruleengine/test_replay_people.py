@@ -277,7 +277,7 @@ def test_the_attempts_of_a_run_share_its_keeps(tmp_path: Path) -> None:
     )
     assert [bool(grant.seconds) for grant in promises.grants] == [True, True, False, *[True] * 3]
     pair = ("idle", "proc-9")
-    assert list(promises.granted(pair, None, 1e9)) == []
+    assert promises.granted(pair, None, 1e9) == []
     assert [grant.keep.job_id for grant in promises.granted(pair, "r", 2500.0)] == [
         "proc-1",
         "proc-2",
@@ -286,6 +286,24 @@ def test_the_attempts_of_a_run_share_its_keeps(tmp_path: Path) -> None:
     assert promises.kept("proc-9", "r", first.until - 1).startswith("by 1 from idle until ")
     assert promises.kept("proc-9", None, first.until - 1) == ""
     assert promises.kept("proc-1", None, first.until) == ""
+
+
+def test_each_keep_is_told_once_however_many_there_are(tmp_path: Path) -> None:
+    """A script that keeps a job every minute, by its attempt and its run; the run is known late."""
+    keeps = [
+        keep(f"proc-{number % 2}", 60.0 * number, 600.0, run_id="r", role="operator")
+        for number in range(2000)
+    ]
+    promises = Promises(People("a ledger", tuple(keeps)), rules_of(tmp_path))
+    pair, told_at = ("idle", "proc-0"), []
+    for minute in range(2000):
+        run_id = "r" if minute >= 1000 else None
+        told_at += [grant.keep for grant in promises.granted(pair, run_id, 60.0 * minute)]
+    assert sorted(told_at, key=lambda item: item.granted_at) == keeps
+    now = keeps[-1].granted_at
+    # In force are those of the last twenty minutes.
+    assert promises.held(pair, "kept", now) == [item.by for item in keeps if item.until > now]
+    assert promises.held(pair, "deadline", now) == []
 
 
 # -- over history

@@ -42,8 +42,10 @@ from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gpuwarden.ruleengine.histories import History
     from gpuwarden.ruleengine.model import RuleSet
     from gpuwarden.ruleengine.replay_arms import Arm
+    from gpuwarden.ruleengine.replay_runs import Replay
     from gpuwarden.ruleengine.rule_tests import RuleTest
 
 JOBS: list[dict[str, Any]] = yaml.safe_load("""
@@ -185,6 +187,55 @@ def test_cases_and_stages_are_those_of_the_live_engine(tmp_path: Path) -> None:
     assert len(detected) > 5
     assert closed
     assert any(stage == "moderate-notify" for *_, stage in stages)
+
+
+def _changed(made: History, at: float, **labels: str) -> None:
+    """From a Unix time on every series of a node has these labels as well."""
+    for name in [name for name in made.series if dict(name.labels).get("instance") == "n1:9835"]:
+        samples = made.series[name]
+        late = {moment: value for moment, value in samples.items() if moment >= at * 1000}
+        made.series[name] = {moment: samples[moment] for moment in samples.keys() - late.keys()}
+        changed = sorted((dict(name.labels) | labels).items())
+        made.series.setdefault(name._replace(labels=tuple(changed)), {}).update(late)
+
+
+def _lost(made: History, begin: float, end: float) -> None:
+    """Between two Unix times nothing at all was scraped: the server was restarted."""
+    for name, samples in made.series.items():
+        kept = {at: value for at, value in samples.items() if not begin <= at / 1000 < end}
+        made.series[name] = kept
+
+
+def test_a_restarted_server_and_changed_labels_are_judged_as_live(tmp_path: Path) -> None:
+    """An exporter that comes back as another pod, and a job that is another user's all at once."""
+    text = RULES.replace("target: job\n  match", "mode: warn\n  target: job\n  match")
+    (tmp_path / "rules.yaml").write_text(text)
+    rules = load_rule_files([tmp_path / "rules.yaml"])
+    test = made("45m", JOBS[:8], tick="60s", interval="15s")
+    series, begin = history(test), test.start.timestamp()
+    _lost(series, begin + 12 * 60, begin + 13.6 * 60)
+    _changed(series, begin + 17 * 60, pod="gpuwarden-new")
+    _changed(series, begin + 25 * 60, user="zoe")
+
+    async def both() -> tuple[list[tuple[Any, ...]], list[Replay], dict[str, dict[str, int]]]:
+        async with temporary_prometheus(series) as url:
+            events = await _live_events(tmp_path, url, test)
+            results = [
+                await replayed(plan(url, test, stretch=stretch), rules) for stretch in (9e4, 420.0)
+            ]
+            return events, results, by_rule(await live_verdicts(url, test, rules))
+
+    events, results, live = asyncio.run(both())
+    stages = {(r, j, str(kind), at, stage) for r, j, kind, at, stage in events if stage}
+    closed = {(r, j, at) for r, j, kind, at, _ in events if kind == "closed"}
+    assert len({job for _, job, *_ in stages}) > 3
+    for result in results:
+        assert counted(result, live) == live
+        found = [item for item in result.arms[0].incidents if item.rule != "hot"]
+        assert {
+            (i.rule, i.subject, str(s.do), s.at, s.stage) for i in found for s in i.stages
+        } == stages
+        assert {(i.rule, i.subject, i.closed) for i in found if i.closed is not None} == closed
 
 
 def test_neither_the_cuts_nor_the_order_of_jobs_change_anything(tmp_path: Path) -> None:
