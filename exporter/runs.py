@@ -7,6 +7,7 @@ tells is then shown as that process's job's own word, and nobody else's.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from gpuwarden.exporter.processes import Process
 
 MAX_ENTRIES = 10_000
-"""Files of `jobs/` that are looked at; a user who makes more hides runs, but cannot stop us."""
+"""Files of `jobs/` that are looked at; a user who makes more hides runs that were not yet seen
+alive, but no others, and cannot stop us."""
 MAX_COMPLAINTS = 10
 """Lines of log for the faults of one scan."""
 MAX_LOST = 1000
@@ -328,7 +330,28 @@ class RunDirectory:
                 found[match["run"]] = (description, status, max(modified, about.st_mtime))
             elif _LEFTOVER.fullmatch(entry.name) and about.st_mtime < now - REAP_SECONDS:
                 self._leftovers.append((entry.name, signature))
+        if len(first) > MAX_ENTRIES:
+            self._look_up(found)
         return found
+
+    def _look_up(self, found: dict[str, tuple[Signature | None, Signature | None, float]]) -> None:
+        """Ask by name for the files of runs that were seen alive and that a crowd of files hides.
+
+        Else whoever fills the folder takes from others' trainings their word and their chance to
+        save, and what still runs is counted as lost.
+        """
+        seen = [run_id for run_id, known in self._known.items() if known.attempt is not None]
+        for run_id in seen[:MAX_ENTRIES]:
+            signatures = list(found.get(run_id, (None, None, 0.0))[:2])
+            modified = found.get(run_id, (None, None, 0.0))[2]
+            for part, name in enumerate((f"{run_id}.json", f"{run_id}.status.json")):
+                if signatures[part] is None:
+                    with contextlib.suppress(OSError):
+                        about = (self._folder / name).lstat()
+                        signatures[part] = _signature(about)
+                        modified = max(modified, about.st_mtime)
+            if any(signatures):
+                found[run_id] = (signatures[0], signatures[1], modified)
 
     def _read_description(
         self, run_id: str, known: _Known, signature: Signature, *, now: float

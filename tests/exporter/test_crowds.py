@@ -20,7 +20,7 @@ from gpuwarden.exporter.jobs import GpuProcessRow, Holding, Job, NodeSnapshot
 from gpuwarden.exporter.runs import MAX_ENTRIES
 from gpuwarden.exporter.simulated import GIB, Card, Scenario, SimulatedProcess
 from gpuwarden.exporter.vocabularies import MAX_WORDS
-from gpuwarden.job_files import description_path
+from gpuwarden.job_files import RunStatus, description_path, status_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,6 +207,41 @@ class TestFiles:
         attribution.close()
         assert waiting[0] == first.dropped["job_file_waits"] - FILES_OF_USER
         assert waiting[-1] == 0
+
+    def test_a_crowd_of_files_hides_no_run_that_was_seen_alive(
+        self, jobs: Path, children: Children, clock: ManualClock
+    ) -> None:
+        """Nor what its trainer says from then on; that it ends is seen too, and counted once."""
+        names = [f"run-{number}" for number in range(4)]
+        own = {name: children.start() for name in names}
+
+        def say(sequence: int) -> None:
+            for name in names:
+                status = RunStatus(name, sequence, phase="scan", phase_since=1.0, heartbeat=1.0)
+                status_path(jobs, name).write_bytes(status.encode())
+
+        def seen() -> dict[str, int]:
+            observed = attribution.observe(None)
+            runs = [run for job in observed.jobs for run in job.runs]
+            crowded.append(observed.dropped.get("job_file_entries", 0))
+            return {run.status.run_id: run.status.sequence for run in runs if run.status}
+
+        for name, child in own.items():
+            description_path(jobs, name).write_bytes(describe(child.pid, name).encode())
+        say(1)
+        crowded: list[int] = []
+        attribution = Attribution(jobs, launchers=own_launchers(), clock=clock)
+        assert seen() == dict.fromkeys(names, 1)
+        for number in range(3 * MAX_ENTRIES):
+            os.close(os.open(jobs / "jobs" / f"{number}.junk", os.O_CREAT | os.O_WRONLY))
+        say(2)
+        assert seen() == dict.fromkeys(names, 2)
+        for name in names:
+            description_path(jobs, name).unlink()
+            status_path(jobs, name).unlink()
+        assert seen() == {}
+        attribution.close()
+        assert crowded == [0, 1, 1]
 
 
 def _lines(pages: dict[str, str]) -> list[str]:
