@@ -6,6 +6,7 @@ import email
 import email.policy
 import threading
 import time
+import urllib.parse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,8 @@ class Sinks:
         if request.headers.get("content-type", "").startswith("application/json"):
             body = await request.json()
         else:
-            body = dict(await request.form())
+            # As the Web API's own clients may; `request.form` would want one more package for it.
+            body = dict(urllib.parse.parse_qsl((await request.body()).decode()))
         if self.slack_refuses is not None:
             return JSONResponse({"ok": False, "error": self.slack_refuses})
         if request.path_params["method"] == "auth.test":  # who am I: no message
