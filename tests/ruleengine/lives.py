@@ -23,6 +23,7 @@ from gpuwarden.agent_api import (
     Proof,
 )
 from gpuwarden.errors import RefusedAction, ServiceUnavailable
+from gpuwarden.ruleengine import ledger_files
 from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
 from gpuwarden.ruleengine.channels import Undelivered
 from gpuwarden.ruleengine.deliveries import LastHop
@@ -76,14 +77,14 @@ class Seen:
         ends: (time, job, user) of every end that reached a node, once per attempt.
         left: the same of every job that left when it was asked.
         asked: (case, job, what it was asked for), in order.
-        promised: (job, what is done) -> until when its owner was told that it is not.
+        promised: (job, what is done, owner) -> until when the owner was told that it is not.
         faults: what must never be, in words.
     """
 
     ends: list[tuple[float, str, str]] = field(default_factory=list)
     left: list[tuple[float, str, str]] = field(default_factory=list)
     asked: list[tuple[int, str, str]] = field(default_factory=list)
-    promised: dict[tuple[str, str], float] = field(default_factory=dict)
+    promised: dict[tuple[str, str, str], float] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
 
@@ -230,6 +231,8 @@ class Lives:
             ],
         )
         self._born = jobs
+        self._copied_at: float | None = None
+        self._unknown: list[tuple[float, float]] = []
         (folder / "directory.yaml").write_text(DIRECTORY)
         (folder / "rules.yaml").write_text(rule_text(softer=softer))
         (folder / "engine.yaml").write_text(
@@ -270,6 +273,30 @@ class Lives:
     async def restart(self, pause: float = 5.0) -> None:
         """The engine ends wherever it is, and another one begins on its ledger."""
         await self.close()
+        self._again(pause)
+
+    def back_up(self) -> None:
+        """A copy of the ledger is made while the engine runs."""
+        ledger_files.backup(self.ledger.path, self._copy, overwrite=True)
+        self._copied_at = self.clock.monotonic()
+
+    async def restore(self) -> None:
+        """The copy is put in the place of the ledger: what came after it, only the world knows."""
+        if self._copied_at is None:
+            return
+        await self.close()
+        ledger_files.restore(self._copy, self.ledger.path, aside=f".{self.clock.monotonic():.0f}")
+        self._unknown.append((self._copied_at, self.clock.monotonic()))
+        # Whoever was told of an end is told anew, and cases have other numbers.
+        self.seen.promised.clear()
+        self.seen.asked.clear()
+        self._again(5.0)
+
+    @property
+    def _copy(self) -> Path:
+        return self.folder / "copy.sqlite"
+
+    def _again(self, pause: float) -> None:
         self.clock.pass_(pause)
         rules = self.folder / "rules.yaml"
         if check_rule_files([rules]).rules is None:
@@ -301,6 +328,11 @@ class Lives:
         fresh = Job(f"proc-{self._born}", old.user, old.uuid, started=at, activity={"cpu": at})
         fresh.run = {"run_id": f"run-{self._born}"} if self.softer else {}
         self.fleet.jobs[number % len(self.fleet.jobs)] = fresh
+
+    def hand_over(self, number: int) -> None:
+        """A job is another user's from now on."""
+        job = self.fleet.jobs[number % len(self.fleet.jobs)]
+        job.user = USERS[1 - USERS.index(job.user)]
 
     async def tick(self, count: int = 1) -> None:
         """Time passes, and the engine ticks; owners get what Alertmanager passes on."""
@@ -345,9 +377,9 @@ class Lives:
             if rule is None or not case.promises or case.over:
                 continue
             stages = [notice_stage(mark) for mark in told_marks(case, rule)]
-            if self.ledger.delivery(stored.id, stages).complete:
+            if self.ledger.delivery(stored.id, stages, case.user).complete:
                 for promise in case.promises:
-                    key = (case.job_id, promise.key.rsplit("-", 1)[1])
+                    key = (case.job_id, promise.key.rsplit("-", 1)[1], case.user)
                     self.seen.promised.setdefault(key, self._told_until(case, promise))
 
     def _told_until(self, case: Case, promise: Promise) -> float:
@@ -358,7 +390,10 @@ class Lives:
         """A trainer does as it was asked."""
         job = next((job for job in self.fleet.jobs if job.job_id == job_id), None)
         if job is not None and all(job_id != left for _, left, _ in self.seen.left):
-            self.seen.left.append((self.clock.monotonic(), job_id, job.user))
+            # It counts for whose it was when it was decided.
+            asked = self.ledger.job_decisions(job_id)
+            user = asked[-1].user if asked else job.user
+            self.seen.left.append((self.clock.monotonic(), job_id, user))
 
     def heeds(self, job_id: str) -> bool:
         """Whether a job leaves when it is asked to: every third one does."""
@@ -379,6 +414,7 @@ class Lives:
         now, seen = self.clock.monotonic(), self.seen
         job = next((job for job in self.fleet.jobs if job.job_id == job_id), None)
         before = [done for case, _, done in seen.asked if case == case_id]
+        told = seen.promised.get((job_id, do, "" if job is None else job.user))
         faults = {
             "the job is not there": job is None,
             # What is asked is looked at after the tick, in which the job may then have been ended.
@@ -390,8 +426,8 @@ class Lives:
             "Prometheus was down": self.fleet.down,
             "the clocks differ": abs(self.offset) > 5,
             "the kill switch was on": (self.folder / "halt").exists(),
-            "its owner was never told": do != "checkpoint" and (job_id, do) not in seen.promised,
-            "its owner was told of a later time": now < seen.promised.get((job_id, do), 0.0) - 0.1,
+            "its owner was never told": do != "checkpoint" and told is None,
+            "its owner was told of a later time": told is not None and now < told - 0.1,
             "the rule did not enforce": self.engine.rulebook.rules.rules[0].mode != "enforce",
         }
         if job is not None:
@@ -402,7 +438,12 @@ class Lives:
                 "it is on the whitelist": job.user == "alice"
                 and "whitelist" in (self.folder / "rules.yaml").read_text(),
             }
-        past = [(t, user) for t, _, user in [*seen.ends, *seen.left] if t > now - DAY]
+        # What came after a copy, the ledger that was put back does not know of.
+        past = [
+            (t, user)
+            for t, _, user in [*seen.ends, *seen.left]
+            if t > now - DAY and not any(a <= t <= b for a, b in self._unknown)
+        ]
         if job is not None and do != "checkpoint":
             own = [user for _, user in past if user == job.user]
             faults["too many of one owner in a day"] = len(own) >= PER_USER_PER_DAY

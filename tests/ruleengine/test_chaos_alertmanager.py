@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.ruleengine.engines import World, running
+from tests.ruleengine.engines import TICK, World, running
 from tests.ruleengine.test_alertmanager import alert
 from tests.ruleengine.worlds import Answer, OwnedClock, Received, Sink, alertmanager_sink
 from tests.servers import alertmanager, free_port
@@ -164,6 +164,34 @@ def test_before_any_alert_stands_it_is_known_whether_one_would_be_taken(servers:
             await world.tick(8)
             # Once a minute, not in every tick.
             assert len(world.alerts.received) == quiet + 2
+
+    asyncio.run(story())
+
+
+def test_notices_that_alertmanager_takes_and_routes_nowhere_end_nobody_and_are_told(
+    servers: World,
+) -> None:
+    """It answers 200 to everything; nobody comes to the last hop, so that nothing is proven."""
+    servers.forwarding = False
+
+    async def story() -> None:
+        async with running(servers) as world:
+            while world.engine.teller.undeliverable == 0:
+                await world.tick()
+            waited = world.clock.wall() - world.case().marks[-1].at
+            assert waited <= world.engine.settings.notices.undelivered_after + TICK
+            assert world.told()["gpuwarden_engine_notices_undeliverable"] == 1
+            names = {one["labels"]["alertname"] for one in world.alerts.received[-1].json()}
+            assert names == {"GpuwardenJobNotice", "GpuwardenNoticeUndeliverable"}
+            await world.tick(80)
+            assert world.state() is CaseState.DETECTED
+            assert world.agent.requests == []
+            # The route is mended: the deadline begins there, and all of it is kept.
+            world.forwarding = True
+            await world.tick(2)
+            assert world.state() is CaseState.NOTIFIED
+            assert world.case().notice_age <= TICK
+            assert world.told()["gpuwarden_engine_notices_undeliverable"] == 0
 
     asyncio.run(story())
 

@@ -113,6 +113,19 @@ async def _replace(lives: Lives, number: int) -> None:
         lives.replace(number)
 
 
+async def _hand_over(lives: Lives, number: int) -> None:
+    if lives.fleet.jobs:
+        lives.hand_over(number)
+
+
+async def _back_up(lives: Lives, _number: int) -> None:
+    lives.back_up()
+
+
+async def _restore(lives: Lives, _number: int) -> None:
+    await lives.restore()
+
+
 async def _work(lives: Lives, number: int) -> None:
     if lives.fleet.jobs:
         job = lives.fleet.jobs[number % len(lives.fleet.jobs)]
@@ -185,6 +198,7 @@ _ACTS = (
         _clock_set_right,
     ),
     *(_prometheus, _dark, _halt, _rules, _rules, _agents, _alertmanager, _slack, _replace, _work),
+    *(_hand_over, _hand_over, _back_up, _restore),
 )
 _STEPS = st.tuples(st.sampled_from(_ACTS), st.integers(0, 40))
 
@@ -256,6 +270,28 @@ def test_they_hold_as_well_through_every_long_life_with_softer_stages(steps: lis
 def test_promises_and_limits_hold_through_every_long_life(steps: list[Step]) -> None:
     """The same, longer and more often."""
     _checked(lambda lives: _any(lives, steps))
+
+
+def test_who_gets_a_job_is_told_of_its_end_and_so_is_everybody_after_a_restore() -> None:
+    """Each job is another user's once one is due, and later the ledger is one of before."""
+
+    async def story(lives: Lives) -> None:
+        while not any(s.case.state is CaseState.DUE for s in lives.engine.cases.all()):
+            await lives.tick()
+        for number in range(len(lives.fleet.jobs)):
+            lives.hand_over(number)
+        ended = len(lives.seen.ends)
+        await lives.tick(10)
+        assert len(lives.seen.ends) == ended
+        lives.back_up()
+        await lives.tick(LONG)
+        assert len(lives.seen.ends) > ended
+        ended = len(lives.seen.ends)
+        await lives.restore()
+        await lives.tick(LONG)
+        assert len(lives.seen.ends) > ended
+
+    _checked(story)
 
 
 def test_in_a_world_that_is_well_jobs_are_ended_within_the_limits() -> None:
