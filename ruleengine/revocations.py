@@ -73,6 +73,9 @@ class Revocations:
         if not why:
             job = _known(decision, case, seen, kept)
             why = self._of_job(decision.rule_id, job, rules, sure=sure)
+        if not why and not sure and decision.user and job.user != decision.user:
+            # A label may go to and fro; what cannot be undone waits until the new owner was told.
+            why = "its owner is another one than the one who was told"
         if why or facts is None:
             return why
         # What ends together with it has no decision of its own, and may have gone meanwhile.

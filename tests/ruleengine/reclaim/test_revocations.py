@@ -114,6 +114,37 @@ def test_what_the_job_does_in_its_grace_ends_it_no_later(servers: World) -> None
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("back", [False, True], ids=["for good", "for a moment"])
+def test_a_job_that_changes_hands_in_its_grace_is_not_ended_on_the_former_owners_notice(
+    servers: World, *, back: bool
+) -> None:
+    """The new owner was told nothing yet; a label that only flickers takes nothing back."""
+    scene = Scene.of(servers)
+
+    async def story() -> None:
+        async with decided(scene) as world:
+            await until_step(world, "waiting")
+            for user in ("bob", "alice") if back else ("bob",):
+                world.fleet.jobs[0].user = user
+                await world.tick(seconds=5)
+            assert result(world).finished_at is None
+            world.clock.pass_(61)
+            await world.settled()
+            if back:
+                assert world.state(JOB) is CaseState.VERIFIED
+                return
+            assert result(world).reason.startswith("withheld: its owner is another one")
+            assert scene.scheduler.calls == ["ask"]
+            assert len(scene.nodes.asked(Action.CANCEL)) == 1
+            told = len(world.slack.received)
+            while len(world.engine.ledger.job_decisions(JOB)) < 2:
+                await world.tick()
+            assert "U0BOB0001" in {r.json()["channel"] for r in world.slack.received[told:]}
+            assert world.engine.ledger.job_decisions(JOB)[-1].user == "bob"
+
+    asyncio.run(story())
+
+
 def test_files_that_are_wrong_for_a_while_hold_back_only_what_cannot_be_undone(
     servers: World,
 ) -> None:
