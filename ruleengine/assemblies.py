@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.ruleengine import card_homes, signals
+from gpuwarden.ruleengine.job_parts import agreed
 from gpuwarden.ruleengine.measures import ABSENT, Layout, Measures
 from gpuwarden.ruleengine.run_drafts import RunDrafts, torn
 from gpuwarden.ruleengine.verdicts import (
@@ -247,9 +248,8 @@ class Assembly:
             draft.cards.add((instance, uuid))
         names = LABELS["gpu_job_info"][2:]
         for draft, _, texts in self._of_jobs("gpu_job_info"):
-            draft.labels.update(
-                {name: text for name, text in zip(names, texts[2:], strict=True) if text}
-            )
+            told = {name: text for name, text in zip(names, texts[2:], strict=True) if text}
+            draft.labels = agreed(draft.labels, told) if draft.labels else told
         for draft, _, texts in self._of_jobs("gpu_job_executable"):
             draft.executables.add((texts[2], texts[3]))
         runs = RunDrafts()
@@ -272,11 +272,18 @@ class Assembly:
 
         Who asks for them after `facts` calls it once more: they become part of those facts.
         """
-        for value, (_, job_id, signal) in self._rows[ACTIVITY_METRIC]:
+        parts: dict[str, set[str]] = defaultdict(set)
+        for value, (node, job_id, signal) in self._rows[ACTIVITY_METRIC]:
             draft = self._drafts.get(job_id)
             if draft is not None and math.isfinite(value):
                 at = _moment(value)
                 draft.activity[signal] = max(at, draft.activity.get(signal, -math.inf))
+                if signal == "cpu" and len(draft.instances) > 1:
+                    parts[job_id].add(node)
+        # Where one node does not tell its part, whether the job computes is not known.
+        for job_id, nodes in parts.items():
+            if not self._drafts[job_id].instances <= nodes:
+                del self._drafts[job_id].activity["cpu"]
 
     def _amend_runs(self, runs: RunDrafts) -> None:
         for draft, _, (_, _, run_id, phase) in self._of_jobs("yolo_phase"):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.ruleengine.fleets import NOW_FACTS
+from tests.ruleengine.fleets import NOW_FACTS, an_entry
 
 from gpuwarden.ruleengine.alertmanager import rfc3339
 from gpuwarden.ruleengine.assemblies import LABELS, LAST_MOMENT, OF_VALUES, Assembly
 from gpuwarden.ruleengine.facts import Expectation, assemble
 from gpuwarden.ruleengine.messages import local_time
 from gpuwarden.ruleengine.prometheus import Sample, tabulated
-from gpuwarden.ruleengine.verdicts import FleetFacts, RunFacts, SignalKey
+from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts, RunFacts, SignalKey, Truth
+from gpuwarden.ruleengine.whitelists import protection
 
 NODE = "n1:9835"
 KEY = SignalKey("promql", "last", promql="custom")
@@ -134,3 +135,46 @@ def test_a_card_that_is_remembered_elsewhere_is_where_it_is_lit(order: int) -> N
     assert (facts.cards["g0"].instance, facts.cards["g0"].fresh) == (NODE, True)
     assert not facts.cards["g1"].fresh
     assert [gpu.instance for gpu in facts.jobs["j"].gpus] == [NODE]
+
+
+OTHER = "n2:9835"
+
+
+def _of_two_nodes(**more: list[Sample]) -> JobFacts:
+    """A job on two lit nodes, and more rows by metric."""
+    nodes = [Sample({"instance": node}, NOW_FACTS) for node in (NODE, OTHER)]
+    holds = [_row(1, uuid="g0"), _row(1, uuid="g1", instance=OTHER)]
+    rows: dict[str, list[Sample]] = {
+        "gpuwarden_snapshot_timestamp_seconds": nodes,
+        "scraped": nodes,
+        "gpu_job_holds_gpu": holds,
+    }
+    return _facts([], **(rows | more)).jobs["j"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_whose_a_job_is_must_be_agreed_on_by_its_nodes(order: int) -> None:
+    """A directory that is away on one of them: a whitelisted user must not be taken for no one."""
+    same = {"source": "slurm", "interactive": "false"}
+    infos = [
+        _row(1, user="ana", framework="ultralytics", **same),
+        _row(1, user="1001", framework="torch", instance=OTHER, **same),
+    ]
+    job = _of_two_nodes(gpu_job_info=infos[::order])
+    assert (job.fresh, job.user, job.framework) == (True, "", "torch")
+    entry = an_entry({"user": "ana"})
+    assert protection(entry.rules[0], job, [entry], now=NOW_FACTS)[0] is Truth.UNKNOWN
+    again = [*infos, _row(1, user="ana", framework="torch", instance="n3:9835", **same)]
+    assert _of_two_nodes(gpu_job_info=again[::order]).user == ""
+    agreeing = [_row(1, user="ana", **same), _row(1, user="ana", instance=OTHER, **same)]
+    assert _of_two_nodes(gpu_job_info=agreeing).user == "ana"
+
+
+def test_whether_a_job_computes_is_known_when_every_node_tells() -> None:
+    """The processor of a node that says nothing of it may be at work: silence is not known."""
+    old, young = NOW_FACTS - 7200.0, NOW_FACTS - 5.0
+    one = [_row(old, signal="cpu"), _row(old, signal="log")]
+    two = [_row(young, signal="cpu", instance=OTHER)]
+    assert _of_two_nodes(gpu_job_activity_timestamp_seconds=one).activity == {"log": old}
+    found = _of_two_nodes(gpu_job_activity_timestamp_seconds=[*two, *one]).activity
+    assert found == {"log": old, "cpu": young}
