@@ -40,6 +40,7 @@ _OWN: dict[str, str] = {
     "GW232": "A test is too large.",
     "GW233": "A series of a test stands beside the one that it should replace.",
     "GW301": "Warning: the metric is not gpuwarden's; while it is absent the rule is UNKNOWN.",
+    "GW302": "Warning: the metric has no such label, so that it is matched as an empty text.",
     "GW303": "Warning: no value is ever beyond this limit.",
     "GW304": "Warning: the protection has expired.",
     "GW305": "Warning: little time for the owner, or for a checkpoint.",

@@ -11,7 +11,7 @@ from gpuwarden.catalogue import CATALOGUE
 from gpuwarden.diagnostics import Severity, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 FUNCTIONS = frozenset(
     [
@@ -114,6 +114,10 @@ _GIVEN = frozenset(
     {"gpuwarden_user_info", "gpuwarden_budget_gpu_hours", "gpuwarden_team_gpu_seconds_total"}
 )
 """What the engine exports and does not conclude: it is in the directory, or counted."""
+_SAME_UNIT = frozenset({"min", "max", "avg", "quantile", "last", "topk", "bottomk"})
+"""Aggregations, also over time, of which the result is no larger than what they are given."""
+_OF_TARGETS = frozenset({"instance", "job"})
+"""Labels that Prometheus gives to every series that it scrapes."""
 _OUR_PREFIXES = ("gpu_", "yolo_", "gpuwarden_")
 
 
@@ -156,6 +160,32 @@ def check(text: str, *, per_job: bool = True) -> list[ExpressionFinding]:
     found = [finding for node in _walk(root) for finding in _node_findings(node)]
     value = _value_findings(root) if per_job else _bare(root)
     return [*value, *dict.fromkeys(found)]
+
+
+def ratio_metric(text: str) -> str | None:
+    """The metric of ratios, one for a whole, whose values an expression gives as they are; or None.
+
+    Args:
+        text: of the expression.
+    """
+    try:
+        node = parsed(text)
+    except ValueError:
+        return None
+    while not isinstance(node, promql.VectorSelector):
+        match node:
+            case promql.ParenExpr():
+                node = node.expr
+            case promql.MatrixSelector():
+                node = node.vector_selector
+            case promql.AggregateExpr() if str(node.op) in _SAME_UNIT:
+                node = node.expr
+            case promql.Call() if node.func.name.removesuffix("_over_time") in _SAME_UNIT:
+                node = node.args[-1]
+            case _:
+                return None
+    known = CATALOGUE.get(node.name or "")
+    return known.name if known is not None and known.unit == "ratio" else None
 
 
 def _bare(root: promql.Expr) -> Iterator[ExpressionFinding]:
@@ -208,8 +238,23 @@ def _node_findings(node: promql.Expr) -> Iterator[ExpressionFinding]:
                 Severity.ERROR,
                 f"{node.name} is a conclusion of the engine itself, not a fact to judge by",
             )
+        case promql.VectorSelector() if node.name:
+            yield from _misspelt_labels(node, CATALOGUE[node.name].labels)
         case _:
             pass
+
+
+def _misspelt_labels(
+    node: promql.VectorSelector, labels: Collection[str]
+) -> Iterator[ExpressionFinding]:
+    """Matchers that find all series or none; labels like no other may be those of the scrape."""
+    for matcher in node.matchers.matchers:
+        if matcher.name in labels or matcher.name in _OF_TARGETS or matcher.name == "__name__":
+            continue
+        hint = did_you_mean(matcher.name, labels)
+        if hint is not None:
+            message = f"{node.name} has no label {matcher.name}: it is matched as an empty text"
+            yield ExpressionFinding("GW302", Severity.WARNING, message, hint)
 
 
 def _unknown_metric(name: str) -> ExpressionFinding:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from gpuwarden.diagnostics import Severity
 from gpuwarden.ruleengine.certainties import certain, contradictions, unreachable
 from gpuwarden.ruleengine.condition_differences import words
-from gpuwarden.ruleengine.conditions import All, OverBudget, ProfileCondition, Signal
+from gpuwarden.ruleengine.conditions import All, OverBudget, ProfileCondition, Promql, Signal
+from gpuwarden.ruleengine.expressions import ratio_metric
 from gpuwarden.ruleengine.linting import Finding, placed_conditions
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def lint_limits(rule: Rule) -> Iterator[Finding]:
         match condition:
             case Signal() | OverBudget():
                 yield from _comparison(path, condition)
+            case Promql():
+                yield from _ratio(path, condition)
             case ProfileCondition():
                 for name, deviation in condition.profile.entries.items():
                     if unreachable(deviation):
@@ -44,6 +47,23 @@ def _comparison(path: tuple[Step, ...], condition: Signal | OverBudget) -> Itera
         yield _warning("GW303", place, "no value is ever beyond this")
     elif known:
         yield _warning("GW315", place, "every value is within this: it says nothing of a job")
+
+
+def _ratio(path: tuple[Step, ...], condition: Promql) -> Iterator[Finding]:
+    """A limit in per cent for an expression in ratios: 5 would be 500 %."""
+    limit = condition.limit.value
+    metric = ratio_metric(condition.promql) if limit > 1 else None
+    if metric is None:
+        return
+    code = "GW303" if condition.upward else "GW315"
+    what = "no value is ever beyond this" if condition.upward else "every value is within this"
+    yield Finding(
+        code,
+        Severity.WARNING,
+        (*path, condition.comparison),
+        f"{what}: {metric} is 1 for a whole",
+        f"write {limit / 100:g} for {limit:g} %",
+    )
 
 
 def _together(rule: Rule) -> Iterator[Finding]:

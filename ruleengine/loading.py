@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuwarden.diagnostics import Diagnostic, Severity, render_text
+from gpuwarden.diagnostics import Diagnostic, Severity, Span, render_text
 from gpuwarden.errors import InvalidInput
 from gpuwarden.fields import Strict
 from gpuwarden.ruleengine import linting
@@ -28,14 +29,13 @@ from gpuwarden.ruleengine.model import (
     WhitelistEntry,
 )
 from gpuwarden.ruleengine.rule_tests import RuleTest
-from gpuwarden.yaml_files import load_located, path_text, validate
+from gpuwarden.yaml_files import Document, load_located, path_text, validate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from gpuwarden.diagnostics import Span
     from gpuwarden.ruleengine.linting import Finding
-    from gpuwarden.yaml_files import Document, Node, Step
+    from gpuwarden.yaml_files import Node, Step
 
 _Part = TypeVar("_Part", bound=Strict)
 _Owned = TypeVar("_Owned", Rule, Profile)
@@ -103,10 +103,30 @@ def check_rule_files(
         scrape_interval: of the nodes, in seconds.
         now: Unix time for expired protections; the machine's by default.
     """
-    documents = [load_located(path) for path in paths]
+    documents = [
+        load_located(path) if first is None else _given_twice(path, first)
+        for path, first in _firsts(paths)
+    ]
     return check_documents(
         documents, scrape_interval=scrape_interval, now=time.time() if now is None else now
     )
+
+
+def _firsts(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]]:
+    """Each path, with the one before it that names the same file."""
+    seen: dict[str, Path] = {}
+    for path in paths:
+        real = os.path.realpath(path)
+        yield path, seen.get(real)
+        seen.setdefault(real, path)
+
+
+def _given_twice(path: Path, first: Path) -> Document:
+    """In place of a file whose every rule would have the id of another: itself."""
+    named = "is given twice" if path == first else f"is the same as {first}"
+    message = f"the file {named}: name it once"
+    finding = Diagnostic("GW100", Severity.ERROR, Span(str(path), 1, 1), message)
+    return Document(str(path), "", None, (finding,))
 
 
 def check_documents(
@@ -127,7 +147,8 @@ def check_documents(
             item.code,
         )
     )
-    sources = {document.file: document.text for document in documents}
+    # Of a file that is given twice the first was read.
+    sources = {document.file: document.text for document in reversed(documents)}
     usable = not any(item.severity is Severity.ERROR for item in found)
     return CheckedFiles(
         _merged(files) if usable else None,

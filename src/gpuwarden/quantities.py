@@ -177,7 +177,9 @@ def parse_duration(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise MalformedQuantity("must be a duration, such as 30s, 5m or 1h30m")
     if isinstance(value, (int, float)):
-        raise MalformedQuantity(f"{value} lacks a unit: write {value}s, {value}m or {value}h")
+        # 1.5h is none either, and infs is no word.
+        number = value if isinstance(value, int) and value >= 0 else 90
+        raise MalformedQuantity(f"{value} lacks a unit: write {number}s, {number}m or {number}h")
     try:
         return durations.parse(value)
     except ValueError as error:

@@ -56,6 +56,16 @@ def test_a_bare_number_is_refused_where_a_unit_belongs(value: object, message: s
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("value", "like"),
+    [(5, "5s, 5m or 5h"), (1.5, "90s, 90m or 90h"), (float("inf"), "90s"), (-5, "90s")],
+)
+def test_what_is_told_to_be_written_can_be_read(value: float, like: str) -> None:
+    """1.5h is no duration either, and infs no word."""
+    with pytest.raises(quantities.MalformedQuantity, match=f"lacks a unit: write {like}"):
+        quantities.parse_duration(value)
+
+
 def test_a_window_is_a_time_or_a_number_of_samples() -> None:
     """And says how long it is, with half a scrape of slack for samples."""
     assert quantities.parse_window("5m") == Window(seconds=300)

@@ -291,6 +291,23 @@ def test_an_expression_gives_one_number_for_each_job_on_prometheus_2_42(
     assert [finding.code for finding in expressions.check(text)] == codes
 
 
+@pytest.mark.parametrize(
+    ("matcher", "hint"),
+    [
+        ('usr="ana"', 'did you mean "user"?'),
+        ('interactiv!="true"', 'did you mean "interactive"?'),
+        # Of the scrape, or of its configuration.
+        ('instance="n1:9835",job="gpuwarden",cluster="a",rack="7"', None),
+        ('user="ana",source=~"slurm|pod"', None),
+    ],
+)
+def test_a_label_that_the_metric_lacks_is_pointed_out(matcher: str, hint: str | None) -> None:
+    """It is matched as if it were empty: all series are found, or none, and nobody is told."""
+    found = expressions.check(f"max by (job_id) (gpu_job_info{{{matcher}}})")
+    assert [item.code for item in found] == ["GW302"] * (hint is not None)
+    assert [item.hint for item in found] == [hint] * (hint is not None)
+
+
 def test_a_misspelt_metric_is_suggested() -> None:
     """An absent metric makes a rule UNKNOWN for ever, which nobody notices."""
     (finding,) = expressions.check("gpu_job_thread")

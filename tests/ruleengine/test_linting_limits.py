@@ -58,6 +58,17 @@ ENDING: dict[str, Any] = {
         (HIGH | {"signal": "card_power_share", "above": "100%"}, []),
         ({"over_budget": "month", "at_least": "0%"}, ["GW315"]),
         ({"over_budget": "month", "above": "100%"}, []),
+        # 5 would be 500 %.
+        ({"promql": "avg by (job_id) (gpu_job_utilization_ratio)", "below": 5}, ["GW315"]),
+        ({"promql": "max_over_time(gpu_job_utilization_ratio[5m])", "above": 90}, ["GW303"]),
+        (
+            {"promql": "quantile_over_time(0.5, gpu_job_utilization_ratio[5m])", "at_most": 2},
+            ["GW315"],
+        ),
+        ({"promql": "100 * avg by (job_id) (gpu_job_utilization_ratio)", "below": 5}, []),
+        ({"promql": "sum by (job_id) (gpu_job_utilization_ratio)", "above": 3}, []),
+        ({"promql": "max by (job_id) (gpu_job_utilization_ratio)", "below": 0.05}, []),
+        ({"promql": "max by (job_id) (gpu_job_memory_bytes)", "below": 5}, []),
         # What stands still is exactly 100 % below, and exactly at a limit is inside.
         ({"profile": {"throughput": "below 100%"}, "window": "5m"}, ["GW303"]),
         ({"profile": {"throughput": "below 99%"}, "window": "5m"}, []),

@@ -185,6 +185,17 @@ def test_an_id_can_be_used_once_in_all_files(write: Write) -> None:
     assert f'rules[0].id: "x" is the id of another rule, at {paths[0]}:3' in messages
 
 
+def test_a_file_that_is_given_twice_is_said_once(write: Write) -> None:
+    """As by `a.yaml *.yaml`, or by a link: not each of its ids to be that of another rule."""
+    (path,) = write("version: 1\nrules:\n" + _look("one") + _look("two"))
+    link = path.with_name("link.yaml")
+    link.symlink_to(path)
+    for paths in ([path, path], [path, path.parent / "." / path.name], [path, link]):
+        (error,) = check_rule_files(paths).errors
+        assert error.code == "GW100"
+        assert error.message.endswith("name it once")
+
+
 def test_enforcing_needs_limits_in_one_of_the_files(write: Write) -> None:
     """No limit is not `unlimited`."""
     rules = "version: 1\nrules:\n" + IDLE_HELD
