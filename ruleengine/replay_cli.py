@@ -95,7 +95,7 @@ class _Asked:
 @prometheus_option(
     f"The server that keeps the history.  [default: of --config, else {DEFAULT_URL}]"
 )
-@config_option("engine.yaml: its server, scrape interval, tick, nodes, teams and pauses count.")
+@config_option("engine.yaml: its server, scrape interval, tick, nodes, teams and cool-down count.")
 @click.option(
     "--step",
     callback=read_positive_seconds,

@@ -25,6 +25,7 @@ from gpuwarden.ruleengine.replay_reports import iso
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Collection
     from pathlib import Path
 
     from gpuwarden.ruleengine.model import Rule, RuleSet
@@ -287,12 +288,13 @@ class Promises:
         last = max(found, key=lambda keep: keep.until)
         return f"by {last.by} from {last.rule_id} until {iso(last.until)}"
 
-    def cautions(self, begin: float, end: float) -> list[str]:
-        """What of the period a ledger does not tell, or tells of other rules.
+    def cautions(self, begin: float, end: float, seen: Collection[str]) -> list[str]:
+        """What of the period a ledger does not tell, or tells of other rules or another cluster.
 
         Args:
             begin: Unix time of the first tick.
             end: of the last one.
+            seen: jobs that any rule was about.
         """
         people = self.people
         if people is None:
@@ -312,11 +314,13 @@ class Promises:
             )
         if not people.knows_pauses:
             found.append(f"{people.file} is of a version that knew no pauses")
-        others = Counter(
-            keep.rule_id
-            for keep in people.keeps
-            if keep.rule_id not in self._known and keep.granted_at <= end and keep.until > begin
-        )
+        within = [keep for keep in people.keeps if keep.granted_at <= end and keep.until > begin]
+        if within and not any(keep.job_id in seen for keep in within):
+            found.append(
+                f"of the {len({keep.job_id for keep in within})} jobs that somebody kept then "
+                f"none was seen here: is {people.file} the ledger of this cluster?"
+            )
+        others = Counter(keep.rule_id for keep in within if keep.rule_id not in self._known)
         if others:
             named = ", ".join(f"{rule} ({count})" for rule, count in sorted(others.items()))
             found.append(

@@ -124,7 +124,9 @@ def cautions(result: Replay) -> list[str]:
         )
     covered = plan.ticks.end - plan.begin
     found += [_too_long(rule, covered) for rule in rules if _first_act(rule) > covered]
-    return [*found, *result.arms[0].promises.cautions(plan.begin, plan.ticks.end)]
+    arm = result.arms[0]
+    jobs = {job for counts in arm.counts.values() for job in counts.subjects}
+    return [*found, *arm.promises.cautions(plan.begin, plan.ticks.end, jobs)]
 
 
 def _first_act(rule: Rule) -> float:

@@ -444,7 +444,7 @@ def test_a_ledger_of_an_older_version_is_read_as_it_is(tmp_path: Path) -> None:
     db.close()
     found = replay_people.read(path)
     assert ([item.job_id for item in found.keeps], found.pauses) == (["proc-1"], ())
-    assert any("knew no pauses" in text for text in Promises(found).cautions(10.0, 20.0))
+    assert any("knew no pauses" in text for text in Promises(found).cautions(10.0, 20.0, ()))
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (2,)
     db.close()
@@ -452,14 +452,24 @@ def test_a_ledger_of_an_older_version_is_read_as_it_is(tmp_path: Path) -> None:
 
 def test_what_a_ledger_does_not_reach_is_told(tmp_path: Path) -> None:
     """A period before its first line, or behind its last one; one that holds nothing at all."""
-    (early, late) = Promises(People("f", since=100.0, newest=200.0)).cautions(50.0, 9000.0)
+    (early, late) = Promises(People("f", since=100.0, newest=200.0)).cautions(50.0, 9000.0, ())
     assert early.startswith("f begins at 1970-01-01T00:01:40Z")
     assert late.startswith("the newest line of f is of 1970-01-01T00:03:20Z")
-    assert Promises(People("f", since=100.0, newest=200.0)).cautions(100.0, 300.0) == []
+    assert Promises(People("f", since=100.0, newest=200.0)).cautions(100.0, 300.0, ()) == []
     empty = replay_people.read(ledger_of(tmp_path))
-    (nothing,) = Promises(empty).cautions(50.0, 9000.0)
+    (nothing,) = Promises(empty).cautions(50.0, 9000.0, ())
     assert "holds nothing" in nothing
-    assert Promises().cautions(0.0, 9000.0) == []
+    assert Promises().cautions(0.0, 9000.0, ()) == []
+
+
+def test_the_ledger_of_another_cluster_is_doubted(tmp_path: Path) -> None:
+    """Its keeps are of jobs that nobody has seen here; a case too few proves nothing."""
+    keeps = (keep("proc-1", 100.0, 60.0), keep("proc-2", 100.0, 60.0), keep("proc-2", 150.0, 60.0))
+    promises = Promises(People("f", keeps, since=0.0, newest=9000.0), rules_of(tmp_path))
+    (doubt,) = promises.cautions(50.0, 9000.0, {"proc-9"})
+    assert doubt.startswith("of the 2 jobs that somebody kept then none was seen here: is f the")
+    assert promises.cautions(50.0, 9000.0, {"proc-9", "proc-2"}) == []
+    assert promises.cautions(5000.0, 9000.0, {"proc-9"}) == []
 
 
 def _foreign(path: Path, version: int) -> None:
