@@ -40,8 +40,11 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], None]
     """Ticks that are done, and all."""
 
-MEMORY_BYTES: Final = 256 * 1024 * 1024
-"""What one stretch may take; there are two at a time."""
+MEMORY_BYTES: Final = 384 * 1024 * 1024
+"""What the answers of one stretch may take, while those of the one before are judged.
+
+The shorter stretches are, the more often situations are judged and windows are read anew.
+"""
 SWITCH_SECONDS: Final = 0.0005
 MIN_STRETCH_TICKS: Final = 40
 MAX_TICKS: Final = 10_000_000
@@ -245,7 +248,7 @@ class _Fetcher:
         wanted = dict.fromkeys(inventory.values(), False)
         for key in (*(signals.amount(key) or key for key in keys), _UTILIZATION):
             wanted |= dict.fromkeys(replay_signals.texts_of(key, interval), True)
-        ticks = rest.part(0, await self._count(rest, len(wanted) + len(keys)))
+        ticks = rest.part(0, await self._count(rest, len(wanted)))
         found = await self._fetch(wanted, ticks)
         rows = {name: found[text] for name, text in inventory.items()}
         busy = await self._busy(found, ticks)
