@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _MODELS_FILE = "estimate_models.json"
 _GPUS_FILE = "estimate_gpus.toml"
 _NOISE = frozenset({"nvidia", "tesla", "geforce", "gpu", "rtx", "gtx", "graphics", "generation"})
+_BRANDS = ("geforce ", "quadro ", "titan ", "rtx a", "a100-")
 _TASK_SUFFIXES = {"segment": "-seg", "pose": "-pose", "obb": "-obb", "classify": "-cls"}
 
 
@@ -164,8 +165,11 @@ def find_gpu(name: str, *, exact: bool = False) -> Gpu | Unknown:
     """
     known = tables()
     plain = " ".join(name.split()).lower()
-    if plain in known.nvml:
-        return known.gpus[known.nvml[plain]]
+    # Drivers before 470 say `GeForce RTX 3090`, later ones `NVIDIA GeForce RTX 3090`.
+    reported = f"nvidia {plain}" if plain.startswith(_BRANDS) else plain
+    for spelt in (plain, reported):
+        if spelt in known.nvml:
+            return known.gpus[known.nvml[spelt]]
     if re.search(r"\bmig\b", plain):
         return Unknown("gpu", f"{name} is a part of a card (MIG), which no public figure covers")
     if exact:
@@ -196,6 +200,7 @@ def _words(text: str) -> frozenset[str]:
     """What distinguishes a card's name: `NVIDIA A100-SXM4-40GB` and `a100 sxm4 40 gb` alike."""
     joined = re.sub(r"\b(\d+)\s*(?:gb|gib|g)\b", r"\1gb", text)
     joined = re.sub(r"\b(rtx|gtx)(?=\d)", "", joined)
+    joined = re.sub(r"(\d)(ti|super)\b", r"\1 \2", joined)
     return frozenset(re.findall(r"[a-z0-9]+", joined)) - _NOISE
 
 

@@ -84,6 +84,10 @@ def test_a_misspelt_model_is_told_what_may_have_been_meant() -> None:
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("rtx4090", "RTX 4090"),
         ("4090", "RTX 4090"),
+        ("2080ti", "RTX 2080 Ti"),
+        ("rtx 4070TiSuper", None),
+        ("4070 ti super", "RTX 4070 Ti SUPER"),
+        ("RTX4080Super", "RTX 4080 SUPER"),
         ("RTX 3080", "RTX 3080 10GB"),
         ("RTX 3080 Ti", "RTX 3080 Ti"),
         ("3060", "RTX 3060 12GB"),
@@ -133,6 +137,37 @@ def test_every_name_of_a_card_finds_it() -> None:
     for names in (known.nvml, known.aliases):
         for text, name in names.items():
             assert find_gpu(text) == known.gpus[name]
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("GeForce RTX 3090", "RTX 3090"),
+        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+        ("Quadro RTX 6000", "Quadro RTX 6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("RTX A6000", "RTX A6000"),
+        ("A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("Tesla T4", "T4"),
+        ("TITAN V", "TITAN V"),
+        # Another card, or a part of one.
+        ("RTX 3090", None),
+        ("T4", None),
+        ("A100", None),
+        ("A100 80GB PCIe MIG 1g.10gb", None),
+        ("NVIDIA A100-SXM-64GB", None),
+        ("NVIDIA GeForce RTX 3090 Laptop GPU", None),
+        ("GRID A100-40C", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA NVIDIA H200", None),
+        ("AMD Instinct MI300X", None),
+    ],
+)
+def test_a_node_is_believed_in_nvmls_own_words_alone(reported: str, name: str | None) -> None:
+    """With or without the maker's name, which came with driver 470; people's words are none."""
+    assert name_of(find_gpu(reported, exact=True)) == name
 
 
 def test_cards_are_what_their_data_sheets_say() -> None:
