@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -118,6 +119,8 @@ _SAME_UNIT = frozenset({"min", "max", "avg", "quantile", "last", "topk", "bottom
 """Aggregations, also over time, of which the result is no larger than what they are given."""
 _OF_TARGETS = frozenset({"instance", "job"})
 """Labels that Prometheus gives to every series that it scrapes."""
+_ALL_BUT_THE_SAME = 0.8
+"""How much of two labels is alike (difflib) where one is meant to be the other."""
 _OUR_PREFIXES = ("gpu_", "yolo_", "gpuwarden_")
 
 
@@ -251,7 +254,9 @@ def _misspelt_labels(
     for matcher in node.matchers.matchers:
         if matcher.name in labels or matcher.name in _OF_TARGETS or matcher.name == "__name__":
             continue
-        hint = did_you_mean(matcher.name, labels)
+        # `cluster` is like `user`, and of the scrape: only what is all but the same is misspelt.
+        close = difflib.get_close_matches(matcher.name, labels, n=1, cutoff=_ALL_BUT_THE_SAME)
+        hint = did_you_mean(matcher.name, close)
         if hint is not None:
             message = f"{node.name} has no label {matcher.name}: it is matched as an empty text"
             yield ExpressionFinding("GW302", Severity.WARNING, message, hint)
