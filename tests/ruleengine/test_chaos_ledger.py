@@ -67,7 +67,13 @@ class MortalLedger(Ledger):
             raise Died
 
 
-async def _lives(world: World, *, at: int = sys.maxsize, how: str = "before") -> int:
+async def lives(
+    world: World,
+    *,
+    at: int = sys.maxsize,
+    how: str = "before",
+    after_tick: Callable[[World], None] = lambda _world: None,
+) -> int:
     """Ticks until the job is ended and proven, or the engine dies; how often it wrote."""
     made: list[MortalLedger] = []
 
@@ -80,6 +86,7 @@ async def _lives(world: World, *, at: int = sys.maxsize, how: str = "before") ->
         async with running(world):
             for _ in range(160):
                 await world.tick()
+                after_tick(world)
                 if made[-1].dead:
                     break
                 if world.agent.requests and not world.engine.ledger.open_decisions():
@@ -90,10 +97,10 @@ async def _lives(world: World, *, at: int = sys.maxsize, how: str = "before") ->
 
 
 async def _dies_and_lives(world: World, at: int, how: str) -> None:
-    await _lives(world, at=at, how=how)
+    await lives(world, at=at, how=how)
     early = world.clock.wall()
     world.clock.pass_(45)  # longer than a request lives
-    await _lives(world)
+    await lives(world)
     assert world.agent.ended == ["proc-1"], (at, how)
     with contextlib.closing(sqlite3.connect(world.folder / "ledger.sqlite")) as db:
         results = db.execute("SELECT state FROM decisions ORDER BY created_at").fetchall()
@@ -106,7 +113,7 @@ async def _dies_and_lives(world: World, at: int, how: str) -> None:
     assert len(world.slack.received) <= 4, (at, how, early)
 
 
-def _again(servers: World, tmp_path: Path, number: int) -> None:
+def begin_again(servers: World, tmp_path: Path, number: int) -> None:
     """The world as it was, on a ledger of its own."""
     (tmp_path / "ledger.sqlite").rename(tmp_path / f"ledger-{number}.sqlite")
     for name in ("ledger.sqlite-wal", "ledger.sqlite-shm"):
@@ -124,10 +131,10 @@ def _again(servers: World, tmp_path: Path, number: int) -> None:
 
 def _story(servers: World, tmp_path: Path, choose: Callable[[int], list[int]]) -> None:
     async def story() -> None:
-        writes = await _lives(servers)
+        writes = await lives(servers)
         for number, at in enumerate(choose(writes)):
             for how in ("before", "after", "full"):
-                _again(servers, tmp_path, 3 * number + len(how))
+                begin_again(servers, tmp_path, 3 * number + len(how))
                 await _dies_and_lives(servers, at, how)
 
     asyncio.run(story())

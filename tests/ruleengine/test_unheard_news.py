@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.ruleengine.engines import World, running
+from tests.ruleengine.test_chaos_ledger import begin_again, lives
 from tests.ruleengine.test_invariants import due
 
 from gpuwarden.ruleengine.alertmanager import rfc3339
+from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.unheard_news import KEEP_SECONDS, NEWS_SECONDS, Quiet, UnheardNews
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 PATIENCE = 120.0
@@ -101,6 +104,56 @@ def test_what_was_told_is_not_told_again_after_a_restart(servers: World) -> None
             assert told_of_the_end(world) == 1
 
     asyncio.run(story())
+
+
+def _deaf_once_told(world: World) -> None:
+    """Alertmanager goes down once the owner has the notice."""
+    if world.state() is CaseState.NOTIFIED:
+        _down(world)
+        world.forwarding = False
+
+
+def _killed_unheard(servers: World, tmp_path: Path, choose: Callable[[int], list[int]]) -> None:
+    jobs = servers.fleet.jobs
+
+    async def one(at: int, how: str) -> None:
+        servers.alerts_reply["status"], servers.forwarding, servers.fleet.jobs = 200, True, jobs
+        await lives(servers, at=at, how=how, after_tick=_deaf_once_told)
+        servers.clock.pass_(45)  # longer than a request lives
+        await lives(servers, after_tick=_deaf_once_told)
+        assert servers.agent.ended == ["proc-1"], (at, how)
+        servers.clock.pass_(2 * NEWS_SECONDS)
+        servers.alerts_reply["status"], servers.forwarding, servers.fleet.jobs = 200, True, []
+        async with running(servers) as world:
+            await world.tick(10)
+        assert told_of_the_end(servers) == 1, (at, how)
+
+    async def story() -> None:
+        writes = await lives(servers, after_tick=_deaf_once_told)
+        number = 0
+        for at in choose(writes):
+            for how in ("before", "after", "full"):
+                number += 1
+                begin_again(servers, tmp_path, number)
+                await one(at, how)
+
+    asyncio.run(story())
+
+
+def test_an_engine_killed_while_nobody_hears_it_ends_a_job_once_and_tells_it_once(
+    servers: World, tmp_path: Path
+) -> None:
+    """Around its decision; Alertmanager is away from the notice on, until long after the end."""
+    _killed_unheard(servers, tmp_path, lambda writes: [writes - 2])
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+def test_an_engine_killed_at_any_write_of_its_act_tells_it_once(
+    servers: World, tmp_path: Path
+) -> None:
+    """At each single write from the last look on."""
+    _killed_unheard(servers, tmp_path, lambda writes: list(range(writes - 9, writes + 1)))
 
 
 def test_quiet_times_are_remembered_until_their_news_was_out(tmp_path: Path) -> None:
