@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime as dt
 import json
@@ -158,7 +159,7 @@ def test_what_ends_lost_is_the_ledgers_to_tell(config: Path) -> None:
     path = config.with_name("ledger.sqlite")
     ledger = Ledger(path)
     ledger.close()
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("INSERT INTO cases VALUES (1, 'idle', 'short', 'verified', '{}', 1, 2, 'gone')")
         db.execute(
             "INSERT INTO decisions (id, epoch, case_id, rule_id, job_id, user, action, state, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 from typing import TYPE_CHECKING
@@ -131,7 +132,7 @@ def test_afterwards_the_audit_can_only_be_added_to_again(servers: World) -> None
             world.clock.pass_(2 * DAY)
             take_out(world.folder, world.clock.wall())
             with (
-                sqlite3.connect(world.folder / "ledger.sqlite") as db,
+                contextlib.closing(sqlite3.connect(world.folder / "ledger.sqlite")) as db,
                 pytest.raises(sqlite3.IntegrityError, match="append-only"),
             ):
                 db.execute("UPDATE events SET detail='{}'")
@@ -293,7 +294,7 @@ def test_the_command_erases_and_refuses(tmp_path: Path) -> None:
     with Ledger(path) as ledger:
         name = add(ledger).case.user
     assert status(called("erase", "--user", name, *words, "--ledger", path)) == 1
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE cases SET closed_at=1, closed_because='cleared'")
     done = called("erase", "--user", name, "--pseudonym", *words, "--ledger", path)
     assert done.exit_code == 0, done.output

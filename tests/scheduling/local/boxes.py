@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gpuwarden.schedule_api import Preemption, QueueEntry
+    from gpuwarden.scheduling.local.queues import Queue
     from gpuwarden.scheduling.policies import Policy
 
 GIB = 1024**3
@@ -123,6 +124,7 @@ class LabBox:
         local = {"local": {"jobs": str(self.jobs)}}
         base = policy or box()
         self.policy = base.model_copy(update={"local": box(**local).local})
+        self._lost: list[Queue] = []
         self.open()
 
     def open(self) -> None:
@@ -136,7 +138,10 @@ class LabBox:
         self.driver.start(self.clock.wall())
 
     def lose(self) -> None:
-        """What a SIGKILL leaves: nothing is said, nothing is closed."""
+        """What a SIGKILL leaves: nothing is said, nothing is written any more."""
+        # The connection to its file stays as it is until the box is closed: to close it now would
+        # tidy the file, and left to the garbage collector it is a fault of whatever test runs then.
+        self._lost.append(self.driver._queue)
         del self.driver
 
     def _pids(self) -> dict[str, set[int]]:
@@ -220,8 +225,11 @@ class LabBox:
         return given[-1].steps if given else {}
 
     def log(self, name: str, entry: str) -> str:
-        """What a job has written."""
-        return (self.work / f"{name}-{entry}.log").read_text("utf-8")
+        """What a job has written; nothing yet when it is only just told as running."""
+        try:
+            return (self.work / f"{name}-{entry}.log").read_text("utf-8")
+        except FileNotFoundError:
+            return ""
 
     def say(self, name: str, word: str) -> None:
         """Have a child do something: it looks for files in its folder."""
@@ -255,3 +263,5 @@ class LabBox:
             time.sleep(0.02)
             assert time.monotonic() < deadline, "a job of the test does not end"
         self.driver.stop()
+        for queue in self._lost:
+            queue.close()
