@@ -148,6 +148,23 @@ def test_an_inline_test_tells_what_was_done_instead(tmp_path: Path) -> None:
     assert "GW104" in {item.code for item in odd.diagnostics}
 
 
+KEPT = """
+tests:
+- name: nothing is asked of a job that is kept
+  jobs: [{job: proc-stays, user: ana, like: idle}]
+  keeps: [{at: 16m, rule: idle, job: proc-stays, for: 10m}]
+  expect:
+  - {at: 34m, rule: idle, job: proc-stays, act: none}
+  - {at: 37m, rule: idle, job: proc-stays, act: yield, stage: severe-yield}
+"""
+
+
+def test_a_trainer_is_asked_nothing_while_its_job_is_kept(tmp_path: Path) -> None:
+    """As live: the keep runs to the next end that was announced, and 10 minutes on."""
+    ladder = LADDER.replace("do: notify}", "do: notify, owner_may: {keep: 15m, times: 2}}")
+    assert failures(run(tmp_path, KEPT, ladder)) == []
+
+
 def test_a_replay_counts_requests_beside_ends(tmp_path: Path) -> None:
     """Whoever is asked to leave is taken to have stayed; the ends are those without asking."""
     jobs = [
