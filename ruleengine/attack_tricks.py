@@ -140,6 +140,14 @@ TRICKS = (
         attack_words.claim,
     ),
     Trick(
+        "borrowed-run",
+        Kind.NAME,
+        "calls its run like one on the whitelist",
+        "the user's name beside the run's",
+        "name the user beside the run in the whitelist",
+        attack_words.borrowed,
+    ),
+    Trick(
         "renamed",
         Kind.NAME,
         "calls framework, project, run and model differently",

@@ -241,6 +241,19 @@ def claim(target: Target) -> Play:
     return Play((changed(target.job, run=run),), (victim,))
 
 
+def borrowed(target: Target) -> Play | None:
+    """It calls its run like one that is on the whitelist."""
+    protected = [
+        entry.match.run
+        for entry in target.whitelist
+        if entry.match.run is not None and target.rule.id in entry.rules
+    ]
+    if not protected:
+        return None
+    run = run_of(target.job).model_copy(update={"id": protected[0]})
+    return Play((changed(target.job, run=run),))
+
+
 def renamed(target: Target) -> Play:
     """It chooses its own names."""
     run = target.job.run and target.job.run.model_copy(

@@ -57,6 +57,7 @@ _OWN: dict[str, str] = {
     "GW316": "Warning: two conditions are never true together.",
     "GW317": "Warning: a pattern of `match` that fits no job's label.",
     "GW318": "Warning: a job that works may look silent for as long as this.",
+    "GW319": "Warning: a protection that anybody gets who calls his run so.",
     "GW320": "Warning: a canary tries nothing while the rule's mode is not enforce.",
     "GW401": "A directory: the deputy is no other user of it.",
     "GW410": "Warning, a directory: the user has no address.",

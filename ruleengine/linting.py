@@ -104,6 +104,14 @@ def lint_whitelist(
                 )
         if entry.expires.timestamp() <= now:
             yield _warning("GW304", (index, "expires"), "has passed: this protects no more")
+        match = entry.match
+        if match.run is not None and (match.user, match.job, match.cgroup) == (None, None, None):
+            yield _warning(
+                "GW319",
+                (index, "match", "run"),
+                "protects every job that says it is this run: its name is the job's own word",
+                "name its user beside it",
+            )
 
 
 def lint_profiles(profiles: Sequence[Profile], places: Sequence[str]) -> Iterator[Finding]:

@@ -363,7 +363,7 @@ class WhitelistMatch(Strict):
     executable: ExecutablePath | None = None
     """Absolute path of the executable; it must be that of every process that holds a GPU."""
     run: Words | None = None
-    """The trainer's run_id."""
+    """The trainer's run_id. Anybody may call his run so: name its user beside it."""
     job: Words | None = None
     """The node's job_id."""
 

@@ -144,6 +144,23 @@ def test_one_step_before_each_deadline_buys_no_more_than_its_window_where_clear_
     assert step <= 4 * 60
 
 
+@pytest.mark.parametrize(
+    ("match", "outcome"),
+    [("run: demo", Outcome.ESCAPES), ("run: demo, user: ana", Outcome.HELD)],
+)
+def test_a_protected_runs_name_protects_others_unless_its_user_stands_beside_it(
+    tmp_path: Path, match: str, outcome: Outcome
+) -> None:
+    """Who calls his run so is not ana."""
+    path = tmp_path / "rules.yaml"
+    path.write_text(SOUND.replace("executable: /usr/bin/tensorboard", match))
+    rules = check_rule_files([path]).rules
+    assert rules is not None
+    tricks = [trick for trick in TRICKS if trick.name == "borrowed-run"]
+    (attacked,) = asyncio.run(attack(rules, (), tell=lambda _: None, tricks=tricks))
+    assert [item.outcome for item in attacked.results] == [outcome]
+
+
 def test_who_hides_from_the_node_is_found_by_his_card(tmp_path: Path) -> None:
     """Where no rule about jobs tells his owner; operators see memory that belongs to nobody."""
     path = tmp_path / "rules.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -233,6 +234,29 @@ def test_an_expired_protection_is_a_warning(write: Write) -> None:
     assert [(item.code, item.severity) for item in checked.diagnostics] == [
         ("GW304", Severity.WARNING)
     ]
+    assert checked.rules is not None
+
+
+@pytest.mark.parametrize(
+    ("match", "warned"),
+    [
+        ("{run: demo}", True),
+        ("{run: demo, executable: /usr/bin/python3.11}", True),
+        ("{run: demo, user: ana}", False),
+        ("{run: demo, cgroup: /user.slice/user-1000.slice}", False),
+        ("{run: demo, job: slurm-lab-1-0}", False),
+        ("{user: ana}", False),
+    ],
+)
+def test_a_run_alone_protects_whoever_calls_himself_so(
+    write: Write, match: str, *, warned: bool
+) -> None:
+    """What the node knows of its owner has to stand beside the job's own word."""
+    entry = re.sub(r"match: \{[^}]*\}", f"match: {match}", WHITELIST)
+    checked = check_rule_files(
+        write("version: 1\n" + LIMITS + "rules:\n" + IDLE_HELD + entry), now=NOW
+    )
+    assert ["GW319"] * warned == [item.code for item in checked.diagnostics]
     assert checked.rules is not None
 
 
