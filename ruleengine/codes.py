@@ -59,6 +59,7 @@ _OWN: dict[str, str] = {
     "GW318": "Warning: a job that works may look silent for as long as this.",
     "GW319": "Warning: a protection that anybody gets who calls his run so.",
     "GW320": "Warning: a canary tries nothing while the rule's mode is not enforce.",
+    "GW321": "Warning: a protection of every script that an interpreter runs.",
     "GW401": "A directory: the deputy is no other user of it.",
     "GW410": "Warning, a directory: the user has no address.",
     "GW411": "Warning, a directory: the user has left, and nobody stands in.",

@@ -6,6 +6,7 @@ so that the lints of one rule run even if another is broken.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,9 @@ SHORT_GRACE_SECONDS = 10.0
 SHORT_LEAVE_SECONDS = 300.0
 
 _UTILIZATION = frozenset({"gpu_utilization", "card_utilization", "card_memory_activity"})
+_INTERPRETER = re.compile(
+    r"(python|pypy|perl|ruby|lua)[0-9.]*|(ba|da|z|k|c|tc|fi)?sh|busybox|node|nodejs|java|julia|R"
+)
 _ACTIVITY = _UTILIZATION | {"card_power", "card_power_share"}
 """Signals whose low values say that a card is idle."""
 
@@ -112,6 +116,16 @@ def lint_whitelist(
                 "protects every job that says it is this run: its name is the job's own word",
                 "name its user beside it",
             )
+        named = (match.user, match.job, match.cgroup, match.run)
+        if match.executable is not None and named == (None,) * 4:
+            name = match.executable.rpartition("/")[2]
+            if _INTERPRETER.fullmatch(name):
+                yield _warning(
+                    "GW321",
+                    (index, "match", "executable"),
+                    f"protects every script that {name} runs, whoever wrote it",
+                    "name the service's cgroup or its user beside it",
+                )
 
 
 def lint_profiles(profiles: Sequence[Profile], places: Sequence[str]) -> Iterator[Finding]:

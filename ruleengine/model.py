@@ -361,7 +361,8 @@ class WhitelistMatch(Strict):
     user: Words | None = None
     """User name on the node."""
     executable: ExecutablePath | None = None
-    """Absolute path of the executable; it must be that of every process that holds a GPU."""
+    """Absolute path of the executable, which for a script is its interpreter; it must be that of
+    every process that holds a GPU."""
     run: Words | None = None
     """The trainer's run_id. Anybody may call his run so: name its user beside it."""
     job: Words | None = None

@@ -260,6 +260,29 @@ def test_a_run_alone_protects_whoever_calls_himself_so(
     assert checked.rules is not None
 
 
+@pytest.mark.parametrize(
+    ("match", "warned"),
+    [
+        ("{executable: /usr/bin/python3.11}", True),
+        ("{executable: /opt/conda/bin/python}", True),
+        ("{executable: /bin/bash}", True),
+        ("{executable: /usr/bin/python3.11, user: svc-board}", False),
+        ("{executable: /usr/bin/python3.11, cgroup: /system.slice/board.service}", False),
+        ("{executable: /usr/bin/nodectl}", False),
+    ],
+)
+def test_an_interpreter_alone_protects_every_script(
+    write: Write, match: str, *, warned: bool
+) -> None:
+    """TensorBoard's executable is Python, and so is every training's."""
+    entry = re.sub(r"match: \{[^}]*\}", f"match: {match}", WHITELIST)
+    checked = check_rule_files(
+        write("version: 1\n" + LIMITS + "rules:\n" + IDLE_HELD + entry), now=NOW
+    )
+    assert ["GW321"] * warned == [item.code for item in checked.diagnostics]
+    assert checked.rules is not None
+
+
 def test_two_profiles_of_the_same_training_contradict_each_other(write: Write) -> None:
     """Also from two files, at the place of the second."""
     assert _places(write("version: 1\n" + PROFILES, "version: 1\n" + PROFILES)) == [
