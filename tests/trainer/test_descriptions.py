@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.trainer.conftest import FakeClock
+    from tests.trainer.trainings import Trainings
 
 
 def described(
@@ -135,3 +136,15 @@ def test_images_that_are_not_all_squares_of_one_size_are_told(
 ) -> None:
     """As `multi_scale` and `rect` make them; validation does not count."""
     assert described(jobs, clock, "yolov8n.pt", None, loader=loader, **words).sizes == sizes
+
+
+def test_a_training_of_many_sizes_says_so_before_its_first_batch(trainings: Trainings) -> None:
+    """What a node tells of it is known by when there is something to compare."""
+    seen = []
+
+    def look(_trainer: Any) -> None:
+        content = job_files.read(job_files.description_path(trainings.jobs, "run")).content
+        seen.append(job_files.RunDescription.decode(content).sizes)
+
+    trainings.attempt("run", {"epochs": 1, "multi_scale": 0.5}, hooks={"on_train_start": look})
+    assert seen == ["32-96"]
