@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MESSAGE = Message("yolo-1 is idle", "It has held a card for 30m.", url="https://e/jobs/1")
 SECONDS = 2.0
+MOMENT = 1_800_000_000.1
+"""That Prometheus is asked of, and that the answers it begins with are of."""
 TURN_SECONDS = 0.05
 """For which a mail server waits for its client to speak."""
 
@@ -115,7 +117,7 @@ def _prometheus(_folder: Path, stack: ExitStack) -> Callable[[bytes], None]:
         clients.push_async_callback(client.aclose)
 
         async def ask() -> None:
-            for row in await client.instant("up", 5.0):
+            for row in await client.instant("up", MOMENT):
                 "".join((*row.labels, *row.labels.values())).encode()
                 require(holds=isinstance(row.value, float), what=f"no number: {row}")
             await client.clock_skew()
