@@ -183,6 +183,7 @@ class _File:
             return
         self.value, complaints = validate(RuleSet, self.document.root)
         self.findings += complaints
+        self._left_empty(self.document.root)
         self.rules = self._parts(Rule, "rules")
         self.profiles = self._parts(Profile, "profiles")
         self.whitelist = self._parts(WhitelistEntry, "whitelist")
@@ -196,6 +197,20 @@ class _File:
                 *lint_match(rule),
             ):
                 self.report(finding, ("rules", index))
+
+    def _left_empty(self, root: Node) -> None:
+        """What restricts and has no value, as a template leaves it, would restrict nothing."""
+        places: list[tuple[Step, ...]] = [("team",)]
+        for name, keys in (("rules", ("team", "only_during")), ("profiles", ("team",))):
+            listed = root.child(name)
+            count = 0 if listed is None else len(listed.items())
+            places += [(name, index, key) for index in range(count) for key in keys]
+        for *above, key in places:
+            node = root.at(above).child(key)
+            if node is not None and node.value in ("", []):
+                code = "GW111" if node.value == [] else "GW107"
+                found = _error(code, (*above, key), "must not be empty", "leave it out")
+                self.report(found)
 
     def _parts(self, model: type[_Part], name: str) -> list[tuple[int, _Part]]:
         """The well-formed items of a list; what is wrong with the others was said already."""

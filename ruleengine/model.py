@@ -31,7 +31,6 @@ from gpuwarden.fields import (
     Ratio,
     Seconds,
     Strict,
-    TeamName,
     Words,
     as_tuple,
     aware,
@@ -261,11 +260,11 @@ class Rule(Strict):
     """observe: record what would be done; warn: also tell owners; enforce: also act."""
     target: Target
     """What it judges."""
-    team: TeamName = ""
+    team: str = ""
     """The team whose jobs it judges, by the operator's directory; not given is every team."""
     match: dict[MatchKey, Pattern] = Field(default_factory=dict)
     """Label -> anchored regular expression; a job that lacks the label does not match."""
-    only_during: Annotated[tuple[Hours, ...], BeforeValidator(some_tuple)] = ()
+    only_during: Annotated[tuple[Hours, ...], BeforeValidator(as_tuple)] = ()
     """Hours of the week in which it counts; outside of them it is NO. Not given is always."""
     only_if_waiting: Waiting | None = None
     """Cards are taken from jobs only while this holds; all else goes on without it."""
@@ -415,7 +414,7 @@ class RuleSet(Strict):
     """Of the rule language."""
     timezone: Annotated[str, AfterValidator(known_zone)] = "UTC"
     """IANA name; in which times are told to owners whose own zone is not known."""
-    team: TeamName = ""
+    team: str = ""
     """If given, the rules of this file judge only this team's jobs."""
     limits: Limits | None = None
     """How much the rules of this file may do together. A file must give some where a rule enforces

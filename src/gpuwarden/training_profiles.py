@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictInt, model_valida
 from pydantic_core import PydanticCustomError
 
 from gpuwarden.checked_files import check_file
-from gpuwarden.fields import Bytes, ImagesPerSecond, Ratio, Strict, TeamName, Words, as_tuple
+from gpuwarden.fields import Bytes, ImagesPerSecond, Ratio, Strict, Words, as_tuple
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ class Profile(Strict):
     """Over all cards, while training."""
     tolerance: Annotated[Ratio, Field(gt=0)] | None = None
     """Known spread of this profile; widens a rule's tolerance, never narrows it."""
-    team: TeamName = ""
+    team: str = ""
     """If given, only this team's rules go by it; in a team's file it is the file's."""
 
     @model_validator(mode="after")

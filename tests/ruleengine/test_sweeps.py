@@ -77,7 +77,7 @@ _conditions = st.recursive(
     max_leaves=6,
 )
 _rules = st.builds(
-    lambda when, fields: a_rule(when, **{key: given for key, given in fields.items() if given}),
+    lambda when, fields: a_rule(when, **fields),
     _conditions,
     st.fixed_dictionaries(
         {
@@ -256,10 +256,10 @@ def test_each_rule_is_swept_by_the_profiles_of_its_team() -> None:
     assert found == [[Truth.YES], []]
 
 
-@pytest.mark.parametrize("hours", [{}, {"only_during": [{"days": ["sun"], **_NEVER}]}])
-def test_a_plain_no_is_told_of_jobs_that_are_watched(hours: dict[str, Any]) -> None:
+@pytest.mark.parametrize("zone_hours", [[], [{"days": ["sun"], **_NEVER}]])
+def test_a_plain_no_is_told_of_jobs_that_are_watched(zone_hours: list[dict[str, Any]]) -> None:
     """The engine watches those with an open case; of all others a NO is only counted."""
-    rule = a_rule(_LEAVES[0], **hours)
+    rule = a_rule(_LEAVES[0], only_during=zone_hours)
     jobs = [a_job({UTILIZATION: {"g0": 0.9}}, job_id=name) for name in ("a", "b", "c")]
     sweeper = Sweeper(
         fleet_of(*jobs), [rule], expectations=Expectations([]), whitelist=[], now=NOW_FACTS
