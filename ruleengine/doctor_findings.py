@@ -83,9 +83,9 @@ INTERVAL = Known(
 TARGETS = Known(
     "prometheus.targets",
     "each node is one target",
-    "Cards and jobs of a node that is scraped twice count double, and none can be believed.",
+    "Jobs of a node that is scraped twice are not judged; recorded sums count its cards double.",
     "Remove the second target; replicas are named under `prometheus.replicas`, not scraped twice.",
-    "docs/runbooks/verdicts-unknown.md",
+    "docs/runbooks/scraped-twice.md",
 )
 LABELS = Known(
     "prometheus.labels",
