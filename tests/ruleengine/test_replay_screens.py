@@ -145,6 +145,7 @@ def test_the_verdict_of_a_situation_is_that_of_each_of_its_ticks(
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(900)
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_same_of_the_default_rules(seed: int) -> None:

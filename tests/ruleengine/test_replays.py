@@ -119,6 +119,7 @@ def test_what_the_server_refuses_is_unknown_as_it_is_live() -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(900)
 def test_verdicts_are_those_of_the_live_queries_at_every_tick_of_hours() -> None:
     """At the live engine's own pace."""
     _compare_with_live(made("3h", JOBS, outages=OUTAGES, tick="15s"), default_rules())
