@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from tests.ruleengine.browsing import ALICE, OLGA, WEB, application
 from tests.ruleengine.engines import DIRECTORY, World, running, serving
 from tests.ruleengine.fleets import END, NOW, START, History, a_job, a_rule, fleet_of, until
+from tests.ruleengine.test_unheard_news import OVER_THE_NEWS
 from tests.servers import backfill, free_port, prometheus
 
 from gpuwarden.errors import ServiceUnavailable
@@ -92,6 +93,12 @@ def news(world: World) -> list[dict[str, str]]:
         for alert in newest
         if alert["labels"]["alertname"] == "GpuwardenBudget" and alert["endsAt"] > now
     ]
+
+
+def messages(world: World) -> int:
+    """How many the team's channel got: of budgets alone, the jobs' owners have their own."""
+    bodies = [request.json() for request in world.slack.received]
+    return sum(body["channel"] == "#vision" for body in bodies)
 
 
 def test_what_is_used_and_will_be_is_exported(servers: World, recorded: Recorded) -> None:
@@ -215,19 +222,21 @@ def test_a_team_is_told_once_of_a_share(servers: World, recorded: Recorded) -> N
             assert (labels["team"], labels["share"], labels["budget"]) == (
                 "vision", "80%", "month, GPU-hours",
             )  # fmt: skip
-            world.clock.pass_(16 * 60)
-            await world.tick(2)
+            await world.tick(OVER_THE_NEWS)
             assert news(world) == []
             recorded.used["vision"] = 130.0
             await world.tick(6)
             assert [labels["share"] for labels in news(world)] == ["100%"]
+            assert messages(world) == 2
         async with running(servers) as world:
             world.clock.pass_(18 * 60)
-            await world.tick(6)
+            await world.tick(OVER_THE_NEWS)
             assert news(world) == []
+            assert messages(world) == 2  # Alertmanager may be told again, people are not
             world.clock.pass_(35 * 86400)
             await world.tick(6)
             assert [labels["share"] for labels in news(world)] == ["100%"]
+            assert messages(world) == 3
 
     asyncio.run(story())
 
