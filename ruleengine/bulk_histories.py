@@ -289,6 +289,7 @@ class _Bulk:
         names = self._base | {"run_id": f"run-of-{job.job}"}
         about = {"model": job.model, "batch": str(job.batch), "imgsz": str(job.imgsz)}
         yield "yolo_info", 1.0, names | about | {"amp": "true", "project": "runs"}
+        yield "yolo_devices", float(len(job.cards)), names
         phases = np.array([PHASES.index(stretch.phase) for stretch in job.stretches])[self._which]
         for number, phase in enumerate(PHASES):
             values = (phases == number).astype(np.float64)

@@ -210,6 +210,7 @@ def _training(
 ) -> Iterator[bytes]:
     declared = {"model": "yolov8m", "batch": "64", "imgsz": "640", "amp": "true"}
     yield writer.short("yolo_info", 1.0, **run, **declared, project="runs/detect")
+    yield writer.short("yolo_devices", 1.0, **run)
     for phase in PHASES:
         yield writer.long("yolo_phase", float(phase == "train"), **run, phase=phase)
     yield writer.short("yolo_phase_start_timestamp_seconds", float(now - 5000), **run)
