@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.conditions import All
+from gpuwarden.ruleengine.conditions import All, NeedsMemory
 from gpuwarden.ruleengine.job_expressions import separable
 from gpuwarden.ruleengine.model import Target
 from gpuwarden.ruleengine.needs import (
@@ -196,6 +196,7 @@ def everything(rules: RuleSet) -> Questions:
 def first_keys(rule: Rule) -> set[SignalKey]:
     """The values that a rule is asked first: of `all` those of the first part that measures.
 
+    What a job declares is told by the inventory: what follows it is asked of those whom it means.
     Cards are looked at one by one and have no job's name: a rule about them asks everything first.
     """
     if rule.target is not Target.JOB:
@@ -205,7 +206,11 @@ def first_keys(rule: Rule) -> set[SignalKey]:
 
 def _first(condition: Condition) -> set[SignalKey]:
     if isinstance(condition, All):
-        return next((keys for part in condition.all if (keys := _first(part))), set())
+        for part in condition.all:
+            keys = _first(part)
+            if keys or isinstance(part, NeedsMemory):
+                return keys
+        return set()
     return set(condition_keys(condition))
 
 

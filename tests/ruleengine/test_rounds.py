@@ -214,6 +214,12 @@ def test_what_follows_is_asked_only_of_jobs_that_the_first_condition_leaves() ->
     assert {_verdict(rule, job, whole, rules).truth for job in left} == {Truth.NO}
 
 
+def test_what_a_job_declares_is_told_before_anything_is_measured() -> None:
+    """Few declare a batch that needs more than their card has."""
+    (rule,) = _rules({"all": [{"needs_memory": "90%"}, BUSY]}).rules
+    assert first_keys(rule) == set()
+
+
 def test_of_a_value_that_was_not_asked_the_evidence_says_so() -> None:
     """A person who reads why a job is left alone is not told that its samples are missing."""
     rules = _rules({"all": [BUSY, CORES, SILENT]})
