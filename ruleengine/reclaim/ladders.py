@@ -460,11 +460,17 @@ class Ladder:
     async def _withdrawing(self) -> Result | None:
         """Take back what was asked for, for as long as it would hold."""
         deadline = self._clock.monotonic() + self._decision.grace
-        while not await self._withdrawn_requests():
-            if self._clock.monotonic() >= deadline:
-                break
+        while True:
+            withdrawn = await self._withdrawn_requests()
+            watches = await self._tools.questions.put(self._parts(Action.WATCH))
+            if self._decision.action != "checkpoint":
+                # Who has left by then cannot be called back, and counts as whoever leaves.
+                heeded = await self._heeded(watches)
+                if heeded is not None:
+                    return heeded
+            if withdrawn or self._clock.monotonic() >= deadline:
+                return Result("withdrawn", self._act.why, self._report(Outcome.DONE))
             await self._pause()
-        return Result("withdrawn", self._act.why, self._report(Outcome.DONE))
 
     # -- its hands
 

@@ -272,6 +272,21 @@ def test_promises_and_limits_hold_through_every_long_life(steps: list[Step]) -> 
     _checked(lambda lives: _any(lives, steps))
 
 
+def test_who_has_left_before_the_request_was_taken_back_counts_as_whoever_leaves() -> None:
+    """The rule turns to observe at the moment at which the job leaves."""
+    steps: list[Step] = [
+        (_tick, 16),
+        (_rules, 28),
+        (_replace, 34),
+        (_tick, 33),
+        (_rules, 21),
+        (_halt, 22),
+        (_dark, 16),
+        (_agents, 36),
+    ]
+    _checked(lambda lives: _any(lives, steps), SOFTER)
+
+
 def test_who_gets_a_job_is_told_of_its_end_and_so_is_everybody_after_a_restore() -> None:
     """Each job is another user's once one is due, and later the ledger is one of before."""
 
