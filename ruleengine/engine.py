@@ -245,8 +245,7 @@ class Engine:
         self.rulebook.refresh(tick=True)
         if self._superseded():
             return
-        # Taken meanwhile: nothing more is written, and the next tick says so.
-        with contextlib.suppress(LedgerTaken):
+        with contextlib.suppress(LedgerTaken):  # nothing more is written; the next tick says so
             await self._round()
 
     async def _round(self) -> None:

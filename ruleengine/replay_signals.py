@@ -44,8 +44,7 @@ def texts_of(key: SignalKey, scrape_interval: float) -> list[str]:
         key: what to measure.
         scrape_interval: of the nodes, in seconds.
     """
-    spec = signals.SIGNALS.get(key.signal)
-    if key.promql or (spec is not None and spec.divisor):
+    if _asked_whole(key):
         return [signals.query(key, scrape_interval=scrape_interval)]
     made = signals.parts(key, scrape_interval=scrape_interval)
     texts = [_fresh(made), made.trained, made.count]
@@ -66,7 +65,7 @@ def put_together(
         None where only the server can tell, or refused a part.
     """
     texts, spec = texts_of(key, scrape_interval), signals.SIGNALS.get(key.signal)
-    if key.promql or (spec is not None and spec.divisor):
+    if _asked_whole(key):
         return found[texts[0]]
     if any(found[text].failures for text in texts):
         return None
@@ -113,6 +112,11 @@ def largest(columns: Columns, names: Sequence[str]) -> Columns | None:
         return None
     rows = _by(columns.labels, columns.values, names, np.fmax)
     return _table(rows, columns.values.shape[1])
+
+
+def _asked_whole(key: SignalKey) -> bool:
+    spec = signals.SIGNALS.get(key.signal)
+    return bool(key.promql or (spec is not None and spec.divisor))
 
 
 def _fresh(made: signals.Parts) -> str:

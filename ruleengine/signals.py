@@ -266,9 +266,6 @@ _ALL = (
 SIGNALS: dict[str, SignalSpec] = {spec.name: spec for spec in _ALL}
 """Every signal by name."""
 
-_STEPS = SIGNALS["step_rate"]
-"""`PROGRESS` counts the same steps."""
-
 
 def window_length(key: SignalKey, scrape_interval: float) -> float:
     """How far back a query looks, in seconds; 0 for `last`."""
@@ -321,7 +318,7 @@ class Parts:
 def parts(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | None = None) -> Parts:
     """What the query of a signal is made of; see `query` for the arguments. Not of expressions."""
     named = "" if jobs is None else _named(jobs)
-    spec = _STEPS if key.signal == PROGRESS else SIGNALS[key.signal]
+    spec = _spec(key)
     series = spec.metric + _where(spec.where, "" if spec.device else named)
     fresh = f"timestamp({series}) >= time() - {FRESH_SCRAPES * scrape_interval:g}"
     if key.agg == "last":
@@ -358,7 +355,7 @@ def query(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | Non
     if key.promql:
         return key.promql
     made = parts(key, scrape_interval=scrape_interval, jobs=jobs)
-    spec = _STEPS if key.signal == PROGRESS else SIGNALS[key.signal]
+    spec = _spec(key)
     on = f"{_RUN} " if spec.training else ""
     gates = f"and {on}{made.fresh}"
     if made.count:
@@ -397,6 +394,11 @@ def one_of(names: Collection[str]) -> str:
     """A regular expression of PromQL that is these texts and no other, with its quotes."""
     escaped = "|".join(_SPECIAL.sub(r"\\\g<0>", name) for name in sorted(names))
     return json.dumps(escaped, ensure_ascii=False)
+
+
+def _spec(key: SignalKey) -> SignalSpec:
+    """What is known of a key's signal; progress counts the same steps as their rate."""
+    return SIGNALS["step_rate" if key.signal == PROGRESS else key.signal]
 
 
 def _where(*matchers: str) -> str:

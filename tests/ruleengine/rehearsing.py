@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
+from tests.ruleengine.worlds import OwnedClock, alertmanager_sink
+
+from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
+from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.loading import CheckedFiles, check_rule_files
+from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.rehearsal_runs import RehearsalResult, run_test
+from gpuwarden.ruleengine.rulebooks import RuleBook
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from gpuwarden.ruleengine.prometheus import PrometheusClient, Sample
+    from gpuwarden.ruleengine.ledger import Ledger
+    from gpuwarden.ruleengine.prometheus import Sample
+    from gpuwarden.ruleengine.settings import Settings
 
 RULES = """\
 version: 1
@@ -88,3 +98,26 @@ class RightClock:
     async def clock_skew(self) -> float:
         """None."""
         return 0.0
+
+
+@contextlib.asynccontextmanager
+async def engine_over(
+    url: str, settings: Settings, ledger: Ledger, clock: OwnedClock
+) -> AsyncIterator[Engine]:
+    """A live engine over the history of a Prometheus; its ledger is closed at the end."""
+    with alertmanager_sink(clock) as (sink, _):
+        poster = AlertmanagerClient([sink.url], clock)
+        async with PrometheusClient(url, clock=clock) as client:
+            yield Engine(
+                settings.values,
+                settings.path("halt"),
+                rulebook=RuleBook(settings),
+                ledger=ledger,
+                source=RightClock(client),
+                alertmanager=poster,
+                agents=None,
+                signer=None,
+                clock=clock,
+            )
+        await poster.aclose()
+        ledger.close()

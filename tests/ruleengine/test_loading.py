@@ -10,7 +10,12 @@ import pytest
 
 from gpuwarden.diagnostics import Severity
 from gpuwarden.errors import InvalidInput
-from gpuwarden.ruleengine.loading import check_rule_files, load_rule_files, rule_set_hash
+from gpuwarden.ruleengine.loading import (
+    CheckedFiles,
+    check_rule_files,
+    load_rule_files,
+    rule_set_hash,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -237,6 +242,14 @@ def test_an_expired_protection_is_a_warning(write: Write) -> None:
     assert checked.rules is not None
 
 
+def _with_entry(write: Write, match: str) -> CheckedFiles:
+    """The whitelist's entry for whoever matches, as checked."""
+    entry = re.sub(r"match: \{[^}]*\}", f"match: {match}", WHITELIST)
+    return check_rule_files(
+        write("version: 1\n" + LIMITS + "rules:\n" + IDLE_HELD + entry), now=NOW
+    )
+
+
 @pytest.mark.parametrize(
     ("match", "warned"),
     [
@@ -252,10 +265,7 @@ def test_a_run_alone_protects_whoever_calls_himself_so(
     write: Write, match: str, *, warned: bool
 ) -> None:
     """What the node knows of its owner has to stand beside the job's own word."""
-    entry = re.sub(r"match: \{[^}]*\}", f"match: {match}", WHITELIST)
-    checked = check_rule_files(
-        write("version: 1\n" + LIMITS + "rules:\n" + IDLE_HELD + entry), now=NOW
-    )
+    checked = _with_entry(write, match)
     assert ["GW319"] * warned == [item.code for item in checked.diagnostics]
     assert checked.rules is not None
 
@@ -275,10 +285,7 @@ def test_an_interpreter_alone_protects_every_script(
     write: Write, match: str, *, warned: bool
 ) -> None:
     """TensorBoard's executable is Python, and so is every training's."""
-    entry = re.sub(r"match: \{[^}]*\}", f"match: {match}", WHITELIST)
-    checked = check_rule_files(
-        write("version: 1\n" + LIMITS + "rules:\n" + IDLE_HELD + entry), now=NOW
-    )
+    checked = _with_entry(write, match)
     assert ["GW321"] * warned == [item.code for item in checked.diagnostics]
     assert checked.rules is not None
 

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
-from tests.ruleengine.rehearsing import RULES, RightClock
+from tests.ruleengine.rehearsing import RULES, engine_over
 from tests.ruleengine.replaying import made, plan, replayed, switched_on
-from tests.ruleengine.worlds import OwnedClock, alertmanager_sink
+from tests.ruleengine.worlds import OwnedClock
 
 from gpuwarden.errors import InvalidInput
 from gpuwarden.ruleengine import replay_people
-from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
 from gpuwarden.ruleengine.cases import CaseState, Delivery
-from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.histories import history
 from gpuwarden.ruleengine.keeps import KeepDesk
 from gpuwarden.ruleengine.ledger import Ledger
@@ -25,7 +23,6 @@ from gpuwarden.ruleengine.ledger_files import backup
 from gpuwarden.ruleengine.ledger_schema import MIGRATIONS
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.pauses import Pauses
-from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.records import Keep
 from gpuwarden.ruleengine.replay_people import People, Promises
 from gpuwarden.ruleengine.replay_policies import outcomes, parse_policies
@@ -33,7 +30,6 @@ from gpuwarden.ruleengine.replay_reports import document
 from gpuwarden.ruleengine.replay_texts import blocks, markdown
 from gpuwarden.ruleengine.roles import Role
 from gpuwarden.ruleengine.rule_cli import rules as rules_command
-from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.settings import load_settings
 from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
 
@@ -143,57 +139,42 @@ async def _live_ends(folder: Path, url: str, test: RuleTest) -> dict[str, float]
     begin = test.start.timestamp()
     settings, clock = load_settings(folder / "engine.yaml"), OwnedClock(begin)
     found: dict[str, float] = {}
-    with alertmanager_sink(clock) as (sink, _):
-        ledger = TellingLedger(settings.path(settings.values.ledger), clock)
-        poster = AlertmanagerClient([sink.url], clock)
-        async with PrometheusClient(url, clock=clock) as client:
-            engine = Engine(
-                settings.values,
-                settings.path("halt"),
-                rulebook=RuleBook(settings),
-                ledger=ledger,
-                source=RightClock(client),
-                alertmanager=poster,
-                agents=None,
-                signer=None,
-                clock=clock,
+    ledger = TellingLedger(settings.path(settings.values.ledger), clock)
+    async with engine_over(url, settings, ledger, clock) as engine:
+        desk = KeepDesk(engine)
+
+        def kept(job: str, role: Role, minutes: float) -> None:
+            desk.grant(
+                "idle", job, role=role, by="somebody", reason="why", seconds=minutes * MINUTE
             )
-            desk = KeepDesk(engine)
 
-            def kept(job: str, role: Role, minutes: float) -> None:
-                desk.grant(
-                    "idle", job, role=role, by="somebody", reason="why", seconds=minutes * MINUTE
-                )
-
-            deeds: dict[int, Callable[[], object]] = {
-                9: lambda: kept("proc-ana", Role.OWNER, 12),
-                11: lambda: kept("proc-cyd", Role.OPERATOR, 30),
-                26: lambda: engine.pauses.begin(
-                    by="root", role="admin", reason="an upgrade", seconds=None
-                ),
-                29: lambda: engine.pauses.begin(
-                    by="olga", role="admin", reason="a look", seconds=5 * MINUTE
-                ),
-                33: lambda: kept("proc-ana", Role.OWNER, 15),
-            }
-            for number in range(int(test.length // test.tick) + 1):
-                await engine.tick()
-                facts = engine.view.facts
-                for stored in engine.cases.all():
-                    rule = engine.rulebook.rule("idle")
-                    if stored.case.state is not CaseState.DUE or rule is None or facts is None:
-                        continue
-                    if not engine.objections(stored, rule, facts):
-                        found.setdefault(stored.case.job_id, (clock.wall() - begin) / MINUTE)
-                # People act between two ticks.
-                clock.pass_(test.tick / 3)
-                deeds.get(number, lambda: None)()
-                clock.pass_(test.tick - test.tick / 3)
-        await poster.aclose()
+        deeds: dict[int, Callable[[], object]] = {
+            9: lambda: kept("proc-ana", Role.OWNER, 12),
+            11: lambda: kept("proc-cyd", Role.OPERATOR, 30),
+            26: lambda: engine.pauses.begin(
+                by="root", role="admin", reason="an upgrade", seconds=None
+            ),
+            29: lambda: engine.pauses.begin(
+                by="olga", role="admin", reason="a look", seconds=5 * MINUTE
+            ),
+            33: lambda: kept("proc-ana", Role.OWNER, 15),
+        }
+        for number in range(int(test.length // test.tick) + 1):
+            await engine.tick()
+            facts = engine.view.facts
+            for stored in engine.cases.all():
+                rule = engine.rulebook.rule("idle")
+                if stored.case.state is not CaseState.DUE or rule is None or facts is None:
+                    continue
+                if not engine.objections(stored, rule, facts):
+                    found.setdefault(stored.case.job_id, (clock.wall() - begin) / MINUTE)
+            # People act between two ticks.
+            clock.pass_(test.tick / 3)
+            deeds.get(number, lambda: None)()
+            clock.pass_(test.tick - test.tick / 3)
         copy = folder / "copy.sqlite"
         backup(settings.path(settings.values.ledger), copy)
         assert replay_people.read(copy).keeps == replay_people.read(ledger.path).keeps
-        ledger.close()
     return found
 
 

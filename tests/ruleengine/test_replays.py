@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 import yaml
-from tests.ruleengine.rehearsing import RULES, RightClock
+from tests.ruleengine.rehearsing import RULES, engine_over
 from tests.ruleengine.replaying import (
     Refusing,
     by_rule,
@@ -21,20 +21,17 @@ from tests.ruleengine.replaying import (
     replayed,
     switched_on,
 )
-from tests.ruleengine.worlds import OwnedClock, alertmanager_sink
+from tests.ruleengine.worlds import OwnedClock
 
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
-from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
-from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.facts import Expectation, inventory_queries
 from gpuwarden.ruleengine.histories import history
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.needs import needed_keys
-from gpuwarden.ruleengine.prometheus import PrometheusClient, QueryRefused
+from gpuwarden.ruleengine.prometheus import QueryRefused
 from gpuwarden.ruleengine.replay_columns import HistoryClient, Ticks, over_history
 from gpuwarden.ruleengine.replay_runs import Plan
-from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.settings import load_settings
 from gpuwarden.ruleengine.signals import query
 from gpuwarden.ruleengine.temporary_servers import temporary_prometheus
@@ -133,32 +130,16 @@ async def _live_events(folder: Path, url: str, test: RuleTest) -> list[tuple[Any
         f"scrape_interval: {test.interval:.0f}s\n"
     )
     settings, clock = load_settings(folder / "engine.yaml"), OwnedClock(test.start.timestamp())
-    with alertmanager_sink(clock) as (sink, _):
-        ledger = Ledger(settings.path(settings.values.ledger))
-        poster = AlertmanagerClient([sink.url], clock)
-        async with PrometheusClient(url, clock=clock) as client:
-            engine = Engine(
-                settings.values,
-                settings.path("halt"),
-                rulebook=RuleBook(settings),
-                ledger=ledger,
-                source=RightClock(client),
-                alertmanager=poster,
-                agents=None,
-                signer=None,
-                clock=clock,
-            )
-            for _ in range(int(test.length // test.tick) + 1):
-                await engine.tick()
-                clock.pass_(test.tick)
-        found = [
+    ledger = Ledger(settings.path(settings.values.ledger))
+    async with engine_over(url, settings, ledger, clock) as engine:
+        for _ in range(int(test.length // test.tick) + 1):
+            await engine.tick()
+            clock.pass_(test.tick)
+        return [
             (row["rule"], job["job"], row["kind"], row["time"], dict(row["detail"]).get("stage"))
             for job in test.model_dump()["jobs"]
             for row in ledger.events(job["job"])
         ]
-        await poster.aclose()
-        ledger.close()
-    return found
 
 
 def test_cases_and_stages_are_those_of_the_live_engine(tmp_path: Path) -> None:

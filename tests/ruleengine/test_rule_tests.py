@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from tests.ruleengine.rehearsing import RULES, RightClock, checked, failures, run
-from tests.ruleengine.worlds import OwnedClock, alertmanager_sink
+from tests.ruleengine.rehearsing import RULES, RightClock, checked, engine_over, failures, run
+from tests.ruleengine.worlds import OwnedClock
 
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
-from gpuwarden.ruleengine.alertmanager import AlertmanagerClient
-from gpuwarden.ruleengine.engine import Engine
 from gpuwarden.ruleengine.facts import gather
 from gpuwarden.ruleengine.histories import history
 from gpuwarden.ruleengine.ledger import Ledger
@@ -20,13 +18,13 @@ from gpuwarden.ruleengine.prometheus import PrometheusClient, Sample
 from gpuwarden.ruleengine.range_sources import RangeSource
 from gpuwarden.ruleengine.rehearsals import Moment, compare, rehearse, tick_times
 from gpuwarden.ruleengine.rule_tests import Expectation, RuleTest
-from gpuwarden.ruleengine.rulebooks import RuleBook
 from gpuwarden.ruleengine.settings import load_settings
 from gpuwarden.ruleengine.temporary_servers import prometheus_binary, temporary_prometheus
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gpuwarden.ruleengine.engine import Engine
     from gpuwarden.ruleengine.model import RuleSet
 
 LIVES = """
@@ -200,32 +198,17 @@ def test_verdicts_and_stages_are_those_of_the_live_engine(tmp_path: Path) -> Non
     async def live() -> list[Expectation]:
         clock = OwnedClock(test.start.timestamp())
         found = []
-        with alertmanager_sink(clock) as (sink, _):
-            ledger = Ledger(settings.path(settings.values.ledger))
-            poster = AlertmanagerClient([sink.url], clock)
-            async with (
-                temporary_prometheus(history(test)) as url,
-                PrometheusClient(url, clock=clock) as client,
-            ):
-                engine = Engine(
-                    settings.values,
-                    settings.path("halt"),
-                    rulebook=RuleBook(settings),
-                    ledger=ledger,
-                    source=RightClock(client),
-                    alertmanager=poster,
-                    agents=None,
-                    signer=None,
-                    clock=clock,
-                )
-                for time in tick_times(test):
-                    await engine.tick()
-                    for rule, subject in sorted(subjects):
-                        at = time - test.start.timestamp()
-                        found.append(_said(engine, rule, subject, at))
-                    clock.pass_(test.tick)
-            await poster.aclose()
-            ledger.close()
+        ledger = Ledger(settings.path(settings.values.ledger))
+        async with (
+            temporary_prometheus(history(test)) as url,
+            engine_over(url, settings, ledger, clock) as engine,
+        ):
+            for time in tick_times(test):
+                await engine.tick()
+                for rule, subject in sorted(subjects):
+                    at = time - test.start.timestamp()
+                    found.append(_said(engine, rule, subject, at))
+                clock.pass_(test.tick)
         return found
 
     expected = asyncio.run(live())
