@@ -89,8 +89,10 @@ def test_the_daemon_lives_beside_slurm(
     before = entry(place, job)
     assert before is not None
     assert (before.team, before.gpus) == ("vision", 2)
-    # The account is read when a daemon starts, and then each minute.
-    until(lambda: "gres/gpu=2" in box.run("sacct", "-nPo", "AllocTRES", f"--jobs={job}"), 60)
+    # The account is read when a daemon starts, and then each minute. By its number slurmdbd has a
+    # job some seconds before it has it in a stretch of time, which is what a daemon asks for.
+    stretch = ("--starttime=now-1hours", "--endtime=now")
+    until(lambda: "gres/gpu=2" in box.run("sacct", "-anPo", "AllocTRES", *stretch), 60)
     daemon.kill()
     daemon.wait(30)
     assert (place / "s.sock").exists()
