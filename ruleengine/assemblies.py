@@ -1,18 +1,19 @@
 """Assemblies: one tick's rows, and how they become facts. Pure; replays call it as well.
 
 Rows are folded as they come, and let go: what ten thousand cards answer to fifty queries is some
-hundred megabytes, what is kept of it a tenth. Texts that rows share are kept once.
+hundred megabytes, what is kept of it a tenth.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from gpuwarden.ruleengine import card_homes, signals
+from gpuwarden.ruleengine import card_homes, lit_nodes, signals
+from gpuwarden.ruleengine.inventories import ACTIVITY_METRIC, FOUND_BY, LABELS, RESUMED, SAVED
 from gpuwarden.ruleengine.job_parts import agreed
 from gpuwarden.ruleengine.measures import ABSENT, Layout, Measures
 from gpuwarden.ruleengine.run_drafts import RunDrafts, torn
@@ -30,73 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from gpuwarden.ruleengine.held_sets import HeldSets
+    from gpuwarden.ruleengine.inventories import Expectation
     from gpuwarden.ruleengine.prometheus import Table
-
-SNAPSHOT_INTERVAL_SECONDS = 2.0
-"""How often an exporter takes its snapshot; a snapshot up to twice as old is current."""
 
 LAST_MOMENT = 253_402_128_000.0
 """9999-12-30: what lies later has no date in some zone, and no node is believed so far."""
 MAX_PID_DIGITS = 10
 
-SCRAPED_TWICE = "scraped_twice"
-"""Reason: the server holds a node's series more than once, under labels that we do not ask for, or
-a card's under the names of two nodes."""
-
-ACTIVITY_METRIC = "gpu_job_activity_timestamp_seconds"
-_OF_JOB = ("instance", "job_id")
-_OF_CARD = ("instance", "uuid")
-_OF_RUN = ("instance", "job_id", "run_id")
-LABELS: Final[Mapping[str, tuple[str, ...]]] = {
-    "gpu_info": (*_OF_CARD, "gpu", "name"),
-    "gpu_memory_total_bytes": _OF_CARD,
-    "gpu_mig_info": (*_OF_CARD, "mig_uuid", "gpu", "profile"),
-    "gpu_mig_memory_total_bytes": ("instance", "mig_uuid"),
-    "gpu_throttle_active": (*_OF_CARD, "reason"),
-    "gpu_job_holds_gpu": (*_OF_JOB, "uuid", "gpu"),
-    "gpu_job_info": (*_OF_JOB, "user", "source", "framework", "interactive"),
-    "gpu_job_executable": (*_OF_JOB, "executable", "cgroup"),
-    "gpu_job_start_time_seconds": _OF_JOB,
-    "gpu_job_first_gpu_use_timestamp_seconds": _OF_JOB,
-    ACTIVITY_METRIC: (*_OF_JOB, "signal"),
-    "gpu_process_start_time_seconds": (*_OF_JOB, "pid"),
-    "yolo_info": (*_OF_RUN, "model", "batch", "imgsz", "amp", "project"),
-    "yolo_phase": (*_OF_RUN, "phase"),
-    "yolo_phase_start_timestamp_seconds": _OF_RUN,
-    "yolo_checkpoint_timestamp_seconds": _OF_RUN,
-    "yolo_checkpoint_durable_timestamp_seconds": _OF_RUN,
-    "yolo_resume_mode": (*_OF_RUN, "mode"),
-    "yolo_devices": _OF_RUN,
-    "gpuwarden_snapshot_timestamp_seconds": ("instance",),
-    "scraped": ("instance",),
-    "expected": ("instance",),
-}
-"""Inventory query -> the labels that are kept of its rows."""
-FOUND_BY: Final = frozenset(
-    {"gpu_job_holds_gpu", "gpu_job_info", "gpu_job_executable", "yolo_info"}
-)
-"""Queries of which a row is enough to know that there is such a job; what was said until two
-scrapes ago, perhaps of a job that has ended since, is not."""
-OF_VALUES: Final = ("instance", "job_id", "uuid")
-"""The labels that are kept of the rows of a value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """Which nodes should be lit: all that any of these names.
-
-    Attributes:
-        number: how many, where nothing names them.
-        names: targets of Prometheus.
-        query: PromQL whose rows name them by `instance`, or whose one row is their number; None:
-            Prometheus' own targets.
-    """
-
-    number: int | None = None
-    names: frozenset[str] = frozenset()
-    query: str | None = None
-
-
+_NEVER_IF_ZERO: Final = frozenset({"avg", "max", "last"})
+"""Aggregates of what is never negative that are 0 only where all of it is."""
 _OF_NODES: Final = tuple(name for name in LABELS if name not in ("scraped", "expected"))
 """Inventory queries whose rows are of what a node has, and begin with its name."""
 
@@ -150,7 +93,6 @@ class Assembly:
         self._expected = expected
         self._teams = teams
         self._scrape_interval = scrape_interval
-        self._shared: dict[str, str] = {}
         self._rows: dict[str, list[tuple[float, _Texts]]] = {name: [] for name in LABELS}
         self._drafts: dict[str, _Draft] = {}
         self._cards: dict[_Card, GpuFacts] = {}
@@ -161,6 +103,8 @@ class Assembly:
         self._numbers: dict[SignalKey, float] = {}
         self._disbelieved: list[_Draft] = []
         self._twice: set[str] = set()
+        self._dark: dict[str, str] = {}
+        self._skews: dict[str, float] = {}
 
     @property
     def jobs(self) -> int:
@@ -176,8 +120,7 @@ class Assembly:
             name: in `LABELS`.
             rows: its answer, with the labels of `LABELS`.
         """
-        shared = self._shared.setdefault
-        self._rows[name] += [(value, tuple(map(shared, texts, texts))) for value, texts in rows]
+        self._rows[name] += rows
 
     def take_held(self, held: HeldSets) -> None:
         """Add what jobs hold on dark nodes of which the server remembers nothing any more.
@@ -185,7 +128,9 @@ class Assembly:
         Args:
             held: remembers it; what the rows tell is new to it.
         """
-        dark, skews = self._nodes()
+        dark, skews = lit_nodes.states(
+            self._rows, time=self._time, scrape_interval=self._scrape_interval
+        )
         rows = self._rows["gpu_job_holds_gpu"]
         rows += held.missing(rows, lit=skews.keys() - dark.keys(), time=self._time)
 
@@ -196,7 +141,10 @@ class Assembly:
             keys: of all answers that will come.
         """
         self._layout = Layout(keys)
-        dark, _ = self._nodes()
+        self._dark, self._skews = lit_nodes.states(
+            self._rows, time=self._time, scrape_interval=self._scrape_interval
+        )
+        dark = self._dark
         self._forget_former_names(dark)
         self._drafts = self._drafted()
         self._count_cards_once(dark)
@@ -208,6 +156,7 @@ class Assembly:
             for card in held:
                 self._holders[card].append(draft)
         self._card_numbers = {card: self._layout.empty(1) for card in self._cards}
+        self.take_throttling()
 
     def _forget_former_names(self, dark: Mapping[str, str]) -> None:
         former = card_homes.former_names(self._rows, dark)
@@ -290,15 +239,8 @@ class Assembly:
             runs.amend(draft, run_id, phase=phase)
         for draft, at, (_, _, run_id) in self._of_jobs("yolo_phase_start_timestamp_seconds"):
             runs.amend(draft, run_id, phase_since=at)
-        # The durable one comes second, so that it stands where both exist.
-        for name in (
-            "yolo_checkpoint_timestamp_seconds",
-            "yolo_checkpoint_durable_timestamp_seconds",
-        ):
-            for draft, at, (_, _, run_id) in self._of_jobs(name):
-                runs.amend(draft, run_id, checkpoint_time=at)
-        for draft, _, (_, _, run_id, mode) in self._of_jobs("yolo_resume_mode"):
-            runs.amend(draft, run_id, resume_mode=mode)
+        for draft, run_id, fields in self._saves():
+            runs.amend(draft, run_id, **fields)
         for draft, _, (_, _, run_id) in self._of_jobs("yolo_devices"):
             runs.amend(draft, run_id, other_cards=True)
         runs.finish()
@@ -311,9 +253,6 @@ class Assembly:
         rows = self._rows
         total = {(node, uuid): at for at, (node, uuid) in rows["gpu_memory_total_bytes"]}
         total |= {(node, uuid): at for at, (node, uuid) in rows["gpu_mig_memory_total_bytes"]}
-        throttle: dict[_Card, set[str]] = defaultdict(set)
-        for _, (node, uuid, reason) in rows["gpu_throttle_active"]:
-            throttle[node, uuid].add(reason)
         info = {(node, uuid): (gpu, name) for _, (node, uuid, gpu, name) in rows["gpu_info"]}
         info |= {
             # A MIG instance is a card of its own, called as NVML calls it: such as
@@ -331,10 +270,85 @@ class Assembly:
                 name=name,
                 memory_total_bytes=total.get(card),
                 tenants=tenants.get(card, 0),
-                throttle=tuple(sorted(throttle.get(card, ()))),
                 instance=card[0],
             )
         return found
+
+    # -- what is asked of some
+
+    def not_training(self) -> tuple[set[str], int]:
+        """Jobs with a run that is not in `train`, by what was answered; and how many have runs."""
+        trains = {texts[:3] for _, texts in self._rows["yolo_phase"]}
+        runs = {texts[:3] for _, texts in self._rows["yolo_info"]}
+        return {job_id for _, job_id, _ in runs - trains}, len(runs)
+
+    def perhaps_throttled(self) -> tuple[set[str], int]:
+        """Lit cards that something may slow down, once values are there; and how many cards are.
+
+        Where the clocks were lowered at no time of a window, they are not lowered now.
+        """
+        told = [
+            self._layout.first(key, 1)
+            for key in self._layout.keys
+            if key.signal == "card_throttled" and key.agg in _NEVER_IF_ZERO
+        ]
+        cards = {
+            (node, uuid)
+            for _, (node, uuid, *_) in self._rows["gpu_info"]
+            if self._dark.get(node) != "dark_node"
+        }
+        found = set()
+        for card in cards:
+            numbers = self._card_numbers.get(card)
+            if numbers is None or all(numbers[at] != 0 for at in told):
+                found.add(card[1])
+        return found, len(cards)
+
+    def cards_of(self, jobs: Iterable[str]) -> Iterator[tuple[str, list[_Card]]]:
+        """Jobs that were found, in order, each with all its cards, and a nameless one of each node.
+
+        Args:
+            jobs: their ids.
+        """
+        for job_id in sorted(jobs):
+            draft = self._drafts.get(job_id)
+            if draft is not None:
+                yield job_id, sorted(draft.cards | {(node, "") for node in draft.instances})
+
+    def take_throttling(self) -> None:
+        """Tell the cards what slows them down, of what was answered.
+
+        Who asks for it after `lay_out` calls it once more.
+        """
+        reasons: dict[_Card, set[str]] = defaultdict(set)
+        for _, (node, uuid, reason) in self._rows["gpu_throttle_active"]:
+            reasons[node, uuid].add(reason)
+        for card in reasons.keys() & self._cards.keys():
+            self._cards[card] = replace(self._cards[card], throttle=tuple(sorted(reasons[card])))
+
+    def _saves(self) -> Iterator[tuple[_Draft, str, dict[str, Any]]]:
+        for name in SAVED:
+            for draft, at, (_, _, run_id) in self._of_jobs(name):
+                yield draft, run_id, {"checkpoint_time": at}
+        for draft, _, (_, _, run_id, mode) in self._of_jobs(RESUMED):
+            yield draft, run_id, {"resume_mode": mode}
+
+    def with_saves(self, facts: FleetFacts) -> FleetFacts:
+        """The facts with what was answered of what runs have saved.
+
+        Args:
+            facts: of this assembly.
+        """
+        told: dict[int, dict[str, Any]] = defaultdict(dict)
+        for draft, run_id, fields in self._saves():
+            if run_id in draft.runs and not draft.runs[run_id].conflict:
+                told[id(draft)] |= fields
+        jobs = dict(facts.jobs)
+        for job_id, draft in self._drafts.items():
+            run = jobs[job_id].run
+            if run is not None and id(draft) in told:
+                jobs[job_id] = replace(jobs[job_id], run=replace(run, **told[id(draft)]))
+        return replace(facts, jobs=jobs)
 
     # -- answers
 
@@ -431,7 +445,7 @@ class Assembly:
         Args:
             skew: of the server's clock, in seconds.
         """
-        dark, skews = self._nodes()
+        dark, skews = self._dark, self._skews
         self._mark_conflicts(dark)
         lit_names = set(skews) - set(dark)
         names, expected = self._expectation(lit_names)
@@ -468,34 +482,6 @@ class Assembly:
         names = named | self._expected.names
         return names, max(len(names | lit) if names else 0, counted)
 
-    def _nodes(self) -> tuple[dict[str, str], dict[str, float]]:
-        """Instances that are not fresh with the reason, and the clock skew of those that speak."""
-        # Of a target whose labels have changed a server without staleness markers tells for minutes
-        # what the former series said last: the latest counts.
-        scraped = _latest(self._rows["scraped"])
-        fresh_from = self._time - signals.FRESH_SCRAPES * self._scrape_interval
-        # Two clusters, replicas that nobody folds, or two scrape jobs: which is which is not known.
-        twice = Counter(node for at, (node,) in self._rows["scraped"] if at >= fresh_from)
-        skews: dict[str, float] = {}
-        dark: dict[str, str] = {}
-        for node, taken in _latest(self._rows["gpuwarden_snapshot_timestamp_seconds"]).items():
-            at = scraped.get(node, -math.inf)
-            age = at - taken
-            skew = min(0.0, age) or max(0.0, age - 2 * SNAPSHOT_INTERVAL_SECONDS)
-            skews[node] = skew
-            if twice[node] > 1:
-                dark[node] = SCRAPED_TWICE
-            elif at < fresh_from:
-                dark[node] = "dark_node"
-            elif abs(skew) > MAX_SKEW_SECONDS:
-                dark[node] = "clock_skew"
-        known = {
-            texts[0]
-            for name in ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info")
-            for _, texts in self._rows[name]
-        }
-        return dark | dict.fromkeys(known - set(skews), "dark_node"), skews
-
     def _mark_conflicts(self, dark: Mapping[str, str]) -> None:
         """A run claimed by two jobs, or a job with two runs: nobody is believed."""
         claimed = {
@@ -526,7 +512,7 @@ class Assembly:
         instances = tuple(sorted(draft.instances))
         reasons = sorted({dark[node] for node in instances if node in dark})
         if draft.twice:
-            reasons.append(SCRAPED_TWICE)
+            reasons.append(lit_nodes.SCRAPED_TWICE)
         labels = draft.labels
         user = labels.get("user", "")
         return JobFacts(
@@ -556,7 +542,7 @@ class Assembly:
             known = found.get(uuid)
             if known is not None and known.fresh and node in dark:
                 continue
-            reason = SCRAPED_TWICE if uuid in self._twice else dark.get(node, "")
+            reason = lit_nodes.SCRAPED_TWICE if uuid in self._twice else dark.get(node, "")
             found[uuid] = JobFacts(
                 job_id=uuid,
                 instance=node,
@@ -567,15 +553,6 @@ class Assembly:
                 not_fresh_reason=reason,
             )
         return found
-
-
-def _latest(rows: Iterable[tuple[float, _Texts]]) -> dict[str, float]:
-    """The greatest value of each node's rows; what is no number is none."""
-    found: dict[str, float] = {}
-    for value, (node,) in rows:
-        if not math.isnan(value):
-            found[node] = max(value, found.get(node, -math.inf))
-    return found
 
 
 def _moment(value: float) -> float:

@@ -86,6 +86,8 @@ def _with_running(engine: Engine, dossier: Dossier) -> Dossier:
             continue
         if job.job_id == dossier.decision.job_id:
             continue
+        # In a large fleet how it was resumed is asked of jobs that somebody looks at.
+        engine.rounds.look_at(job.job_id, engine.clock.wall())
         known = later.get(job.job_id)
         seen_at = job.start_time if known is None else known.seen_at
         later[job.job_id] = LaterAttempt(

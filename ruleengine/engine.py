@@ -22,10 +22,11 @@ from gpuwarden.ruleengine.companies import Company, spared
 from gpuwarden.ruleengine.demand_sources import with_demands
 from gpuwarden.ruleengine.drill_desks import DrillDesk
 from gpuwarden.ruleengine.enforcement import CaseTable, Reclaimer
-from gpuwarden.ruleengine.facts import Expectation, gather
+from gpuwarden.ruleengine.facts import gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
 from gpuwarden.ruleengine.held_sets import HeldSets
 from gpuwarden.ruleengine.holds import Holds
+from gpuwarden.ruleengine.inventories import Expectation
 from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.leaves import LeaveDesk, Sight
 from gpuwarden.ruleengine.ledger_handles import LedgerTaken

@@ -12,6 +12,7 @@ from gpuwarden.ruleengine.forecasts import counted_from, forecasts
 from gpuwarden.ruleengine.guards import DATA_AGE_SCRAPES, Blocked
 from gpuwarden.ruleengine.leave_documents import leave_document
 from gpuwarden.ruleengine.model import Action
+from gpuwarden.ruleengine.needs import SAVES
 from gpuwarden.ruleengine.reclaim.drafts import evidence_record
 
 if TYPE_CHECKING:
@@ -294,7 +295,10 @@ def _gpu(gpu: GpuFacts, node: str) -> str:
 
 
 def _job(engine: Engine, job: JobFacts) -> dict[str, Any]:
-    risk = None if job.job_id.startswith(_CARDS) else engine.losses.risk(job)
+    facts = engine.view.facts
+    # Of a job that nobody has looked at yet; a risk since its start would be a wrong one.
+    unasked = facts is not None and facts.why_absent(SAVES, job.job_id) == "not_asked"
+    risk = None if unasked or job.job_id.startswith(_CARDS) else engine.losses.risk(job)
     return {
         **_job_head(job),
         "source": job.source,

@@ -9,38 +9,34 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from gpuwarden import durations
-from gpuwarden.catalogue import SCRAPE_JOB
 from gpuwarden.errors import GpuwardenError, TemporaryError
-from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.assemblies import (
-    ACTIVITY_METRIC,
+from gpuwarden.ruleengine import card_expressions, signals
+from gpuwarden.ruleengine.assemblies import Assembly
+from gpuwarden.ruleengine.inventories import (
     LABELS,
+    OF_SOME,
     OF_VALUES,
-    Assembly,
+    PHASE,
+    THROTTLE,
     Expectation,
+    activity_queries,
+    current_queries,
+    phase_queries,
+    remembered_queries,
+    saves_queries,
+    silent_query,
+    throttle_query,
+    training_query,
 )
-from gpuwarden.ruleengine.job_expressions import of_jobs
-from gpuwarden.ruleengine.needs import ACTIVITY, needed_keys
+from gpuwarden.ruleengine.job_expressions import MAX_QUERY_BYTES, of_jobs, separable
+from gpuwarden.ruleengine.needs import ACTIVITY, SAVES, needed_keys
 from gpuwarden.ruleengine.prometheus import QueryRefused, table, tabulated
-from gpuwarden.ruleengine.rounds import everything
-
-__all__ = [
-    "Expectation",
-    "assemble",
-    "current_queries",
-    "gather",
-    "inventory_queries",
-    "remembered_queries",
-    "silent_nodes",
-    "silent_query",
-    "value_queries",
-]
+from gpuwarden.ruleengine.rounds import MAX_SHARE, everything
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpuwarden.ruleengine.held_sets import HeldSets
     from gpuwarden.ruleengine.model import RuleSet
@@ -48,30 +44,18 @@ if TYPE_CHECKING:
     from gpuwarden.ruleengine.rounds import Rounds
     from gpuwarden.ruleengine.verdicts import FleetFacts, SignalKey
 
-HELD_FOR = "1h"
-"""For how long a dark node's jobs are still known by what they held."""
+_ROWS: Final[Mapping[SignalKey, Callable[[float, Sequence[str] | None], dict[str, str]]]] = {
+    ACTIVITY: activity_queries,
+    SAVES: saves_queries,
+}
+"""Rows of the inventory that are asked as values are, of the jobs that they can concern."""
+_METRIC_BYTES = 200
+"""Of a query of rows, beside the names of jobs; and more than that."""
 PARALLEL_QUERIES = 8
 _NODE = ("instance",)
 
-# Without the gate, Prometheus serves for five minutes what vanished while it was down.
-_STILL = "timestamp({metric}) >= time() - {fresh}"
-_LIT = "timestamp(gpuwarden_snapshot_timestamp_seconds) >= time() - {fresh}"
-# What was there until less than two scrapes ago counts as well: it amends jobs and makes none.
-_LATEST = "last_over_time({metric}[{window}])"
-_ONCE = "last_over_time({metric}[" + HELD_FOR + "])"
-_REMEMBERED = _STILL + " or " + _ONCE + " unless on (instance) (" + _LIT + ")"
-REMEMBERED = ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info", "gpu_mig_info")
-"""What is known of a node for `HELD_FOR` after it went dark."""
-_SILENT = (
-    "(group by (instance) (last_over_time(gpuwarden_snapshot_timestamp_seconds[" + HELD_FOR + "]))"
-    " or group by (instance) (last_over_time(gpuwarden_nvml_up[" + HELD_FOR + "])))"
-    " unless on (instance) (" + _LIT + ")"
-)
 MAX_NAMES_BYTES = 3000
-"""Of jobs that one selector names: a query has up to five, and VictoriaMetrics reads queries of up
-to 16 KiB (its -search.maxQueryLen)."""
-MAX_NAMED_NODES = 400
-"""Of more silent nodes than these everything is asked, and not theirs alone."""
+"""Of jobs or cards that one selector names, where a query has up to five."""
 
 
 async def gather(
@@ -113,17 +97,7 @@ async def gather(
     )
     asking = _Asking(source, time, assembly, scrape_interval=scrape_interval)
     try:
-        async with asyncio.TaskGroup() as group:
-            skew = group.create_task(source.clock_skew())
-            silent = group.create_task(
-                silent_nodes(source, time=time, scrape_interval=scrape_interval)
-            )
-            for name, query in current_queries(scrape_interval, expected_nodes).items():
-                if name != ACTIVITY_METRIC:  # asked as values are, of whom it can concern
-                    group.create_task(asking.inventory(name, query))
-        async with asyncio.TaskGroup() as group:
-            for name, query in remembered_queries(scrape_interval, silent.result()).items():
-                group.create_task(asking.inventory(name, query))
+        skew = await asking.fleet(expected_nodes, narrow=rounds is not None)
         if held is not None:
             assembly.take_held(held)
         assembly.lay_out(sorted(needed_keys(rules)))
@@ -133,8 +107,10 @@ async def gather(
             else rounds.questions(rules, jobs=assembly.jobs, now=time)
         )
         await asking.answers(dict.fromkeys(questions.early))
+        if rounds is not None:
+            await asking.throttling()
         assembly.take_activity()
-        facts = assembly.facts(skew.result())
+        facts = assembly.facts(skew)
         if rounds is not None and questions.keys != questions.early:
             chosen = rounds.in_question(questions, rules, facts)
             await asking.answers(chosen)
@@ -142,13 +118,19 @@ async def gather(
             assembly.forget_claims()
             narrowed = {key: jobs for key, jobs in chosen.items() if jobs is not None}
             facts = replace(facts, narrowed=MappingProxyType(narrowed))
+        facts = assembly.with_saves(facts)
     except BaseExceptionGroup as errors:
-        # Callers know our tree, not groups: one server fails for one reason, many times over.
-        ours = errors.subgroup(GpuwardenError)
-        if ours is None:
-            raise
-        raise ours.exceptions[0] from errors
+        raise _our_own(errors) from errors
     return facts
+
+
+def _our_own(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Callers know our tree, not groups: one server fails for one reason, many times over.
+
+    No frame that the error passes may name it: it would hold on to a tick's whole assembly.
+    """
+    ours = errors.subgroup(GpuwardenError)
+    return errors if ours is None else ours.exceptions[0]
 
 
 async def silent_nodes(source: Source, *, time: float, scrape_interval: float) -> list[str]:
@@ -176,7 +158,45 @@ class _Asking:
         self._scrape_interval = scrape_interval
         self._gate = asyncio.Semaphore(PARALLEL_QUERIES)
 
+    async def fleet(self, expected: Expectation, *, narrow: bool) -> float:
+        """Ask what the fleet consists of; the skew of the server's clock, in seconds.
+
+        Of the phases of runs most is that they train: where `narrow`, only of those that do not
+        the others are asked, and what slows cards down is left to `throttling`.
+        """
+        source, interval, assembly = self._source, self._scrape_interval, self._assembly
+        async with asyncio.TaskGroup() as group:
+            skew = group.create_task(source.clock_skew())
+            silent = group.create_task(
+                silent_nodes(source, time=self._time, scrape_interval=interval)
+            )
+            queries = current_queries(interval, expected)
+            for of_jobs_in_question in _ROWS.values():
+                for name in of_jobs_in_question(interval, None):
+                    del queries[name]
+            if narrow:
+                queries = {name: query for name, query in queries.items() if name not in OF_SOME}
+                queries[PHASE] = training_query(interval)
+            for name, query in queries.items():
+                group.create_task(self.inventory(name, query))
+        async with asyncio.TaskGroup() as group:
+            for name, query in remembered_queries(interval, silent.result()).items():
+                group.create_task(self.inventory(name, query))
+            for names in _parts(_few(*assembly.not_training())) if narrow else ():
+                for name, query in phase_queries(interval, names).items():
+                    group.create_task(self.inventory(name, query))
+        return skew.result()
+
+    async def throttling(self) -> None:
+        """Ask what slows cards down, of those that something may slow down by their values."""
+        async with asyncio.TaskGroup() as group:
+            for names in _parts(_few(*self._assembly.perhaps_throttled())):
+                query = throttle_query(self._scrape_interval, names)
+                group.create_task(self.inventory(THROTTLE, query))
+        self._assembly.take_throttling()
+
     async def inventory(self, name: str, query: str) -> None:
+        """Ask what the fleet consists of, one question."""
         async with self._gate:
             rows = await table(self._source, query, self._time, LABELS[name])
             self._assembly.take_inventory(name, rows)
@@ -184,19 +204,54 @@ class _Asking:
     async def answers(self, keys: Mapping[SignalKey, frozenset[str] | None]) -> None:
         """Ask for values: of the jobs that are named, of all where None is."""
         asked: dict[frozenset[str] | None, list[SignalKey]] = {}
-        for key, jobs in keys.items():
-            asked.setdefault(jobs, []).append(key)
         async with asyncio.TaskGroup() as group:
-            for jobs, found in asked.items():
-                numbers = [key for key in found if key != ACTIVITY]
-                for part in [None] if jobs is None else named_parts(jobs):
-                    for query, same in queries_of(numbers, self._scrape_interval, part).items():
+            for key, jobs in keys.items():
+                if key in _ROWS:
+                    for part in _parts(jobs, MAX_QUERY_BYTES - _METRIC_BYTES):
+                        for name, query in _ROWS[key](self._scrape_interval, part).items():
+                            group.create_task(self.inventory(name, query))
+                elif jobs is not None and key.promql and not separable(key.promql):
+                    for query, named in self._of_cards(key.promql, jobs):
+                        group.create_task(self._values(query, [key], of=named))
+                else:
+                    asked.setdefault(jobs, []).append(key)
+            for jobs, numbers in asked.items():
+                for alike, part in self._named(numbers, jobs):
+                    for query, same in queries_of(alike, self._scrape_interval, part).items():
                         group.create_task(self._values(query, same))
-                    if ACTIVITY in found:
-                        query = _latest(ACTIVITY_METRIC, self._scrape_interval, part)
-                        group.create_task(self.inventory(ACTIVITY_METRIC, query))
 
-    async def _values(self, query: str, keys: Sequence[SignalKey]) -> None:
+    def _of_cards(
+        self, text: str, jobs: frozenset[str]
+    ) -> Iterator[tuple[str, Collection[str] | None]]:
+        """Queries of these jobs' cards, with the jobs of each; of all where one holds too many."""
+        found = [
+            (card_expressions.of_cards(text, some.values()), some.keys())
+            for some in card_expressions.parts(text, self._assembly.cards_of(jobs))
+        ]
+        if any(len(query.encode()) > MAX_QUERY_BYTES for query, _ in found):
+            yield text, None
+        else:
+            yield from found
+
+    def _named(
+        self, keys: Iterable[SignalKey], jobs: frozenset[str] | None
+    ) -> Iterator[tuple[list[SignalKey], list[str] | None]]:
+        """Values with the jobs to name: the fewer selectors name them, the more jobs in a query."""
+        if jobs is None:
+            yield list(keys), None
+            return
+        alike: dict[int, list[SignalKey]] = {}
+        for key in keys:
+            ((text, _),) = queries_of([key], self._scrape_interval, ["j"]).items()
+            most = (MAX_QUERY_BYTES - len(text.encode())) // max(1, text.count("job_id=~"))
+            alike.setdefault(most, []).append(key)
+        for most, found in alike.items():
+            for part in named_parts(jobs, most):
+                yield found, part
+
+    async def _values(
+        self, query: str, keys: Sequence[SignalKey], *, of: Collection[str] | None = None
+    ) -> None:
         """A server that does not answer ends the tick; what it refuses fails alone.
 
         It refuses a window longer than it allows, or more series, however healthy it is: one rule
@@ -206,6 +261,8 @@ class _Asking:
             answer: Table | str
             try:
                 answer = await table(self._source, query, self._time, OF_VALUES)
+                if of is not None:  # of others a part of their cards was asked
+                    answer = [row for row in answer if row[1][1] in of]
             except QueryRefused as error:
                 answer = str(error)
             except TemporaryError as error:
@@ -216,22 +273,35 @@ class _Asking:
                 self._assembly.take_answer(key, answer, amounts=signals.amount(key) is not None)
 
 
-def named_parts(jobs: frozenset[str]) -> list[list[str]]:
-    """Jobs in parts that a query can name, in their order.
+def named_parts(names: Collection[str], most: int = MAX_NAMES_BYTES) -> list[list[str]]:
+    """Jobs or cards in parts that a query can name, in their order.
 
     Args:
-        jobs: their ids.
+        names: their ids.
+        most: bytes of names in a part, of several names.
     """
     parts: list[list[str]] = []
-    size = MAX_NAMES_BYTES
-    for job in sorted(jobs):
-        length = len(signals.one_of([job]).encode()) - 1
-        if size + length > MAX_NAMES_BYTES:
+    size = most
+    for name in sorted(names):
+        length = len(signals.one_of([name]).encode()) - 1
+        if not parts or size + length > most:
             parts.append([])
             size = 0
-        parts[-1].append(job)
+        parts[-1].append(name)
         size += length
     return parts
+
+
+def _parts(
+    names: Collection[str] | None, most: int = MAX_NAMES_BYTES
+) -> Sequence[list[str] | None]:
+    """In which parts to ask; None stands for the whole fleet."""
+    return [None] if names is None else named_parts(names, most)
+
+
+def _few(names: Collection[str], all_of_them: int) -> Collection[str] | None:
+    """A few to be asked for by name; None where they are too many, so that the whole fleet is."""
+    return None if len(names) > MAX_SHARE * all_of_them else names
 
 
 def value_queries(rules: RuleSet, scrape_interval: float) -> dict[str, list[SignalKey]]:
@@ -296,103 +366,3 @@ def assemble(
         known = answer if isinstance(answer, str) else tabulated(answer, OF_VALUES)
         assembly.take_answer(key, known)
     return assembly.facts(skew)
-
-
-def inventory_queries(scrape_interval: float, expected: Expectation) -> dict[str, str]:
-    """Name -> PromQL of what the fleet consists of, in one question each.
-
-    Args:
-        scrape_interval: of the nodes, in seconds.
-        expected: which nodes should be lit.
-    """
-    fresh = _fresh(scrape_interval)
-    remembered = {name: _REMEMBERED.format(metric=name, fresh=fresh) for name in REMEMBERED}
-    return current_queries(scrape_interval, expected) | remembered
-
-
-def current_queries(scrape_interval: float, expected: Expectation) -> dict[str, str]:
-    """Name -> PromQL of what lit nodes say now.
-
-    Args:
-        scrape_interval: of the nodes, in seconds.
-        expected: which nodes should be lit.
-    """
-    fresh = _fresh(scrape_interval)
-    # What is always 1 tells nothing by its value: to know that it is there is enough.
-    there = ("gpu_job_executable", "yolo_info", *REMEMBERED)
-    latest = (
-        "gpu_memory_total_bytes",
-        "gpu_mig_memory_total_bytes",
-        "gpu_job_start_time_seconds",
-        "gpu_job_first_gpu_use_timestamp_seconds",
-        ACTIVITY_METRIC,
-        "gpu_process_start_time_seconds",
-        "yolo_phase_start_timestamp_seconds",
-        "yolo_checkpoint_timestamp_seconds",
-        "yolo_checkpoint_durable_timestamp_seconds",
-    )
-    return {
-        **{metric: _STILL.format(metric=metric, fresh=fresh) for metric in there},
-        **{metric: _latest(metric, scrape_interval) for metric in latest},
-        # Many series of which one is 1: what always stands beside it on a page is asked its age.
-        "yolo_phase": "yolo_phase == 1 and on (instance, job_id, run_id) "
-        + _STILL.format(metric='yolo_phase{phase="train"}', fresh=fresh),
-        "gpu_throttle_active": "gpu_throttle_active == 1 and on (instance, uuid) "
-        + _STILL.format(metric="gpu_info", fresh=fresh),
-        "yolo_resume_mode": _latest("yolo_resume_mode", scrape_interval) + " == 1",
-        # A row is a training that does not run on the cards that its job holds; few are.
-        "yolo_devices": _latest("yolo_devices", scrape_interval)
-        + " != on (instance, job_id) group_left () count by (instance, job_id) "
-        f"(max by (instance, job_id, uuid) ({_latest('gpu_job_holds_gpu', scrape_interval)}))",
-        "gpuwarden_snapshot_timestamp_seconds": "gpuwarden_snapshot_timestamp_seconds",
-        "scraped": "timestamp(gpuwarden_snapshot_timestamp_seconds)",
-        "expected": _expected_query(expected),
-    }
-
-
-def remembered_queries(scrape_interval: float, silent: Sequence[str]) -> dict[str, str]:
-    """Name -> PromQL of what silent nodes said last; none where no node is silent.
-
-    An hour of every card is dear to look through, and few nodes are dark.
-
-    Args:
-        scrape_interval: of the nodes, in seconds.
-        silent: their names, as of `silent_nodes`.
-    """
-    if not silent:
-        return {}
-    if len(silent) > MAX_NAMED_NODES:
-        lit = _LIT.format(fresh=_fresh(scrape_interval))
-        return {
-            name: f"{_ONCE.format(metric=name)} unless on (instance) ({lit})" for name in REMEMBERED
-        }
-    chosen = f"{{instance=~{signals.one_of(silent)}}}"
-    return {name: _ONCE.format(metric=name + chosen) for name in REMEMBERED}
-
-
-def silent_query(scrape_interval: float) -> str:
-    """PromQL of the nodes that spoke within `HELD_FOR` and say nothing now.
-
-    Args:
-        scrape_interval: of the nodes, in seconds.
-    """
-    return _SILENT.format(fresh=_fresh(scrape_interval))
-
-
-def _latest(metric: str, scrape_interval: float, jobs: Sequence[str] | None = None) -> str:
-    """What was said within two scrapes, of these jobs or of all."""
-    window = durations.render(signals.FRESH_SCRAPES * scrape_interval)
-    return _LATEST.format(metric=metric + signals.of_jobs(jobs), window=window)
-
-
-def _fresh(scrape_interval: float) -> str:
-    """Seconds, as PromQL compares them, up to which a sample is fresh."""
-    return f"{signals.FRESH_SCRAPES * scrape_interval:g}"
-
-
-def _expected_query(expected: Expectation) -> str:
-    if expected.query is not None:
-        return expected.query
-    # Many rows are asked for only where they are added to names.
-    targets = f'up{{job="{SCRAPE_JOB}"}}'
-    return targets if expected.names else f"count({targets})"

@@ -2,7 +2,8 @@
 
 An expression can be asked of some jobs if no job's rows depend on the series of another: every
 series has a `job_id`, every aggregation keeps it, and every pair of series is matched by it. Then
-a matcher at each selector leaves out rows and changes none. All others are asked of the fleet.
+a matcher at each selector leaves out rows and changes none. `card_expressions` knows those that
+can be asked of some cards; all others are asked of the fleet.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from gpuwarden.ruleengine.signals import one_of
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+MAX_QUERY_BYTES: Final = 15_000
+"""Of a query that names jobs or cards: VictoriaMetrics reads up to 16 KiB of one (its
+-search.maxQueryLen)."""
 MAX_SELECTORS: Final = 5
 """With more, naming the jobs at each would make a query longer than some servers read."""
 
-_NOT_EACH_FOR_ITSELF: Final = frozenset(
+NOT_EACH_FOR_ITSELF: Final = frozenset(
     {
         "absent",
         "absent_over_time",
@@ -38,7 +42,7 @@ _NOT_EACH_FOR_ITSELF: Final = frozenset(
 )
 """Functions whose rows have other labels than what they are given, or depend on all of it."""
 _JOBS: Final = "<jobs>"
-_SELECTOR: Final = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*\{")
+SELECTOR: Final = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*\{")
 
 
 def of_jobs(text: str, jobs: Collection[str]) -> str:
@@ -71,15 +75,20 @@ def _template(text: str) -> str | None:
     except ValueError:
         return None
     found: list[promql.VectorSelector] = []
-    if not _by_job(root) or not _plain(root, found) or len(found) > MAX_SELECTORS:
+    if not _by_job(root) or not plain(root, found) or len(found) > MAX_SELECTORS:
         return None
     # The parser writes every selector with its braces.
-    template, number = _SELECTOR.subn(rf'\g<0>job_id=~"{_JOBS}",', str(root))
+    template, number = SELECTOR.subn(rf'\g<0>job_id=~"{_JOBS}",', str(root))
     return template if number == len(found) else None
 
 
-def _plain(root: promql.Expr, found: list[promql.VectorSelector]) -> bool:
-    """Whether all selectors, which are collected, can be written down again as they were."""
+def plain(root: promql.Expr, found: list[promql.VectorSelector]) -> bool:
+    """Whether all selectors can be written down again as they were.
+
+    Args:
+        root: of the expression.
+        found: takes the selectors, in the order in which they are written.
+    """
 
     def look(node: promql.Expr) -> bool:
         if isinstance(node, promql.StringLiteral):
@@ -107,11 +116,11 @@ def _by_job(node: promql.Expr) -> bool:
         case promql.ParenExpr() | promql.UnaryExpr() | promql.SubqueryExpr():
             own = _by_job(node.expr)
         case promql.Call():
-            rows = [argument for argument in node.args if not _number(argument)]
-            own = node.func.name in FUNCTIONS - _NOT_EACH_FOR_ITSELF and bool(rows)
+            rows = [argument for argument in node.args if not is_number(argument)]
+            own = node.func.name in FUNCTIONS - NOT_EACH_FOR_ITSELF and bool(rows)
             own = own and all(_by_job(argument) for argument in rows)
         case promql.AggregateExpr():
-            number = node.param is None or _number(node.param)
+            number = node.param is None or is_number(node.param)
             own = number and _of_each_job(node) and _by_job(node.expr)
         case promql.BinaryExpr():
             own = _pairs_by_job(node)
@@ -129,7 +138,7 @@ def _of_each_job(node: promql.AggregateExpr) -> bool:
 
 
 def _pairs_by_job(node: promql.BinaryExpr) -> bool:
-    sides = [side for side in (node.lhs, node.rhs) if not _number(side)]
+    sides = [side for side in (node.lhs, node.rhs) if not is_number(side)]
     if not sides or not all(_by_job(side) for side in sides):
         return False
     matching = None if node.modifier is None else node.modifier.matching
@@ -139,15 +148,19 @@ def _pairs_by_job(node: promql.BinaryExpr) -> bool:
     return ("job_id" in matching.labels) is on
 
 
-def _number(node: promql.Expr) -> bool:
-    """Whether a node is a number that depends on no series."""
+def is_number(node: promql.Expr) -> bool:
+    """Whether a node is a number that depends on no series.
+
+    Args:
+        node: of an expression.
+    """
     match node:
         case promql.NumberLiteral():
             return True
         case promql.ParenExpr() | promql.UnaryExpr():
-            return _number(node.expr)
+            return is_number(node.expr)
         case promql.BinaryExpr():
-            return _number(node.lhs) and _number(node.rhs)
+            return is_number(node.lhs) and is_number(node.rhs)
         case promql.Call():
             return node.func.name in ("pi", "time")
     return False

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 ACTIVITY = SignalKey("activity", "last", 0.0)
 """Stands for the signs of life that `silent_for` reads: rows of the inventory, and no number."""
+SAVES = SignalKey("saves", "last", 0.0)
+"""Stands for what runs have saved and how they were resumed, likewise: it concerns jobs that
+something may be done about, and those that people look at."""
 CAUSE_WINDOW_SECONDS = 300.0
 """The longest window that is asked only so that causes can be told."""
 SHARED_CAUSE_SECONDS = 900.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeAlias, runtime_checkable
-from urllib.parse import urlencode
+from urllib.parse import quote_plus, urlencode
 
 import httpx
 import msgspec
@@ -163,7 +163,7 @@ class PrometheusClient:
         form = self._form(query, {"time": f"{time:.3f}"})
         reply = await self._post(form)
         # A label of replicas stands in the answer by its name, or no row has it.
-        if not any(f'"{name}"'.encode() in reply.body for name in self._replica_labels):
+        if not any(name.encode() in reply.body for name in self._replica_labels):
             plain = _plain_table(reply.body, labels, time)
             if plain is not None:
                 return plain
@@ -231,7 +231,7 @@ class PrometheusClient:
                 "POST",
                 f"{self._url}/api/v1/query",
                 seconds=2 * self._timeout,
-                content=urlencode(form, doseq=True).encode(),
+                content=urlencode(form, doseq=True, quote_via=_quoted).encode(),
                 headers={
                     "Content-Type": "application/x-www-form-urlencoded",
                     # To pack and to unpack it takes both sides more time than all else.
@@ -257,7 +257,7 @@ class PrometheusClient:
                 rows = [_sample(row) for row in result]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ServiceUnavailable(f"{self._url} gave an unexpected answer: {error}") from error
-        late = _untimely(moments, time)
+        late = _untimely(set(moments), time)
         if late:
             raise ServiceUnavailable(
                 f"{self._url} was asked of the time {time} and answered of {late[0]}: nothing "
@@ -299,12 +299,28 @@ def refuse_partial(url: str, answer: Mapping[str, Any]) -> None:
         raise ServiceUnavailable(f"{url} gave a partial answer: {why}")
 
 
-def _untimely(moments: Iterable[float], time: float | None) -> list[float]:
+_MEANT: Final = tuple((sign, f"%{ord(sign):02X}") for sign in "%&+;=#\r\n\t")
+"""What means something in a form but a blank; `%` comes first, for the others are told by it."""
+
+
+def _quoted(text: str | bytes, *_: object) -> str:
+    """`quote_plus` of what has to be quoted alone, in a tenth of the time.
+
+    A query that names jobs has up to 15 KB, and a tick of a large fleet asks a hundred of them.
+    """
+    if isinstance(text, bytes) or not text.isascii():
+        return quote_plus(text)
+    for sign, told in _MEANT:
+        text = text.replace(sign, told)
+    return text.replace(" ", "+")
+
+
+def _untimely(moments: set[float], time: float | None) -> list[float]:
     """Of the rows' moments those that are not the one asked for: they say nothing of it."""
     if time is None:
         return []
     # Each row is looked at: what puts answers together may have kept some of them.
-    return [at for at in set(moments) if not -OFF_SECONDS <= at - time <= OFF_SECONDS]
+    return [at for at in moments if not -OFF_SECONDS <= at - time <= OFF_SECONDS]
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -340,7 +356,7 @@ def _plain_rows(body: bytes, time: float | None) -> list[Sample] | None:
         if answer.warnings or answer.isPartial:
             return None
         rows = answer.data.result
-        if _untimely((row.value[0] for row in rows if row.value is not None), time):
+        if _untimely({row.value[0] for row in rows if row.value is not None}, time):
             return None
         for row in rows:
             row.metric.pop("__name__", None)
@@ -361,7 +377,7 @@ def _plain_table(body: bytes, labels: tuple[str, ...], time: float) -> Table | N
         return None
     if answer.warnings or answer.isPartial:
         return None
-    if _untimely((r.value[0] for r in answer.data.result if r.value is not None), time):
+    if _untimely({row.value[0] for row in answer.data.result if row.value is not None}, time):
         return None
     return [
         (math.nan if row.value is None else row.value[1], msgspec.structs.astuple(row.metric))

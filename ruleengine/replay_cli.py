@@ -27,7 +27,7 @@ from gpuwarden.option_values import (
 )
 from gpuwarden.ruleengine import made_up_weeks, replay_people, replay_policies
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS
-from gpuwarden.ruleengine.facts import Expectation
+from gpuwarden.ruleengine.inventories import Expectation
 from gpuwarden.ruleengine.loading import check_rule_files
 from gpuwarden.ruleengine.path_patterns import matching
 from gpuwarden.ruleengine.prometheus_settings import client_of

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.assemblies import FOUND_BY, SNAPSHOT_INTERVAL_SECONDS
-from gpuwarden.ruleengine.facts import (
-    Expectation,
-    assemble,
-)
+from gpuwarden.ruleengine.facts import assemble
+from gpuwarden.ruleengine.inventories import FOUND_BY, SAVED, Expectation
+from gpuwarden.ruleengine.lit_nodes import SNAPSHOT_INTERVAL_SECONDS
 from gpuwarden.ruleengine.prometheus import Sample
 from gpuwarden.ruleengine.verdicts import MAX_SKEW_SECONDS
 
@@ -42,11 +40,6 @@ NODE_ROWS: Final = (SNAPSHOTS, "scraped", "expected")
 """What is known of nodes and not of a job or card."""
 KNOWN_BY_ROWS: Final = ("gpu_job_holds_gpu", "gpu_job_info", "gpu_info")
 """A node that has any of these and no snapshot is dark."""
-SAVED_ROWS: Final = (
-    "yolo_checkpoint_timestamp_seconds",
-    "yolo_checkpoint_durable_timestamp_seconds",
-)
-"""The second one stands where both exist."""
 UNJUDGED_ROWS: Final = frozenset({"gpu_throttle_active"})
 """Told in causes only: no verdict depends on it, and it flaps."""
 VALUED_ROWS: Final = frozenset(
@@ -131,7 +124,7 @@ class Group:
     def saved(self, job: str, tick: int) -> float | None:
         """When a job's trainer last saved its state, as the live facts have it."""
         found = None
-        for name in SAVED_ROWS:
+        for name in SAVED:
             for number in self.rows_of(name, "job_id", job):
                 value = float(self.frame.rows[name].values[number, tick])
                 found = value if math.isfinite(value) else found

@@ -22,7 +22,7 @@ import numpy as np
 from gpuwarden.errors import GpuwardenError, InvalidInput
 from gpuwarden.ruleengine import replay_signals, signals
 from gpuwarden.ruleengine.dry_runs import COOL_DOWN_SECONDS, DryRun
-from gpuwarden.ruleengine.facts import Expectation, inventory_queries
+from gpuwarden.ruleengine.inventories import Expectation, inventory_queries
 from gpuwarden.ruleengine.needs import condition_keys
 from gpuwarden.ruleengine.replay_arms import Arm, Clock, IdleTimes
 from gpuwarden.ruleengine.replay_columns import MAX_POINTS, HistoryClient, Ticks

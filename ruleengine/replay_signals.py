@@ -48,7 +48,7 @@ def texts_of(key: SignalKey, scrape_interval: float) -> list[str]:
         return [signals.query(key, scrape_interval=scrape_interval)]
     made = signals.parts(key, scrape_interval=scrape_interval)
     texts = [_fresh(made), made.trained, made.count]
-    return [text for text in ([*texts, made.value] if made.count else texts) if text]
+    return [text for text in ([*texts, made.value] if made.value != made.series else texts) if text]
 
 
 def put_together(
@@ -77,9 +77,11 @@ def put_together(
             return None
         shown = _steps(value, trained) if spec is None else _pace(value, trained, spec.unit)
         return largest(_gated(shown, found[made.count], made.least, fresh, RUN), JOB)
-    shown = fresh
-    if made.count:
-        shown = _gated(found[made.value], found[made.count], made.least, fresh, None)
+    if made.value == made.series:
+        return fresh
+    names = CARD if spec.combined else None
+    count = found[made.count] if made.count else None
+    shown = _gated(found[made.value], count, made.least, fresh, names)
     return largest(shown, CARD) if spec.combined else shown
 
 
@@ -156,12 +158,13 @@ def _table(rows: Mapping[Key, Floats], ticks: int) -> Columns:
 
 
 def _gated(
-    value: Columns, count: Columns, least: int, fresh: Columns, names: Sequence[str] | None
+    value: Columns, count: Columns | None, least: int, fresh: Columns, names: Sequence[str] | None
 ) -> Columns:
     """`value and count >= least and fresh`, each matched on these labels, or on all."""
-    there = _by(fresh.labels, ~np.isnan(fresh.values), names, np.logical_or)
-    with np.errstate(invalid="ignore"):
-        enough = _by(count.labels, count.values >= least, names, np.logical_or)
+    enough = there = _by(fresh.labels, ~np.isnan(fresh.values), names, np.logical_or)
+    if count is not None:
+        with np.errstate(invalid="ignore"):
+            enough = _by(count.labels, count.values >= least, names, np.logical_or)
     rows: dict[Key, Floats] = {}
     for row, own in zip(value.labels, value.values, strict=True):
         key = _key(row, names)

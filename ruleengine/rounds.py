@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.ruleengine import signals
+from gpuwarden.ruleengine.card_expressions import by_card
 from gpuwarden.ruleengine.conditions import All, NeedsMemory
 from gpuwarden.ruleengine.job_expressions import separable
 from gpuwarden.ruleengine.model import Target
@@ -20,6 +21,7 @@ from gpuwarden.ruleengine.needs import (
     ACTIVITY,
     CAUSE_SIGNALS,
     LATE_CAUSES,
+    SAVES,
     condition_keys,
     listening,
     needed_keys,
@@ -55,7 +57,7 @@ class Questions:
     Attributes:
         early: asked of the whole fleet, first.
         late: asked of jobs that these rules leave in question.
-        causes: asked of jobs with a case, since only those have a cause.
+        causes: asked of jobs with a case, since only those have a cause, or may be ended.
     """
 
     early: frozenset[SignalKey]
@@ -122,7 +124,7 @@ class Rounds:
         return Questions(
             early=frozenset(early),
             late={key: tuple(found) for key, found in late.items() if key not in early},
-            causes=frozenset(needed - early - set(late)),
+            causes=frozenset((needed | {SAVES}) - early - set(late)),
         )
 
     def look_at(self, job_id: str, now: float) -> None:
@@ -176,7 +178,7 @@ class Rounds:
         return found
 
     def _narrowed(self, key: SignalKey, jobs: set[str], facts: FleetFacts) -> frozenset[str] | None:
-        if key.promql and jobs and not separable(key.promql):
+        if key.promql and jobs and not (separable(key.promql) or by_card(key.promql)):
             return None
         if len(jobs) <= self._max_share * len(facts.jobs):
             return frozenset(jobs)
@@ -190,7 +192,7 @@ def everything(rules: RuleSet) -> Questions:
     Args:
         rules: what will be judged.
     """
-    return Questions(frozenset(needed_keys(rules) | {ACTIVITY}))
+    return Questions(frozenset(needed_keys(rules) | {ACTIVITY, SAVES}))
 
 
 def first_keys(rule: Rule) -> set[SignalKey]:

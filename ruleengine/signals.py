@@ -56,6 +56,8 @@ class SignalSpec:
         training: a counter of the run, per second of the phase `train`.
         where: matchers that pick some of the metric's series, or empty.
         combined: whether several of these series belong to one card, of which the largest counts.
+        gated_by: with `combined`, matchers of one of them, which stands for the samples and the age
+            of all: they are on a page together or not at all, and each look at a series costs.
         additive: whether the parts of a job on several nodes add up; if not, it has no value.
     """
 
@@ -72,6 +74,7 @@ class SignalSpec:
     training: bool = False
     where: str = ""
     combined: bool = False
+    gated_by: str = ""
     additive: bool = True
 
 
@@ -167,6 +170,7 @@ _ALL = (
         device=True,
         where=f'{{reason=~"{"|".join(sorted(HARMFUL_THROTTLING))}"}}',
         combined=True,
+        gated_by='{reason="hw_slowdown"}',
     ),
     SignalSpec(
         "card_unattributed_memory",
@@ -303,7 +307,7 @@ class Parts:
         trained: of a training, how long each run was in the phase `train`, or empty.
         count: samples in the window by series, or empty for `last`.
         least: how many there must be.
-        series: selector of the raw series.
+        series: selector of the raw series that are counted and whose age is checked.
         fresh: the gate on its age.
     """
 
@@ -319,10 +323,11 @@ def parts(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | Non
     """What the query of a signal is made of; see `query` for the arguments. Not of expressions."""
     named = "" if jobs is None else _named(jobs)
     spec = _spec(key)
-    series = spec.metric + _where(spec.where, "" if spec.device else named)
-    fresh = f"timestamp({series}) >= time() - {FRESH_SCRAPES * scrape_interval:g}"
+    series = spec.metric + where(spec.where, "" if spec.device else named)
+    gating = spec.metric + where(spec.gated_by) if spec.gated_by else series
+    fresh = f"timestamp({gating}) >= time() - {FRESH_SCRAPES * scrape_interval:g}"
     if key.agg == "last":
-        return Parts(series, "", "", 0, series, fresh)
+        return Parts(series, "", "", 0, gating, fresh)
     window = f"[{durations.render(window_length(key, scrape_interval))}]"
     trained = ""
     if spec.training:
@@ -331,9 +336,9 @@ def parts(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | Non
     return Parts(
         value=_windowed(key, spec, series + window),
         trained=trained,
-        count=f"count_over_time({series}{window})",
+        count=f"count_over_time({gating}{window})",
         least=min_samples(key, scrape_interval),
-        series=series,
+        series=gating,
         fresh=fresh,
     )
 
@@ -356,7 +361,7 @@ def query(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | Non
         return key.promql
     made = parts(key, scrape_interval=scrape_interval, jobs=jobs)
     spec = _spec(key)
-    on = f"{_RUN} " if spec.training else ""
+    on = f"{_RUN} " if spec.training else "on (instance, uuid) " if spec.combined else ""
     gates = f"and {on}{made.fresh}"
     if made.count:
         gates = f"and {on}{made.count} >= {made.least} {gates}"
@@ -382,7 +387,7 @@ def query(key: SignalKey, *, scrape_interval: float, jobs: Collection[str] | Non
 
 def of_jobs(jobs: Collection[str] | None) -> str:
     """The braces of a selector of these jobs' series; nothing for all jobs."""
-    return "" if jobs is None else _where(_named(jobs))
+    return "" if jobs is None else where(_named(jobs))
 
 
 def _named(jobs: Collection[str]) -> str:
@@ -401,15 +406,19 @@ def _spec(key: SignalKey) -> SignalSpec:
     return SIGNALS["step_rate" if key.signal == PROGRESS else key.signal]
 
 
-def _where(*matchers: str) -> str:
-    """The braces of a selector; nothing where nothing is picked."""
+def where(*matchers: str) -> str:
+    """The braces of a selector; nothing where nothing is picked.
+
+    Args:
+        matchers: lists of matchers, in braces or without; an empty one picks nothing.
+    """
     parts = [part.strip("{}") for part in matchers if part]
     return f"{{{','.join(parts)}}}" if parts else ""
 
 
 def _training(named: str) -> str:
     """Selector of the phase that training is."""
-    return "yolo_phase" + _where('phase="train"', named)
+    return "yolo_phase" + where('phase="train"', named)
 
 
 def _windowed(key: SignalKey, spec: SignalSpec, samples: str) -> str:

@@ -25,13 +25,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from bench.engine import fleets, servers
 from bench.engine.figures import Figures, missed, table
 from bench.engine.ticks import TICK_SECONDS, written_settings
-from gpuwarden.ruleengine.facts import (
+from gpuwarden.ruleengine.facts import silent_nodes, value_queries
+from gpuwarden.ruleengine.inventories import (
     Expectation,
     current_queries,
     remembered_queries,
-    silent_nodes,
     silent_query,
-    value_queries,
 )
 from gpuwarden.ruleengine.prometheus import PrometheusClient
 from gpuwarden.ruleengine.rulebooks import RuleBook

@@ -161,6 +161,8 @@ def _card(writer: _Writer, card: dict[str, str], kind: str) -> Iterator[bytes]:
     yield writer.long("gpu_memory_total_bytes", 40 * GIB, **card)
     yield writer.long("gpu_temperature_celsius", 40 + 30 * _UTILIZATION[kind], 3.0, **card)
     yield writer.long("gpu_memory_unattributed_bytes", 0.5 * GIB, **card)
+    noise = 0.0 if kind == "idle" else 0.05
+    yield writer.long("gpu_utilization_ratio", _UTILIZATION[kind], noise, **card)
     for reason in (*_HARMFUL, *_HARMLESS):
         active = float(reason == "sw_power_cap" and kind == "healthy")
         yield writer.long("gpu_throttle_active", active, **card, reason=reason)
@@ -200,6 +202,7 @@ def _job(
     for state in ("running", "sleeping", "zombie"):
         count = {"running": 1.0, "sleeping": 9.0, "zombie": 0.0}[state]
         yield writer.long("gpu_job_processes", count, **job, state=state)
+    yield writer.long("gpu_job_loader_workers", 8.0, **job)
     training = _TRAININGS.get(kind)
     if training is not None:
         yield from _training(writer, {**job, "run_id": f"run-{number:06d}"}, training, now)

@@ -27,7 +27,8 @@ import gpuwarden.ruleengine
 from bench.engine.servers import prometheus
 from gpuwarden.catalogue import CATALOGUE
 from gpuwarden.ruleengine.bulk_histories import BulkHistory, BulkJob, Dark, Stretch, metric_names
-from gpuwarden.ruleengine.facts import Expectation, inventory_queries, value_queries
+from gpuwarden.ruleengine.facts import value_queries
+from gpuwarden.ruleengine.inventories import Expectation, inventory_queries
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.rehearsals import enforced
 from gpuwarden.ruleengine.remote_writes import uncompressed

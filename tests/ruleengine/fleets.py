@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpuwarden.catalogue import CATALOGUE, PHASES, MetricType
+from gpuwarden.ruleengine.histories import THROTTLE_REASONS
 from gpuwarden.ruleengine.model import Profile, Rule, WhitelistEntry
 from gpuwarden.ruleengine.verdicts import (
     FleetFacts,
@@ -252,11 +253,12 @@ def fleet_history() -> History:
     history.add("gpu_job_processes", 9, **names, state="sleeping")
     for resource, share in (("cpu", 0.25), ("io", 0.125), ("memory", 1.0)):
         history.add("gpu_job_pressure_seconds_total", _rate(share), **names, resource=resource)
-    history.add("gpu_throttle_active", 1, gpu="10", uuid="train", reason="hw_thermal")
     history.add("gpu_memory_unattributed_bytes", 3 * GIB, gpu="15", uuid="free")
-    for reason, active in (("hw_thermal", 0), ("sw_thermal", 1), ("sw_power_cap", 1)):
-        history.add("gpu_throttle_active", active, gpu="15", uuid="free", reason=reason)
-    history.add("gpu_throttle_active", 1, gpu="14", uuid="shared", reason="sw_power_cap")
+    slowed = {"train": ("10", {"hw_thermal"}), "free": ("15", {"sw_thermal", "sw_power_cap"})}
+    for uuid, (gpu, reasons) in (slowed | {"shared": ("14", {"sw_power_cap"})}).items():
+        for reason in THROTTLE_REASONS:
+            active = float(reason in reasons)
+            history.add("gpu_throttle_active", active, gpu=gpu, uuid=uuid, reason=reason)
     return history
 
 

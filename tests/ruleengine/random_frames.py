@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.facts import Expectation, inventory_queries
+from gpuwarden.ruleengine.inventories import Expectation, inventory_queries
 from gpuwarden.ruleengine.needs import needed_keys
 from gpuwarden.ruleengine.replay_columns import Columns, Ticks
 from gpuwarden.ruleengine.replay_frames import Frame

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import unquote
 
 import httpx
 
@@ -61,11 +61,11 @@ class Refusing(httpx.AsyncHTTPTransport):
 
     def __init__(self, window: str) -> None:
         super().__init__()
-        self._window = quote(f"[{window}]")
+        self._window = f"[{window}]"
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Refuse, or pass on."""
-        if self._window in (await request.aread()).decode():
+        if self._window in unquote((await request.aread()).decode()):
             said = {"status": "error", "errorType": "execution", "error": "window too long"}
             return httpx.Response(422, json=said)
         return await super().handle_async_request(request)

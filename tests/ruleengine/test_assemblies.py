@@ -8,8 +8,9 @@ import pytest
 from tests.ruleengine.fleets import NOW_FACTS, an_entry
 
 from gpuwarden.ruleengine.alertmanager import rfc3339
-from gpuwarden.ruleengine.assemblies import LABELS, LAST_MOMENT, OF_VALUES, Assembly
-from gpuwarden.ruleengine.facts import Expectation, assemble
+from gpuwarden.ruleengine.assemblies import LAST_MOMENT, Assembly
+from gpuwarden.ruleengine.facts import assemble
+from gpuwarden.ruleengine.inventories import LABELS, OF_VALUES, Expectation
 from gpuwarden.ruleengine.messages import local_time
 from gpuwarden.ruleengine.prometheus import Sample, tabulated
 from gpuwarden.ruleengine.verdicts import FleetFacts, JobFacts, RunFacts, SignalKey, Truth

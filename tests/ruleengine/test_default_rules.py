@@ -18,6 +18,7 @@ from tests.servers import Server, backfill, prometheus
 from gpuwarden import estimate_tables, estimates
 from gpuwarden.ruleengine.evaluation import evaluate, subjects
 from gpuwarden.ruleengine.facts import gather
+from gpuwarden.ruleengine.histories import THROTTLE_REASONS
 from gpuwarden.ruleengine.loading import check_rule_files
 from gpuwarden.ruleengine.model import Action, Mode, Target
 from gpuwarden.ruleengine.needs import condition_keys
@@ -106,8 +107,8 @@ class _World:
         add("gpu_memory_total_bytes", 40 * GIB, **names)
         add("gpu_temperature_celsius", temperature, **names)
         add("gpu_memory_unattributed_bytes", orphaned, **names)
-        for reason in ("hw_thermal", "sw_power_cap"):
-            active = reason == "sw_power_cap" or temperature > 80
+        for reason in THROTTLE_REASONS:  # all of them, or none: one call of NVML tells them
+            active = reason == "sw_power_cap" or (reason == "hw_thermal" and temperature > 80)
             add("gpu_throttle_active", float(active), **names, reason=reason)
 
     def job(

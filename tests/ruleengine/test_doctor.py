@@ -450,7 +450,7 @@ def agents(tmp_path: Path, centre: Centre) -> Iterator[tuple[Agent, Keys]]:
 
     def answer(_method: str, request: Any) -> tuple[int, bytes]:
         vector = {"resultType": "vector", "result": [row]}
-        data = scalar if b"query=time%28%29" in request.body else vector
+        data = scalar if b"query=time()" in request.body else vector
         return 200, json.dumps({"status": "success", "data": data}).encode()
 
     with Sink(answer) as sink, agent(keys) as (server, state):

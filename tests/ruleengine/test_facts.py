@@ -24,7 +24,8 @@ from tests.servers import Server, backfill, prometheus
 
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine.evaluation import measured
-from gpuwarden.ruleengine.facts import Expectation, gather
+from gpuwarden.ruleengine.facts import gather
+from gpuwarden.ruleengine.inventories import Expectation
 from gpuwarden.ruleengine.model import RuleSet
 from gpuwarden.ruleengine.needs import needed_keys
 from gpuwarden.ruleengine.prometheus import PrometheusClient, QueryRefused, Sample

@@ -24,8 +24,8 @@ from tests.ruleengine.replaying import (
 from tests.ruleengine.worlds import OwnedClock
 
 from gpuwarden.errors import InvalidInput, ServiceUnavailable
-from gpuwarden.ruleengine.facts import Expectation, inventory_queries
 from gpuwarden.ruleengine.histories import history
+from gpuwarden.ruleengine.inventories import Expectation, inventory_queries
 from gpuwarden.ruleengine.ledger import Ledger
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.needs import needed_keys

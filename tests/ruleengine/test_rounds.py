@@ -21,21 +21,24 @@ from tests.ruleengine.replaying import default_rules
 from tests.ruleengine.test_replay_screens import ODD
 
 from gpuwarden.ruleengine import evaluation
+from gpuwarden.ruleengine.card_expressions import by_card, of_cards
 from gpuwarden.ruleengine.causes import diagnose
-from gpuwarden.ruleengine.facts import (
+from gpuwarden.ruleengine.facts import gather, named_parts, queries_of, value_queries
+from gpuwarden.ruleengine.inventories import (
     Expectation,
     current_queries,
-    gather,
-    named_parts,
-    queries_of,
+    phase_queries,
     silent_query,
-    value_queries,
+    throttle_query,
+    training_query,
 )
 from gpuwarden.ruleengine.job_expressions import of_jobs, separable
 from gpuwarden.ruleengine.loading import load_rule_files
 from gpuwarden.ruleengine.model import RuleSet
+from gpuwarden.ruleengine.needs import condition_keys
 from gpuwarden.ruleengine.profiles import Expectations
 from gpuwarden.ruleengine.prometheus import PrometheusClient, QueryRefused, Sample
+from gpuwarden.ruleengine.replay_columns import Columns
 from gpuwarden.ruleengine.rounds import BROAD_SECONDS, MAX_LOOKED_AT, Rounds, first_keys
 from gpuwarden.ruleengine.sweeps import Sweeper
 from gpuwarden.ruleengine.verdicts import FleetFacts, SignalKey, Truth, Verdict
@@ -44,10 +47,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from gpuwarden.ruleengine.model import Rule
-    from gpuwarden.ruleengine.replay_columns import Columns
+    from gpuwarden.ruleengine.prometheus import Table
     from gpuwarden.ruleengine.replay_frames import Frame
 
-_NAMED = re.compile(r',?job_id=~("(?:[^"\\]|\\.)*")')
+_NAMED = re.compile(r',?(job_id|uuid|instance)=~("(?:[^"\\]|\\.)*")')
 BUSY = {"signal": "gpu_utilization", "agg": "max", "window": "5m", "above": "50%", "gpus": "all"}
 HELD = {"signal": "gpu_memory_share", "agg": "min", "window": "5m", "above": "5%", "gpus": "any"}
 CORES = {"signal": "job_cpu_cores", "window": "5m", "above": "2 cores"}
@@ -67,16 +70,35 @@ class FrameSource:
         self._tick = tick
         self.time = frame.ticks.begin + frame.ticks.step * tick
         self.asked: list[str] = []
+        self.rows = frame.rows
         self._known: dict[str, Columns] = {}
         for query, keys in value_queries(rules, 5.0).items():
-            self._known[query] = frame.answers[keys[0]]
+            found = frame.answers[keys[0]]
+            if keys[0].signal == "card_throttled":
+                # What slows a card down now did so for a part of the window.
+                values = np.where(found.values == 0, 0.01, found.values)
+                found = Columns(found.labels, values, found.failures)
+            self._known[query] = found
             promql = keys[0].promql
+            # As it is written where jobs, or cards, are named in it.
             if promql and separable(promql):
-                # As it is written where jobs are named in it.
                 plain = _NAMED.sub("", of_jobs(promql, ["somebody"]))
+                self._known[plain] = frame.answers[keys[0]]
+            elif promql and by_card(promql):
+                self._known[promql] = frame.answers[keys[0]]
+                plain = _NAMED.sub("", of_cards(promql, [[("node", "card")]]))
                 self._known[plain] = frame.answers[keys[0]]
         for name, query in current_queries(5.0, Expectation()).items():
             self._known[query] = frame.rows[name]
+        phases = frame.rows["yolo_phase"]
+        trains = [labels["phase"] == "train" for labels in phases.labels]
+        self._known[training_query(5.0)] = Columns(
+            [labels for labels, each in zip(phases.labels, trains, strict=True) if each],
+            phases.values[np.array(trains, dtype=bool)],
+        )
+        self._held: dict[str, set[str]] = {}
+        for labels, _ in self._told("gpu_job_holds_gpu"):
+            self._held.setdefault(labels["job_id"], set()).add(labels["uuid"])
 
     async def clock_skew(self) -> float:
         """None."""
@@ -87,18 +109,51 @@ class FrameSource:
         self.asked.append(query)
         if query == silent_query(5.0):
             return []
-        named = _NAMED.search(query)
         plain = _NAMED.sub("", query)
         columns = self._known.get(plain) or self._known[plain.replace("{}", "")]
         failure = columns.failure(self._tick)
         if failure is not None:
             raise QueryRefused(failure)
-        jobs = None if named is None else set(json.loads(named[1]).replace("\\", "").split("|"))
-        return [
+        named = {label: _names(names) for label, names in _NAMED.findall(query)}
+        jobs = named.get("job_id")
+        found = [
             Sample(dict(labels), float(row[self._tick]))
             for labels, row in zip(columns.labels, columns.values, strict=True)
             if not math.isnan(row[self._tick]) and (jobs is None or labels["job_id"] in jobs)
         ]
+        if query.startswith("gpu_throttle_active"):
+            lit = self._lit()
+            return [row for row in found if (row.labels["instance"], row.labels["uuid"]) in lit]
+        cards = named.get("uuid")
+        if cards is None:
+            return found
+        # Of a job that holds others as well, a part was asked.
+        return [
+            row
+            if self._held.get(row.labels["job_id"], set()) <= cards
+            else Sample(row.labels, -9.0)
+            for row in found
+        ]
+
+    def _told(self, name: str) -> list[tuple[Mapping[str, str], float]]:
+        """Rows of the inventory at this tick."""
+        columns = self.rows[name]
+        rows = zip(columns.labels, columns.values[:, self._tick], strict=True)
+        return [(labels, value) for labels, value in rows if not math.isnan(value)]
+
+    def _lit(self) -> set[tuple[str, str]]:
+        """Cards of which a node that is scraped tells now, as the query asks for it."""
+        speak = {
+            labels["instance"] for labels, _ in self._told("gpuwarden_snapshot_timestamp_seconds")
+        }
+        fresh = {
+            row["instance"] for row, at in self._told("scraped") if at >= self.time - 10
+        } & speak
+        return {
+            (row["instance"], row["uuid"])
+            for row, _ in self._told("gpu_info")
+            if row["instance"] in fresh
+        }
 
 
 def _rules(*conditions: object, for_: float = 60.0) -> RuleSet:
@@ -392,3 +447,73 @@ def test_an_expression_that_mixes_jobs_is_never_asked_of_some(expression: str) -
     assert not separable(expression)
     with pytest.raises(ValueError, match="cannot be asked of some jobs alone"):
         of_jobs(expression, {"j"})
+
+
+def test_a_job_with_too_many_cards_to_be_named_is_asked_with_all_others() -> None:
+    """Of VictoriaMetrics, a query of 20 KiB would leave every job unknown."""
+    rules = default_rules()
+    keys = {key for rule in rules.rules for key in condition_keys(rule.when)}
+    (expression,) = [
+        key.promql for key in keys if "clamp_max" in key.promql and "[30m]" in key.promql
+    ]
+    frame = RandomFrame(7, rules).frame()
+    held = frame.rows["gpu_job_holds_gpu"]
+    (first, *_), shape = held.labels, (400, held.values.shape[1])
+    many = [first | {"job_id": "huge", "uuid": f"GPU-{number:040}"} for number in range(shape[0])]
+    frame.rows["gpu_job_holds_gpu"] = Columns(
+        [*held.labels, *many], np.vstack([held.values, np.full(shape, frame.ticks.begin)])
+    )
+    source = FrameSource(frame, rules, 3)
+    narrowed = _gathered(source, rules, _rounds(rules, {}, share=1.0))
+    assert "huge" in narrowed.jobs
+    assert expression in source.asked
+    assert max(len(query.encode()) for query in source.asked) < 16_384
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_of_runs_that_train_no_other_phase_is_asked(seed: int) -> None:
+    """Of seven series each the other six are asked of runs that do not train, or of all."""
+    rules = _rules(BUSY)
+    frame = RandomFrame(seed, rules).frame()
+    source = FrameSource(frame, rules, 3)
+    facts = _gathered(source, rules, _rounds(rules, {}))
+    whole = _gathered(FrameSource(frame, rules, 3), rules, None)
+    phases = {job_id: job.run.phase for job_id, job in facts.jobs.items() if job.run}
+    assert phases == {job_id: job.run.phase for job_id, job in whole.jobs.items() if job.run}
+    asked = [query for query in source.asked if query.startswith("yolo_phase")]
+    named = {
+        name for query in asked for _, names in _NAMED.findall(query) for name in _names(names)
+    }
+    broad = phase_queries(5.0)["yolo_phase"] in asked
+    others = {job for job, phase in phases.items() if phase not in (None, "", "train")}
+    assert broad or others <= named
+    assert not {job for job, phase in phases.items() if phase == "train"} & named
+
+
+def test_what_slows_cards_down_is_asked_of_those_that_something_slows_down(url: str) -> None:
+    """Nothing does here, so nothing is asked, but by an engine without a rule that looks for it."""
+    every = default_rules()
+    blind = every.model_copy(
+        update={"rules": tuple(rule for rule in every.rules if rule.id != "throttled-card")}
+    )
+
+    async def asked(rules: RuleSet) -> list[str]:
+        found: list[str] = []
+
+        class Listening(PrometheusClient):
+            async def table(self, query: str, time: float, labels: tuple[str, ...]) -> Table:
+                found.append(query)
+                return await super().table(query, time, labels)
+
+        async with Listening(url) as client:
+            interval = float(SCRAPE_SECONDS)
+            rounds = _rounds(rules, {})
+            await gather(client, rules, time=time.time(), scrape_interval=interval, rounds=rounds)
+        return [query for query in found if query.startswith("gpu_throttle_active")]
+
+    assert asyncio.run(asked(every)) == []
+    assert asyncio.run(asked(blind)) == [throttle_query(float(SCRAPE_SECONDS))]
+
+
+def _names(text: str) -> set[str]:
+    return set(json.loads(text).replace("\\", "").split("|"))

@@ -105,7 +105,7 @@ def test_the_power_cap_is_no_throttling_and_of_several_reasons_one_suffices(
 ) -> None:
     """How a busy card normally runs is no fault; a card has one value, not one for each reason."""
     found = _known(server, SignalKey("card_throttled", "avg", 60))
-    assert found == {("", "train"): 1, ("", "free"): 1}
+    assert found == {("", "train"): 1, ("", "free"): 1, ("", "shared"): 0}
 
 
 def test_a_mig_instance_is_a_card_of_its_own(server: Server) -> None:

@@ -36,7 +36,7 @@ from gpuwarden.agent_api import (
 )
 from gpuwarden.errors import ServiceUnavailable
 from gpuwarden.ruleengine import signals
-from gpuwarden.ruleengine.facts import silent_query
+from gpuwarden.ruleengine.inventories import silent_query
 from gpuwarden.ruleengine.needs import needed_keys
 from gpuwarden.ruleengine.prometheus import Sample
 from gpuwarden.ruleengine.reclaim.node import LIFETIME_SECONDS
