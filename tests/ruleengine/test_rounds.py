@@ -90,7 +90,9 @@ class FrameSource:
                 self._known[plain] = frame.answers[keys[0]]
         for name, query in current_queries(5.0, Expectation()).items():
             self._known[query] = frame.rows[name]
-        phases = frame.rows["yolo_phase"]
+        phases = self._known[phase_queries(5.0)["yolo_phase"]] = _one_phase(
+            frame.rows["yolo_phase"]
+        )
         trains = [labels["phase"] == "train" for labels in phases.labels]
         self._known[training_query(5.0)] = Columns(
             [labels for labels, each in zip(phases.labels, trains, strict=True) if each],
@@ -154,6 +156,17 @@ class FrameSource:
             for row, _ in self._told("gpu_info")
             if row["instance"] in fresh
         }
+
+
+def _one_phase(phases: Columns) -> Columns:
+    """A run is in one phase: of two pods that tell of it the node is `scraped_twice`, and dark."""
+    values = np.array(phases.values)
+    runs = [tuple(labels[name] for name in ("job_id", "run_id")) for labels in phases.labels]
+    for earlier, run in enumerate(runs):
+        for later in range(earlier + 1, len(runs)):
+            if runs[later] == run:
+                values[earlier] = np.where(np.isnan(values[later]), values[earlier], np.nan)
+    return Columns(phases.labels, values, phases.failures)
 
 
 def _rules(*conditions: object, for_: float = 60.0) -> RuleSet:
