@@ -21,14 +21,12 @@ from gpuwarden.ruleengine.expressions import FUNCTIONS, parsed
 from gpuwarden.ruleengine.job_expressions import (
     MAX_QUERY_BYTES,
     NOT_EACH_FOR_ITSELF,
-    SELECTOR,
     is_number,
-    plain,
+    templated,
 )
 from gpuwarden.ruleengine.signals import one_of
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Iterable, Iterator, Sequence
 
 _OF_NODES: Final = frozenset({"gpuwarden_snapshot_timestamp_seconds"})
@@ -133,19 +131,12 @@ def _template(text: str) -> str | None:
         root = parsed(text)
     except ValueError:
         return None
-    found: list[promql.VectorSelector] = []
     rows = _rows(root)
-    if rows is None or rows.kind is not _Kind.JOBS or not plain(root, found):
+    if rows is None or rows.kind is not _Kind.JOBS:
         return None
-    rest = iter(found)
-
-    def named(match: re.Match[str]) -> str:
-        of_cards = _selected(next(rest)) is _Kind.CARDS
-        return f"{match[0]}{_NAMED_CARDS if of_cards else _NAMED_NODES},"
-
-    # The parser writes every selector with its braces.
-    template, number = SELECTOR.subn(named, str(root))
-    return template if number == len(found) else None
+    return templated(
+        root, lambda node: _NAMED_CARDS if _selected(node) is _Kind.CARDS else _NAMED_NODES
+    )
 
 
 def _rows(node: promql.Expr) -> _Rows | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gpuwarden.errors import GpuwardenError, ServiceUnavailable
-from gpuwarden.ruleengine import cases, guards, health, papers
+from gpuwarden.ruleengine import cases, guards, health, inventories, papers
 from gpuwarden.ruleengine.budget_desks import BudgetDesk
 from gpuwarden.ruleengine.cases import CaseState
 from gpuwarden.ruleengine.companies import Company, spared
@@ -26,7 +26,6 @@ from gpuwarden.ruleengine.facts import gather
 from gpuwarden.ruleengine.guards import Blocked, PastEnd, Situation
 from gpuwarden.ruleengine.held_sets import HeldSets
 from gpuwarden.ruleengine.holds import Holds
-from gpuwarden.ruleengine.inventories import Expectation
 from gpuwarden.ruleengine.judgements import Judgements
 from gpuwarden.ruleengine.leaves import LeaveDesk, Sight
 from gpuwarden.ruleengine.ledger_handles import LedgerTaken
@@ -352,14 +351,14 @@ class Engine:
         )
         return await with_demands(facts, book.rules, self._demands)
 
-    def _expectation(self) -> Expectation:
+    def _expectation(self) -> inventories.Expectation:
         settings = self.settings.nodes
         if settings is None:
-            return Expectation(number=self.settings.expected_nodes)
+            return inventories.Expectation(number=self.settings.expected_nodes)
         names = set(settings.names)
         if self.nodes is not None:
             names.update(node.address for node in self.nodes.present())
-        return Expectation(names=frozenset(names), query=settings.promql)
+        return inventories.Expectation(names=frozenset(names), query=settings.promql)
 
     # -- acting
 

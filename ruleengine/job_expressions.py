@@ -19,7 +19,7 @@ from gpuwarden.ruleengine.expressions import FUNCTIONS, parsed
 from gpuwarden.ruleengine.signals import one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
 MAX_QUERY_BYTES: Final = 15_000
 """Of a query that names jobs or cards: VictoriaMetrics reads up to 16 KiB of one (its
@@ -42,7 +42,7 @@ NOT_EACH_FOR_ITSELF: Final = frozenset(
 )
 """Functions whose rows have other labels than what they are given, or depend on all of it."""
 _JOBS: Final = "<jobs>"
-SELECTOR: Final = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*\{")
+_SELECTOR: Final = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*\{")
 
 
 def of_jobs(text: str, jobs: Collection[str]) -> str:
@@ -74,21 +74,32 @@ def _template(text: str) -> str | None:
         root = parsed(text)
     except ValueError:
         return None
-    found: list[promql.VectorSelector] = []
-    if not _by_job(root) or not plain(root, found) or len(found) > MAX_SELECTORS:
+    if not _by_job(root):
         return None
-    # The parser writes every selector with its braces.
-    template, number = SELECTOR.subn(rf'\g<0>job_id=~"{_JOBS}",', str(root))
-    return template if number == len(found) else None
+    template = templated(root, lambda _: f'job_id=~"{_JOBS}"')
+    if template is None or template.count(_JOBS) > MAX_SELECTORS:
+        return None
+    return template
 
 
-def plain(root: promql.Expr, found: list[promql.VectorSelector]) -> bool:
-    """Whether all selectors can be written down again as they were.
+def templated(root: promql.Expr, matcher: Callable[[promql.VectorSelector], str]) -> str | None:
+    """An expression with one matcher more at each selector; None where it cannot be written so.
 
     Args:
         root: of the expression.
-        found: takes the selectors, in the order in which they are written.
+        matcher: gives what to add to a selector.
     """
+    found: list[promql.VectorSelector] = []
+    if not _plain(root, found):
+        return None
+    rest = iter(found)
+    # The parser writes every selector with its braces.
+    template, number = _SELECTOR.subn(lambda match: f"{match[0]}{matcher(next(rest))},", str(root))
+    return template if number == len(found) else None
+
+
+def _plain(root: promql.Expr, found: list[promql.VectorSelector]) -> bool:
+    """Whether all selectors, which are collected, can be written down again as they were."""
 
     def look(node: promql.Expr) -> bool:
         if isinstance(node, promql.StringLiteral):
